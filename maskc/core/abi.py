@@ -1,0 +1,81 @@
+"""The argument block every kernel takes: one table, from which the C text and the bytes come."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A member of `struct Attention`."""
+
+    name: str
+    ctype: str
+    note: str
+    count: int = 1
+    """Length of an array member; 1 for a scalar."""
+
+
+MAX_ARRAYS = 8
+"""Most data arrays a mask may read."""
+
+FIELDS: tuple[Field, ...] = (
+    Field("q", "const void *", "[batch, heads_q, n_q, HEAD_DIM]"),
+    Field("k", "const void *", "[batch, heads_kv, n_kv, HEAD_DIM]"),
+    Field("v", "const void *", "[batch, heads_kv, n_kv, HEAD_DIM_V]"),
+    Field("out", "void *", "[batch, heads_q, n_q, HEAD_DIM_V]"),
+    Field("lse", "float *", "[batch, heads_q, n_q], contiguous, natural log"),
+    Field("dout", "const void *", "backward: like out"),
+    Field("dq", "void *", "backward: like q"),
+    Field("dk", "void *", "backward: like k"),
+    Field("dv", "void *", "backward: like v"),
+    Field("delta", "float *", "backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)"),
+    Field("dsink", "float *", "backward: [heads_q], or null"),
+    Field("dalibi", "float *", "backward: [heads_q], or null"),
+    Field("alibi_slopes", "const float *", "[heads_q], or null"),
+    Field("sink_logits", "const float *", "[heads_q], or null"),
+    Field("row_ptr", "const i32 *", "[lists][tile_rows + 1] offsets into row_tiles"),
+    Field("row_tiles", "const i32 *", "tile column * 2 + (1 if every pair is live), ascending"),
+    Field("col_ptr", "const i32 *", "backward: [lists][tile_cols + 1] offsets into col_tiles"),
+    Field("col_tiles", "const i32 *", "backward: tile row * 2 + (1 if full), ascending"),
+    Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
+    Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
+    Field("array", "const i32 *", "data arrays of the mask", MAX_ARRAYS),
+    Field("array_batch", "i64", "elements from one sequence's array to the next, 0 if shared",
+          MAX_ARRAYS),
+    Field("array_head", "i64", "elements from one head's array to the next, 0 if shared",
+          MAX_ARRAYS),
+    Field("array_row", "i64", "elements from one row of a table to the next", MAX_ARRAYS),
+    Field("q_stride", "i64", "elements between batches, heads, tokens", 3),
+    Field("k_stride", "i64", "likewise", 3),
+    Field("v_stride", "i64", "likewise", 3),
+    Field("out_stride", "i64", "likewise", 3),
+    Field("dout_stride", "i64", "likewise", 3),
+    Field("dq_stride", "i64", "likewise", 3),
+    Field("dk_stride", "i64", "likewise", 3),
+    Field("dv_stride", "i64", "likewise", 3),
+    Field("batch", "i32", "sequences"),
+    Field("heads_q", "i32", "query heads"),
+    Field("heads_kv", "i32", "key/value heads; heads_q is a multiple"),
+    Field("n_q", "i32", "queries per sequence"),
+    Field("n_kv", "i32", "keys per sequence"),
+    Field("tile_rows", "i32", "ceil(n_q / TILE_Q)"),
+    Field("tile_cols", "i32", "ceil(n_kv / TILE_K)"),
+    Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
+    Field("scale", "float", "factor of q . k"),
+    Field("softcap", "float", "read only by kernels built WITH_SOFTCAP"),
+)  # fmt: skip
+
+_CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
+
+
+@cache
+def structure() -> type[ctypes.Structure]:
+    """`struct Attention` as ctypes sees it; pointers are plain integers."""
+    members = []
+    for field in FIELDS:
+        kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
+        members.append((field.name, kind * field.count if field.count > 1 else kind))
+    return type("Attention", (ctypes.Structure,), {"_fields_": members})

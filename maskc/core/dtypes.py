@@ -1,0 +1,39 @@
+"""The storage types a kernel reads and writes. Arithmetic is always fp32."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from maskc.core.errors import UnknownDType
+
+
+class DType(Enum):
+    """Storage type of q, k, v and out; the value is the name users write."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 4 if self is DType.float32 else 2
+
+    @property
+    def short(self) -> str:
+        """`f32`, `bf16` or `f16`, as it appears in identifiers and PTX."""
+        return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[self.value]
+
+    @staticmethod
+    def parse(name: object) -> DType:
+        """The dtype for `"bfloat16"`, `"bf16"`, `torch.bfloat16`, `np.float32`, ..."""
+        if isinstance(name, DType):
+            return name
+        text = getattr(name, "__name__", None) or str(name)
+        text = text.removeprefix("torch.")
+        aliases = {"fp32": "float32", "fp16": "float16", "half": "float16", "float": "float32"}
+        aliases |= {kind.short: kind.value for kind in DType}
+        text = aliases.get(text, text)
+        if text not in DType.__members__:
+            raise UnknownDType(str(name), sorted(DType.__members__))
+        return DType[text]

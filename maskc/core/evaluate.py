@@ -1,0 +1,74 @@
+"""The value of a formula, for integers or whole NumPy arrays at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any as Anything
+
+import numpy as np
+
+from maskc.core.expr import (
+    All,
+    Any,
+    Cmp,
+    Expr,
+    FloorDiv,
+    Load,
+    Max,
+    Member,
+    Min,
+    Mod,
+    Param,
+    Sum,
+    Sym,
+    Truth,
+)
+
+Env = Mapping[str, Anything]
+"""Values of symbols (q, k, n_q, ...), of parameters, and arrays by name; they broadcast."""
+
+
+def evaluate(expr: Expr, env: Env) -> Anything:
+    """Evaluate; parameters missing from `env` take their defaults. Exact for |values| < 2^62."""
+    match expr:
+        case Sum(constant, terms):
+            total: Anything = constant
+            for coefficient, term in terms:
+                value = evaluate(term, env)
+                total = total + (value if coefficient == 1 else coefficient * value)
+            return total
+        case Sym(name):
+            return env[name]
+        case Param(name, default):
+            return env.get(name, default)
+        case FloorDiv(num, den):
+            return evaluate(num, env) // den
+        case Mod(num, den):
+            return evaluate(num, env) % den
+        case Min(args):
+            return reduce(np.minimum, (evaluate(arg, env) for arg in args))
+        case Max(args):
+            return reduce(np.maximum, (evaluate(arg, env) for arg in args))
+        case Load(array, index):
+            return env[array][tuple(evaluate(i, env) for i in index)]
+    return _boolean(expr, env)
+
+
+def _boolean(expr: Expr, env: Env) -> Anything:
+    match expr:
+        case Truth(value):
+            return np.bool_(value)
+        case Cmp(op, lhs):
+            value = evaluate(lhs, env)
+            return np.greater_equal(value, 0) if op == ">=" else np.equal(value, 0) == (op == "==")
+        case Member(value, ranges, inside):
+            found = evaluate(value, env)
+            lows, highs = np.array(ranges, dtype=np.int64).T
+            slot = np.searchsorted(lows, found, side="right") - 1
+            return ((slot >= 0) & (found <= highs[np.maximum(slot, 0)])) == inside
+        case All(terms):
+            return reduce(np.logical_and, (evaluate(term, env) for term in terms))
+        case Any(terms):
+            return reduce(np.logical_or, (evaluate(term, env) for term in terms))
+    raise TypeError(f"unknown formula node: {expr!r}")

@@ -1,0 +1,244 @@
+"""Formulas as text: one printer with a table per language, and a reader for the Python form.
+
+The Python form is what masks print (`where(...)`), what generated modules hold, and what
+`parse_expr` reads back: `(k <= q + 3) & (doc.q[q] == doc.k[k])`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from maskc.core import expr as E
+from maskc.core.errors import BadExpression
+from maskc.core.expr import Expr
+
+_ATOM, _PRODUCT, _SUM, _COMPARE, _NOT, _AND, _OR = 7, 6, 5, 4, 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one language spells what differs between languages."""
+
+    conj: str
+    disj: str
+    true: str
+    false: str
+    floordiv: Callable[[str, int, bool], tuple[str, int]]
+    """(numerator text, denominator, numerator known >= 0) -> text and its binding strength."""
+    mod: Callable[[str, int, bool], tuple[str, int]]
+    extreme: Callable[[str, list[str]], str]
+    """("min" or "max", arguments) -> text."""
+    symbol: Callable[[str], str]
+    param: Callable[[str, int], str]
+    load: Callable[[str, list[str]], str]
+    member: Callable[[str, E.Member], str]
+    compare_parens: bool
+    """Whether a comparison inside & and | needs parentheses."""
+
+
+def nonnegative(expr: Expr) -> bool:
+    """Whether the value is certainly >= 0; q, k, ti, tj and lengths are."""
+    match expr:
+        case E.Sum(constant, terms):
+            return constant >= 0 and all(c > 0 and nonnegative(t) for c, t in terms)
+        case E.Sym(name):
+            return name in ("q", "k", "h", "n_q", "n_kv", "ti", "tj")
+        case E.FloorDiv(num, _):
+            return nonnegative(num)
+        case E.Min(args):
+            return all(map(nonnegative, args))
+        case E.Max(args):
+            return any(map(nonnegative, args))
+    return isinstance(expr, E.Mod)
+
+
+class Printer:
+    """Prints formulas in one dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+
+    def __call__(self, expr: Expr) -> str:
+        return self._print(expr)[0]
+
+    def at(self, expr: Expr, strength: int) -> str:
+        """The text, in parentheses where it binds less than `strength`."""
+        text, own = self._print(expr)
+        return text if own >= strength else f"({text})"
+
+    def _print(self, expr: Expr) -> tuple[str, int]:
+        match expr:
+            case E.Sum():
+                return self._sum(expr)
+            case E.Sym(name):
+                return self.dialect.symbol(name), _ATOM
+            case E.Param(name, default):
+                return self.dialect.param(name, default), _ATOM
+            case E.FloorDiv(num, den):
+                return self.dialect.floordiv(self.at(num, _ATOM), den, nonnegative(num))
+            case E.Mod(num, den):
+                return self.dialect.mod(self.at(num, _ATOM), den, nonnegative(num))
+            case E.Min(args) | E.Max(args):
+                name = "min" if isinstance(expr, E.Min) else "max"
+                return self.dialect.extreme(name, [self(arg) for arg in args]), _ATOM
+            case E.Load(array, index):
+                return self.dialect.load(array, [self(i) for i in index]), _ATOM
+        return self._boolean(expr)
+
+    def _boolean(self, expr: Expr) -> tuple[str, int]:
+        match expr:
+            case E.Truth(value):
+                return (self.dialect.true if value else self.dialect.false), _ATOM
+            case E.Cmp(op, lhs):
+                return self._compare(op, lhs), _COMPARE
+            case E.Member():
+                return self.dialect.member(self(expr.value), expr), _ATOM
+            case E.All(terms) | E.Any(terms):
+                own = _AND if isinstance(expr, E.All) else _OR
+                word = self.dialect.conj if own == _AND else self.dialect.disj
+                least = _ATOM if self.dialect.compare_parens else _COMPARE
+                return f" {word} ".join(self.at(term, least) for term in terms), own
+        raise TypeError(f"no printer for {type(expr).__name__}")
+
+    def _sum(self, expr: E.Sum) -> tuple[str, int]:
+        ordered = sorted(expr.terms, key=lambda pair: pair[0] < 0)
+        text = ""
+        for coefficient, term in ordered:
+            factor = "" if abs(coefficient) == 1 else f"{abs(coefficient)} * "
+            item = factor + self.at(term, _ATOM if factor else _PRODUCT)
+            sign = "-" if coefficient < 0 else "+"
+            text = f"{text} {sign} {item}" if text else (f"-{item}" if sign == "-" else item)
+        if expr.const or not text:
+            sign = "-" if expr.const < 0 else "+"
+            text = f"{text} {sign} {abs(expr.const)}" if text else str(expr.const)
+        if len(expr.terms) == 1 and not expr.const and expr.terms[0][0] > 0:
+            return text, _PRODUCT
+        return text, _ATOM if not expr.terms and expr.const >= 0 else _SUM
+
+    def _compare(self, op: str, lhs: Expr) -> str:
+        """Keys stand alone on the left where they can: `k <= q + 3` for `q + 3 - k >= 0`."""
+        constant, terms = (lhs.const, lhs.terms) if isinstance(lhs, E.Sum) else (0, ((1, lhs),))
+        left = [(c, t) for c, t in terms if c > 0]
+        right = [(-c, t) for c, t in terms if c < 0]
+        key_right = any(t == E.K for _, t in right)
+        if op == ">=" and (key_right or not left):
+            left, right, constant, op = right, left, -constant, "<="
+        if not right:
+            return f"{self.at(E.linear(0, left), _SUM)} {op} {-constant}"
+        if op == ">=" and constant == -1:
+            op, constant = ">", 0
+        if op == "<=" and constant == 1:
+            op, constant = "<", 0
+        other = E.linear(-constant, right)
+        return f"{self.at(E.linear(0, left), _SUM)} {op} {self.at(other, _SUM)}"
+
+
+def _python_member(value: str, node: E.Member) -> str:
+    ids = ", ".join(f"({low}, {high})" for low, high in node.ranges)
+    return f"{'' if node.inside else '~'}member({value}, [{ids}])"
+
+
+PYTHON = Dialect(
+    conj="&",
+    disj="|",
+    true="True",
+    false="False",
+    floordiv=lambda num, den, _: (f"{num} // {den}", _PRODUCT),
+    mod=lambda num, den, _: (f"{num} % {den}", _PRODUCT),
+    extreme=lambda name, args: f"{name}({', '.join(args)})",
+    symbol=lambda name: name,
+    param=lambda name, default: f"param({name!r}, {default})",
+    load=lambda array, index: f"{array}[{', '.join(index)}]",
+    member=_python_member,
+    compare_parens=True,
+)
+
+to_python = Printer(PYTHON)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def parse_expr(text: str) -> Expr:
+    """Read the Python form back. Executes nothing.
+
+    Raises:
+        BadExpression: the text is not such a formula.
+    """
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise BadExpression(f"{error.msg} in {text!r}") from None
+    return read_node(tree)
+
+
+_COMPARE_OPS: dict[type[ast.cmpop], Callable[[Expr, Expr], Expr]] = {
+    ast.GtE: E.ge, ast.LtE: E.le, ast.Gt: E.gt, ast.Lt: E.lt, ast.Eq: E.eq, ast.NotEq: E.ne,
+}  # fmt: skip
+
+
+def read_node(node: ast.expr) -> Expr:
+    """The formula a Python syntax tree spells."""
+    match node:
+        case ast.Constant(value=bool() as value):
+            return E.Truth(value)
+        case ast.Constant(value=int() as value):
+            return E.const(value)
+        case ast.Name(id=name):
+            return E.Sym(name)
+        case ast.Attribute(value=ast.Name(id="mc" | "maskc"), attr=name):
+            return E.Sym(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return E.scale(-1, read_node(operand))
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            return E.negate(read_node(operand))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _binary(read_node(left), op, read_node(right))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE_OPS:
+            return _COMPARE_OPS[type(op)](read_node(left), read_node(right))
+        case ast.Subscript(value=array, slice=index):
+            parts = index.elts if isinstance(index, ast.Tuple) else [index]
+            return E.Load(ast.unparse(array), tuple(map(read_node, parts)))
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
+            return _call(name, args)
+    raise BadExpression(f"{ast.unparse(node)!r} is not part of the formula language")
+
+
+def _binary(left: Expr, op: ast.operator, right: Expr) -> Expr:
+    match op:
+        case ast.Add():
+            return E.add(left, right)
+        case ast.Sub():
+            return E.sub(left, right)
+        case ast.BitAnd():
+            return E.conj(left, right)
+        case ast.BitOr():
+            return E.disj(left, right)
+    number = E.as_const(right)
+    if isinstance(op, ast.Mult):
+        factor = E.as_const(left)
+        if factor is not None:
+            return E.scale(factor, right)
+        if number is not None:
+            return E.scale(number, left)
+    if number and isinstance(op, ast.FloorDiv):
+        return E.floordiv(left, number)
+    if number and isinstance(op, ast.Mod):
+        return E.mod(left, number)
+    raise BadExpression(f"{type(op).__name__} needs a plain integer other than 0 on one side")
+
+
+def _call(name: str, args: list[ast.expr]) -> Expr:
+    match name, args:
+        case "min" | "max", [_, *_]:
+            return (E.minimum if name == "min" else E.maximum)(*map(read_node, args))
+        case "abs", [arg]:
+            return E.absolute(read_node(arg))
+        case "param", [ast.Constant(value=str() as label), default]:
+            return E.Param(label, int(ast.literal_eval(default)))
+        case "member", [value, ranges]:
+            pairs = tuple((int(a), int(b)) for a, b in ast.literal_eval(ranges))
+            return E.Member(read_node(value), pairs)
+    raise BadExpression(f"{name}(...) is not part of the formula language")

@@ -1,0 +1,57 @@
+"""What a kernel is compiled for, lengths excluded: they are data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from maskc.core.dtypes import DType
+
+
+class Feature(Enum):
+    """A part of attention that a call may ask for; each is a macro of the kernel source."""
+
+    softcap = "softcap"
+    """Scores become softcap * tanh(score / softcap) before anything else."""
+    alibi = "alibi"
+    """-slope[h] * |p - k| is added to the scores (Press et al., 2022)."""
+    sinks = "sinks"
+    """One extra logit per head in the softmax denominator."""
+    nan_safe = "nan_safe"
+    """Non-finite rows of V never reach a query that does not see them, at a price (GPU only)."""
+
+    @property
+    def macro(self) -> str:
+        return f"WITH_{self.name.upper()}"
+
+
+Features = frozenset[Feature]
+
+
+class Direction(Enum):
+    """Which pass a kernel computes."""
+
+    forward = "forward"
+    backward = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Shapes and types known when code is generated."""
+
+    head_dim: int
+    """Elements of a row of q and k."""
+    head_dim_v: int
+    """Elements of a row of v and out."""
+    dtype: DType
+    """Storage type of q, k, v and out."""
+    n_heads: int | None = None
+    """Query heads; needed only where heads have different masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Rows (queries) and columns (keys) of one tile of the score matrix."""
+
+    q: int
+    k: int

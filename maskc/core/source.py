@@ -1,0 +1,73 @@
+"""Where in the user's files something was written."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoc:
+    """A position in a file the user wrote; `line` counts from 1, `col` from 1."""
+
+    file: str
+    line: int
+    col: int
+    end_col: int = 0
+    """One past the last column on the same line; 0 when unknown."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.col}"
+
+    def excerpt(self) -> str:
+        """The source line with a caret under the place, or '' when the file cannot be read."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        if not text.strip():
+            return ""
+        width = max(1, self.end_col - self.col) if self.end_col else 1
+        return f"    {text}\n    {' ' * (self.col - 1)}{'^' * width}"
+
+
+def caller() -> SourceLoc | None:
+    """The innermost position outside this package: the call the user wrote.
+
+    Columns come from the bytecode's own position table (PEP 657).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, "<string>", "<frozen")):
+            return _position(frame)
+        frame = frame.f_back
+    return None
+
+
+def _position(frame: FrameType) -> SourceLoc:
+    positions = frame.f_code.co_positions()
+    for index, (line, end_line, col, end_col) in enumerate(positions):
+        if index == frame.f_lasti // 2:
+            if line is None or col is None:
+                break
+            last = (end_col or 0) + 1 if end_line == line else 0
+            return SourceLoc(_shown(frame), line, _chars(frame, line, col) + 1, last)
+    return SourceLoc(_shown(frame), frame.f_lineno, 1)
+
+
+def _chars(frame: FrameType, line: int, column: int) -> int:
+    """PEP 657 counts UTF-8 bytes; people count characters."""
+    text = linecache.getline(frame.f_code.co_filename, line)
+    return len(text.encode()[:column].decode(errors="ignore")) if text else column
+
+
+def _shown(frame: FrameType) -> str:
+    """The path as the user would type it: relative when it lies below the working directory."""
+    name = frame.f_code.co_filename
+    try:
+        return str(Path(name).relative_to(Path.cwd()))
+    except ValueError:
+        return name

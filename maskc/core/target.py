@@ -1,0 +1,88 @@
+"""The machines kernels are generated for. A target is a row of this table and a template folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.dtypes import DType
+from maskc.core.errors import (
+    DTypeUnsupported,
+    HeadDimUnsupported,
+    TargetNotBuilt,
+    UnknownTarget,
+)
+from maskc.core.problem import Direction, Problem
+
+_HALF = (DType.bfloat16, DType.float16)
+_LATER = "use target='cpu' for it, or 'sm_80' for forward passes in bfloat16 and float16"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a kernel family can do, and its limits."""
+
+    name: str
+    """As users write it and as it appears in generated file names."""
+    family: str
+    """Folder below templates/."""
+    language: str
+    """`c` or `cuda`."""
+    dtypes: tuple[DType, ...]
+    head_dims: tuple[int, ...]
+    """Head dimensions with a kernel; empty: every one from 1 to 512."""
+    equal_head_dims: bool
+    """Whether head_dim_v must equal head_dim."""
+    directions: tuple[Direction, ...]
+    """Passes with a template today."""
+    shared_memory: int
+    """Most bytes of shared memory a block may use; 0 where there is none."""
+    missing: str = ""
+    """Why a pass is missing, for the error."""
+
+    @property
+    def suffix(self) -> str:
+        """File suffix of its sources."""
+        return "c" if self.language == "c" else "cu"
+
+    @staticmethod
+    def named(name: str) -> Target:
+        if name not in TARGETS:
+            raise UnknownTarget(name, ", ".join(TARGETS), at="target")
+        return TARGETS[name]
+
+    def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
+        """Raise the coded error for what this target cannot run."""
+        if direction not in self.directions:
+            raise TargetNotBuilt(self.name, direction.value, self.missing, _LATER, at="target")
+        if problem.dtype not in self.dtypes:
+            known = ", ".join(kind.value for kind in self.dtypes)
+            raise DTypeUnsupported(self.name, problem.dtype.value, known, at="dtype")
+        dims = (problem.head_dim, problem.head_dim_v)
+        known = ", ".join(map(str, self.head_dims)) or "1 to 512"
+        unequal = self.equal_head_dims and dims[0] != dims[1]
+        allowed = self.head_dims or range(1, 513)
+        if unequal or any(dim not in allowed for dim in dims):
+            raise HeadDimUnsupported(self.name, *dims, known, at="head_dim")
+
+
+_BOTH = (Direction.forward, Direction.backward)
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0),
+        Target(
+            "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
+            (Direction.forward,), 99 * 1024,
+            "templates/sm80 holds the forward pass only",
+        ),
+        Target(
+            "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, (), 227 * 1024,
+            "Hopper's own kernels (TMA, wgmma) are not written yet; sm_80 runs on Hopper",
+        ),
+        Target(
+            "simt", "simt", "cuda", (DType.float32,), (), False, (), 48 * 1024,
+            "the fp32 CUDA-core family is not written yet",
+        ),
+    )
+}  # fmt: skip

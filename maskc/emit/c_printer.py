@@ -1,0 +1,55 @@
+"""Formulas as C and CUDA text. Division and remainder follow Python, not C."""
+
+from __future__ import annotations
+
+from maskc.core import expr as E
+from maskc.core.expr_text import Dialect, Printer
+
+
+def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+    return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({num}, {den})", 7)
+
+
+def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+    return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({num}, {den})", 7)
+
+
+def _extreme(name: str, args: list[str]) -> str:
+    text = args[0]
+    for arg in args[1:]:
+        text = f"{name}_i32({text}, {arg})"
+    return text
+
+
+def _member(value: str, node: E.Member) -> str:
+    """A chain of comparisons; masks with many ids read a table instead (see ir/tables)."""
+    tests = [
+        f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
+        for low, high in node.ranges
+    ]
+    return f"{'' if node.inside else '!'}({' || '.join(tests)})"
+
+
+def c_printer(arrays: tuple[str, ...]) -> Printer:
+    """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`."""
+    slot = {name: number for number, name in enumerate(arrays)}
+
+    def symbol(name: str) -> str:
+        return f"m.{name}" if name[0] == "c" and name[1:].isdigit() else name
+
+    def load(array: str, index: list[str]) -> str:
+        number = slot[array]
+        if len(index) == 1:
+            return f"m.a{number}[{index[0]}]"
+        return f"m.a{number}[({index[0]}) * m.row{number} + {index[1]}]"
+
+    def param(name: str, default: int) -> str:
+        raise TypeError(f"parameter {name} (default {default}) was not bound to an argument")
+
+    return Printer(
+        Dialect(
+            conj="&&", disj="||", true="1", false="0",
+            floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=symbol, param=param,
+            load=load, member=_member, compare_parens=False,
+        )
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""What a template may read: every hole of every kernel, typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from maskc.core import abi
+from maskc.core.dtypes import DType
+from maskc.core.problem import Feature, TileShape
+from maskc.core.target import Target
+
+
+class Iteration(Enum):
+    """Where a kernel's tile lists come from."""
+
+    csr = "csr"
+    """Index lists in memory."""
+    range = "range"
+    """A closed form: each tile row's live tiles are consecutive, and so are its full ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredicateLine:
+    """One line of the predicate's C text."""
+
+    text: str
+    comment: str = ""
+    """The user's term that this line came from, as maskc prints it; never the user's own text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A mask formula with its constants lifted out; masks that differ only there share it."""
+
+    predicate: tuple[PredicateLine, ...]
+    """Lines of one C boolean expression over q, k, n_q, n_kv and `Mask m`."""
+    tile_range: tuple[str, str, str, str] | None
+    """C expressions over ti, n_q, n_kv, m: first and past-last live tile, same for full ones."""
+    column_range: tuple[str, str, str, str] | None
+    """The same per tile column, over tj; for backward passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel source."""
+
+    target: Target
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    tile: TileShape
+    iteration: Iteration
+    shapes: tuple[Shape, ...]
+    n_args: int
+    """Constants per mask (`c0`, `c1`, ...)."""
+    arg_notes: tuple[str, ...]
+    """For each constant the formula it holds, for the reader."""
+    table_ranks: tuple[int, ...]
+    """For each data array of the mask: 1 (vector) or 2 (table)."""
+    array_notes: tuple[str, ...]
+    """For each data array what it holds, for the reader."""
+    warps: int = 4
+    """Warps per block (CUDA)."""
+    stages: int = 1
+    """Key/value tiles in flight (CUDA)."""
+    min_blocks: int = 1
+    """Resident blocks per multiprocessor the compiler should aim at (CUDA)."""
+    banner: tuple[str, ...] = ()
+    """Comment lines at the top: what this is, and the command that writes it again."""
+    fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
+    features: tuple[Feature, ...] = field(default=tuple(Feature))
