@@ -1,0 +1,39 @@
+"""maskc: write an attention mask as a set; get a proved layout and a specialised kernel."""
+
+from maskc.core.errors import MaskcError as MaskcError
+from maskc.core.errors import SeveralErrors as SeveralErrors
+from maskc.core.layout import BlockLayout as BlockLayout
+from maskc.dsl.combinators import block_diagonal as block_diagonal
+from maskc.dsl.combinators import causal as causal
+from maskc.dsl.combinators import chunked as chunked
+from maskc.dsl.combinators import dilated as dilated
+from maskc.dsl.combinators import full as full
+from maskc.dsl.combinators import global_tokens as global_tokens
+from maskc.dsl.combinators import heads as heads
+from maskc.dsl.combinators import offsets as offsets
+from maskc.dsl.combinators import per_head as per_head
+from maskc.dsl.combinators import prefix as prefix
+from maskc.dsl.combinators import random_blocks as random_blocks
+from maskc.dsl.combinators import sinks as sinks
+from maskc.dsl.combinators import strided as strided
+from maskc.dsl.combinators import topk as topk
+from maskc.dsl.combinators import window as window
+from maskc.dsl.data_atoms import block_table as block_table
+from maskc.dsl.data_atoms import cu_seqlens as cu_seqlens
+from maskc.dsl.data_atoms import documents as documents
+from maskc.dsl.data_atoms import flags as flags
+from maskc.dsl.data_atoms import intervals as intervals
+from maskc.dsl.data_atoms import parents as parents
+from maskc.dsl.data_atoms import tree as tree
+from maskc.dsl.loader import load as load
+from maskc.dsl.mask import Mask as Mask
+from maskc.dsl.parser import parse_mask as parse
+from maskc.dsl.pattern import Pattern as Pattern
+from maskc.dsl.pattern import pattern as pattern
+from maskc.dsl.traced import n_kv as n_kv
+from maskc.dsl.traced import n_q as n_q
+from maskc.dsl.traced import param as param
+from maskc.dsl.tracer import from_mask_mod as from_mask_mod
+from maskc.dsl.tracer import where as where
+
+__version__ = "0.1.0"

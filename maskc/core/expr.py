@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import chain
 from math import gcd
 
@@ -279,7 +279,7 @@ def at_least_zero(expr: Expr) -> Expr:
     constant, terms = _linear(expr)
     if not terms:
         return Truth(constant >= 0)
-    common = reduce(gcd, (c for c, _ in terms))
+    common = gcd(*(c for c, _ in terms))
     return Cmp(">=", linear(constant // common, ((c // common, t) for c, t in terms)))
 
 
@@ -287,7 +287,7 @@ def equals_zero(expr: Expr) -> Expr:
     constant, terms = _linear(expr)
     if not terms:
         return Truth(constant == 0)
-    common = reduce(gcd, (c for c, _ in terms))
+    common = gcd(*(c for c, _ in terms))
     if constant % common:
         return NEVER
     sign = -common if terms[0][0] < 0 else common

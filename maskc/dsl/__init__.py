@@ -1,0 +1,1 @@
+"""The mask language: combinators, traced predicates, patterns, text form."""

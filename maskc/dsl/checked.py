@@ -1,0 +1,86 @@
+"""Checks shared by the combinators: each returns a value the node may hold."""
+
+from __future__ import annotations
+
+import operator
+
+from maskc.core import expr as E
+from maskc.core.errors import (
+    BadAlign,
+    BadIds,
+    NegativeWidth,
+    NotAMask,
+    NotAnInteger,
+    NotConstant,
+    NotPositive,
+)
+from maskc.core.expr import Expr
+from maskc.core.expr_text import to_python
+from maskc.core.source import SourceLoc
+from maskc.dsl.collect import mistake
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import END, START
+from maskc.dsl.traced import Traced
+
+_HOST = {"n_q", "n_kv"}
+
+
+def shown(value: object) -> str:
+    """How an error names what it found."""
+    return to_python(value.expr) if isinstance(value, Traced) else repr(value)
+
+
+def count(where: str, name: str, value: object, at: SourceLoc | None) -> Expr:
+    """A data integer >= 0: a literal, mc.param(...), or a formula in the lengths."""
+    if isinstance(value, Traced) and E.symbols(value.expr) <= _HOST:
+        return value.expr
+    number = _integer(value)
+    if number is None:
+        return mistake(NotAnInteger(where, name, shown(value), at=at), E.ZERO)
+    if number < 0:
+        return mistake(NegativeWidth(f"{where}({number})", name, number, at=at), E.ZERO)
+    return E.const(number)
+
+
+def constant(where: str, name: str, value: object, at: SourceLoc | None, least: int = 1) -> int:
+    """A plain integer >= least: strides and block sizes shape the kernel."""
+    number = None if isinstance(value, Traced) else _integer(value)
+    if number is None:
+        return mistake(NotConstant(where, name, shown(value), at=at), least)
+    if number < least:
+        wrong = NotPositive if least == 1 else NegativeWidth
+        return mistake(wrong(f"{where}({number})", name, number, at=at), least)
+    return number
+
+
+def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
+    """A sorted tuple of distinct plain integers."""
+    try:
+        found = [_integer(item) for item in values]  # type: ignore[attr-defined]
+    except TypeError:
+        found = [None]
+    bound = "" if least is None else f" >= {least}"
+    if any(item is None or (least is not None and item < least) for item in found):
+        return mistake(BadIds(where, bound, shown(values), at=at), ())
+    return tuple(sorted({item for item in found if item is not None}))
+
+
+def align(where: str, value: str, at: SourceLoc | None) -> str:
+    return value if value in (END, START) else mistake(BadAlign(where, value, at=at), END)
+
+
+def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
+    from maskc.dsl.nodes import Full
+
+    if isinstance(value, Mask):
+        return value
+    return mistake(NotAMask(where, type(value).__name__, at=at), Full(loc=at))
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

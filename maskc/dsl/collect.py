@@ -1,0 +1,42 @@
+"""Reporting several mistakes of one file together.
+
+Inside `collecting()` a mistake is noted and a stand-in value returned, so that the rest of the
+file is read too; outside it is raised at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from maskc.core.errors import MaskcError, SeveralErrors
+
+T = TypeVar("T")
+
+_noted: ContextVar[list[MaskcError] | None] = ContextVar("maskc_mistakes", default=None)
+
+
+def mistake(error: MaskcError, stand_in: T) -> T:
+    """Raise the error, or note it and go on with the stand-in."""
+    noted = _noted.get()
+    if noted is None:
+        raise error
+    noted.append(error)
+    return stand_in
+
+
+@contextmanager
+def collecting() -> Iterator[list[MaskcError]]:
+    """Note mistakes instead of raising them; raises them all at the end, in source order."""
+    noted: list[MaskcError] = []
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+    if len(noted) == 1:
+        raise noted[0]
+    if noted:
+        raise SeveralErrors(tuple(sorted(noted, key=lambda error: getattr(error.at, "line", 0))))

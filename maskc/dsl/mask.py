@@ -1,0 +1,154 @@
+"""The public methods of every mask. They call the driver, imported when called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from maskc.core.errors import MaskUsedAsBool, NotAMask
+from maskc.core.source import caller
+from maskc.dsl.collect import mistake
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from maskc.core.layout import BlockLayout
+    from maskc.runtime.compiled import CompiledMask
+
+
+class Mask:
+    """A set of (query, key) pairs, possibly one set per head. It holds no lengths.
+
+    Masks combine with & (and), | (or), - (without), ^ (exclusive or) and ~ (not). Two masks are
+    `==` when they are written the same way; `equals` asks whether they mean the same.
+    """
+
+    __slots__ = ()
+
+    # -------------------------------------------------------------- algebra
+
+    def __and__(self, other: Mask) -> Mask:
+        return self._combine("&", self, other)
+
+    def __or__(self, other: Mask) -> Mask:
+        return self._combine("|", self, other)
+
+    def __sub__(self, other: Mask) -> Mask:
+        return self._combine("-", self, other)
+
+    def __xor__(self, other: Mask) -> Mask:
+        return self._combine("^", self, other)
+
+    def _reflected(self, other: object) -> Mask:
+        return mistake(NotAMask("a mask operator", type(other).__name__, at=caller()), self)
+
+    __rand__ = __ror__ = __rsub__ = __rxor__ = _reflected
+
+    def __invert__(self) -> Mask:
+        from maskc.dsl.nodes import Complement
+
+        return Complement(self, loc=caller())
+
+    def __bool__(self) -> bool:
+        return mistake(MaskUsedAsBool("mask", at=caller()), True)
+
+    @staticmethod
+    def _combine(op: str, left: Mask, right: object) -> Mask:
+        from maskc.dsl.nodes import Algebra
+
+        at = caller()
+        if not isinstance(right, Mask):
+            return mistake(NotAMask(f"{op}", type(right).__name__, at=at), left)
+        return Algebra(op, left, right, loc=at)
+
+    def __str__(self) -> str:
+        from maskc.dsl.printer import print_mask
+
+        return print_mask(self)
+
+    # -------------------------------------------------------------- questions
+
+    def dense(
+        self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
+    ) -> np.ndarray:
+        """The mask as booleans, True where the query sees the key.
+
+        Args:
+            n_q: queries; n_kv: keys, n_q when None.
+            n_heads: needed where heads differ.
+            data: the arrays and parameters the mask names.
+
+        Returns:
+            bool [n_q, n_kv], or [n_heads, n_q, n_kv] where heads differ.
+        """
+        from maskc import driver
+
+        return driver.dense(self, n_q, n_kv, n_heads=n_heads, **data)
+
+    def count(
+        self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
+    ) -> int:
+        """The exact number of live pairs, summed over heads where they differ.
+
+        Nothing of size n_q * n_kv is made.
+        """
+        from maskc import driver
+
+        return driver.count(self, n_q, n_kv, n_heads=n_heads, **data)
+
+    def layout(
+        self,
+        n_q: int,
+        n_kv: int | None = None,
+        *,
+        block: tuple[int, int] = (128, 128),
+        head: int = 0,
+        **data: object,
+    ) -> BlockLayout:
+        """The live tiles as block-sparse rows, exact to the tile.
+
+        Returns:
+            BlockLayout with row_ptr int32 [rows + 1], col int32 [nnz] ascending in a row and
+            kind uint8 [nnz] (1 partial, 2 full).
+        """
+        from maskc import driver
+
+        return driver.layout(self, n_q, n_kv, block=block, head=head, **data)
+
+    def equals(self, other: Mask) -> bool | None:
+        """Whether both are the same set at all lengths; None when that cannot be decided."""
+        from maskc import driver
+
+        return driver.equals(self, other)
+
+    def subset_of(self, other: Mask) -> bool | None:
+        """Whether every pair of this mask is one of `other`'s at all lengths; None if unknown."""
+        from maskc import driver
+
+        return driver.subset_of(self, other)
+
+    def compile(
+        self,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        n_heads: int | None = None,
+        dtype: object = "bfloat16",
+        target: str | None = None,
+    ) -> CompiledMask:
+        """A callable attention kernel for this mask.
+
+        Args:
+            head_dim: elements per row of q and k.
+            head_dim_v: elements per row of v; head_dim when None.
+            n_heads: query heads; needed where heads have different masks.
+            dtype: storage type of the tensors: "bfloat16", "float16" or "float32".
+            target: "cpu", "sm_80", ...; None is what this machine has.
+
+        Raises:
+            MaskcError: the target has no such kernel, or the mask cannot be compiled.
+        """
+        from maskc import driver
+
+        return driver.compile(
+            self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
+            target=target,
+        )  # fmt: skip

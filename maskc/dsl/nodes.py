@@ -1,0 +1,228 @@
+"""The masks a user can write, as values. Build them with dsl.combinators, which checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from maskc.core.data import DataDecl
+from maskc.core.expr import Expr
+from maskc.core.source import SourceLoc
+from maskc.dsl.mask import Mask
+
+END, START = "end", "start"
+
+
+@dataclass(frozen=True)
+class Node(Mask):
+    """Base: where the user wrote it. Positions never take part in equality."""
+
+    loc: SourceLoc | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+    @property
+    def children(self) -> tuple[Mask, ...]:
+        """Masks this one is made of."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Full(Node):
+    """Every pair."""
+
+
+@dataclass(frozen=True)
+class Causal(Node):
+    """k <= p."""
+
+    align: str = END
+
+
+@dataclass(frozen=True)
+class Window(Node):
+    """p - left <= k <= p + right; None is unbounded."""
+
+    left: Expr | None
+    right: Expr | None
+    align: str = END
+
+
+@dataclass(frozen=True)
+class Dilated(Node):
+    """p - left * stride <= k <= p + right * stride and (p - k) mod stride == 0."""
+
+    left: Expr
+    right: Expr
+    stride: int
+    align: str = END
+
+
+@dataclass(frozen=True)
+class Offsets(Node):
+    """p - k in ids."""
+
+    ids: tuple[int, ...]
+    align: str = END
+
+
+@dataclass(frozen=True)
+class Strided(Node):
+    """k mod stride == phase."""
+
+    stride: int
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class Sinks(Node):
+    """k < n."""
+
+    n: Expr
+
+
+@dataclass(frozen=True)
+class Prefix(Node):
+    """k < n, in the words of prefix language models."""
+
+    n: Expr
+
+
+@dataclass(frozen=True)
+class GlobalTokens(Node):
+    """p in G or k in G; one side only for `rows` and `columns`."""
+
+    ids: tuple[int, ...] | Expr
+    """The tokens of G, or how many of the first."""
+    side: str = "both"
+    align: str = END
+
+    @property
+    def rows(self) -> GlobalTokens:
+        """Global queries only: p in G."""
+        return GlobalTokens(self.ids, "rows", self.align, loc=self.loc)
+
+    @property
+    def columns(self) -> GlobalTokens:
+        """Global keys only: k in G."""
+        return GlobalTokens(self.ids, "columns", self.align, loc=self.loc)
+
+
+@dataclass(frozen=True)
+class BlockDiagonal(Node):
+    """p // size == k // size; `causal` adds k <= p (then it prints as chunked)."""
+
+    size: int
+    causal: bool = False
+    align: str = END
+
+
+@dataclass(frozen=True)
+class RandomBlocks(Node):
+    """k // block in R(p // block): `per_row` block columns drawn by splitmix64(seed, ., .)."""
+
+    block: int
+    per_row: int
+    seed: int
+    align: str = END
+
+
+@dataclass(frozen=True)
+class BlockTable(Node):
+    """table[q // block, k // block]."""
+
+    decl: DataDecl
+
+
+@dataclass(frozen=True)
+class Flags(Node):
+    """flag[k], or flag[q]."""
+
+    decl: DataDecl
+    on: str = "k"
+
+
+@dataclass(frozen=True)
+class Intervals(Node):
+    """lo[q] <= k < hi[q]."""
+
+    decl: DataDecl
+
+
+@dataclass(frozen=True)
+class Documents(Node):
+    """doc[q] == doc[k]."""
+
+    decl: DataDecl
+
+
+@dataclass(frozen=True)
+class Tree(Node):
+    """tin[k] <= tin[q] < tout[k]: k is q or an ancestor of q."""
+
+    decl: DataDecl
+
+
+@dataclass(frozen=True)
+class Where(Node):
+    """The pairs where a traced formula holds."""
+
+    formula: Expr
+    """Over q, k, h, n_q, n_kv and parameters."""
+    tables: tuple[DataDecl, ...] = ()
+    """Arrays the formula captured."""
+
+
+@dataclass(frozen=True)
+class PerHead(Node):
+    """One mask per query head."""
+
+    masks: tuple[Mask, ...]
+
+    @property
+    def children(self) -> tuple[Mask, ...]:
+        return self.masks
+
+
+@dataclass(frozen=True)
+class Heads(Node):
+    """Every pair, on these heads only."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TopK(Node):
+    """The k best-scored keys (or key blocks) of `of` for each query; see dsl.combinators.topk."""
+
+    k: int
+    of: Mask
+    score: str = "qk"
+    block: int = 1
+    q_block: int = 1
+    share: str = "head"
+
+    @property
+    def children(self) -> tuple[Mask, ...]:
+        return (self.of,)
+
+
+@dataclass(frozen=True)
+class Algebra(Node):
+    """left op right, op one of & | - ^."""
+
+    op: str
+    left: Mask
+    right: Mask
+
+    @property
+    def children(self) -> tuple[Mask, ...]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True)
+class Complement(Node):
+    """The pairs not in `of`."""
+
+    of: Mask
+
+    @property
+    def children(self) -> tuple[Mask, ...]:
+        return (self.of,)

@@ -1,0 +1,112 @@
+"""`@mc.pattern`: a mask with a name and typed parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from maskc.core.errors import (
+    BadParameter,
+    BadParameterValue,
+    BadPatternName,
+    NotAMaskReturned,
+)
+from maskc.core.source import SourceLoc, caller
+from maskc.dsl.mask import Mask
+from maskc.dsl.traced import Traced
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A function from parameters to a mask. Call it with keywords to get the mask."""
+
+    name: str
+    function: Callable[..., Mask] = field(compare=False)
+    parameters: tuple[tuple[str, type, object], ...]
+    """(name, type, default) of each, in order."""
+    loc: SourceLoc | None = field(default=None, compare=False)
+
+    @property
+    def doc(self) -> str:
+        """The function's docstring, cleaned; '' when it has none."""
+        return inspect.getdoc(self.function) or ""
+
+    def __call__(self, **values: object) -> Mask:
+        """The mask for these parameter values; the others keep their defaults.
+
+        Raises:
+            BadParameter: no such parameter. BadParameterValue: a value of the wrong type.
+            NotAMaskReturned: the function returned something else.
+        """
+        known = {name: kind for name, kind, _ in self.parameters}
+        for name, value in values.items():
+            if name not in known:
+                raise BadParameter(self.name, name, ", ".join(known) or "none", at=self.loc)
+            if not _fits(value, known[name]):
+                raise BadParameterValue(
+                    self.name, name, known[name].__name__, value, at=self.loc
+                )
+        mask = self.function(**values)
+        if not isinstance(mask, Mask):
+            raise NotAMaskReturned(self.name, type(mask).__name__, at=self.loc)
+        return mask
+
+    def with_text(self, settings: dict[str, str]) -> Mask:
+        """The mask for parameter values written as text (`--set name=value`)."""
+        kinds = {name: kind for name, kind, _ in self.parameters}
+        return self(**{
+            name: _read(self, name, kinds[name], text) if name in kinds else text
+            for name, text in settings.items()
+        })  # fmt: skip
+
+
+def pattern(function: Callable[..., Mask]) -> Pattern:
+    """Make a pattern of a function whose parameters all have defaults.
+
+    Raises:
+        BadPatternName: its name is longer than 40 characters.
+        BadParameterValue: a parameter has no default, or one of another type than annotated.
+    """
+    at = caller()
+    name = function.__name__
+    if not name.isidentifier() or len(name) > 40:
+        raise BadPatternName(name, at=at)
+    hints = inspect.get_annotations(function, eval_str=False)
+    parameters = []
+    for label, parameter in inspect.signature(function).parameters.items():
+        kind = _kind(hints.get(label), parameter.default)
+        if parameter.default is parameter.empty:
+            raise BadParameterValue(name, label, "a default value", "none", at=at)
+        if not _fits(parameter.default, kind):
+            raise BadParameterValue(name, label, kind.__name__, parameter.default, at=at)
+        parameters.append((label, kind, parameter.default))
+    made = Pattern(name, function, tuple(parameters), at)
+    functools.update_wrapper(made, function, updated=())  # type: ignore[arg-type]
+    return made
+
+
+_KINDS = {"int": int, "str": str, "bool": bool, "float": float, "tuple": tuple}
+
+
+def _kind(hint: object, default: object) -> type:
+    name = hint if isinstance(hint, str) else getattr(hint, "__name__", "")
+    return _KINDS.get(name.partition("[")[0], type(default))
+
+
+def _fits(value: object, kind: type) -> bool:
+    if kind is int:
+        return isinstance(value, (int, Traced)) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _read(owner: Pattern, name: str, kind: type, text: str) -> object:
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is tuple:
+            return tuple(int(item) for item in text.strip("()[] ").split(",") if item.strip())
+        return kind(text)
+    except (ValueError, KeyError):
+        raise BadParameterValue(owner.name, name, kind.__name__, text, at=owner.loc) from None

@@ -1,0 +1,108 @@
+"""Masks as text: the same text that builds them."""
+
+from __future__ import annotations
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl
+from maskc.core.expr import Expr
+from maskc.core.expr_text import to_python
+from maskc.dsl import nodes as N
+from maskc.dsl.mask import Mask
+
+_STRENGTH = {"|": 1, "^": 2, "&": 3, "-": 4, "~": 5, "call": 6}
+
+
+def print_mask(mask: Mask) -> str:
+    """Text that `parse_mask` reads back to an equal mask."""
+    return _print(mask)[0]
+
+
+def _print(mask: Mask) -> tuple[str, int]:
+    match mask:
+        case N.Algebra(op, left, right):
+            own = _STRENGTH[op]
+            return f"{_at(left, own)} {op} {_at(right, own + 1)}", own
+        case N.Complement(of):
+            return f"~{_at(of, _STRENGTH['~'])}", _STRENGTH["~"]
+    return _call(mask), _STRENGTH["call"]
+
+
+def _at(mask: Mask, strength: int) -> str:
+    text, own = _print(mask)
+    return text if own >= strength else f"({text})"
+
+
+def _call(mask: Mask) -> str:
+    match mask:
+        case N.Full():
+            return "full()"
+        case N.Causal(align):
+            return _spell("causal", align=align)
+        case N.Window(left, right, align):
+            ends = [_count(left)] if right == E.ZERO else [_count(left), _count(right)]
+            return _spell("window", *ends, align=align)
+        case N.Dilated(left, right, stride, align):
+            ends = [_count(left)] if right == E.ZERO else [_count(left), _count(right)]
+            return _spell("dilated", *ends, f"stride={stride}", align=align)
+        case N.Offsets(ids, align):
+            return _spell("offsets", str(list(ids)), align=align)
+        case N.Strided(stride, phase):
+            return _spell("strided", str(stride), *([str(phase)] if phase else []))
+        case N.Sinks(n):
+            return _spell("sinks", _count(n))
+        case N.Prefix(n):
+            return _spell("prefix", _count(n))
+        case N.GlobalTokens(ids, side, align):
+            text = _count(ids) if isinstance(ids, Expr) else str(list(ids))
+            suffix = "" if side == "both" else f".{side}"
+            return _spell("global_tokens", text, align=align) + suffix
+        case N.BlockDiagonal(size, causal, align):
+            return _spell("chunked" if causal else "block_diagonal", str(size), align=align)
+        case N.RandomBlocks(block, per_row, seed, align):
+            return _spell("random_blocks", str(block), str(per_row), str(seed), align=align)
+    return _atom(mask)
+
+
+def _atom(mask: Mask) -> str:
+    match mask:
+        case N.BlockTable(decl):
+            table = repr(decl.name) if not decl.values else _values(decl)
+            return _spell("block_table", table, str(decl.block))
+        case N.Flags(decl, on):
+            return _spell("flags", repr(decl.name), *(['on="q"'] if on == "q" else []))
+        case N.Documents(decl) | N.Intervals(decl) | N.Tree(decl):
+            return _spell(decl.kind.value, repr(decl.name))
+        case N.Where(formula, tables):
+            return _where(formula, tables)
+        case N.PerHead(masks):
+            return f"per_head([{', '.join(map(print_mask, masks))}])"
+        case N.Heads(ids):
+            return _spell("heads", *map(str, ids))
+        case N.TopK(k, of, score, block, q_block, share):
+            extras = {"score": score, "block": block, "q_block": q_block, "share": share}
+            plain = {"score": "qk", "block": 1, "q_block": 1, "share": "head"}
+            given = [f"{n}={v!r}" for n, v in extras.items() if v != plain[n]]
+            return _spell("topk", str(k), f"of={print_mask(of)}", *given)
+    raise TypeError(f"no printer for {type(mask).__name__}")
+
+
+def _spell(name: str, *args: str, align: str = N.END) -> str:
+    given = [*args, 'align="start"'] if align == N.START else args
+    return f"{name}({', '.join(given)})"
+
+
+def _count(value: Expr | None) -> str:
+    return "None" if value is None else to_python(value)
+
+
+def _where(formula: Expr, tables: tuple[DataDecl, ...]) -> str:
+    names = "h, q, k" if "h" in E.symbols(formula) else "q, k"
+    held = "".join(f", {decl.name}={_values(decl)}" for decl in tables)
+    return f"where(lambda {names}: {to_python(formula)}{held})"
+
+
+def _values(decl: DataDecl) -> str:
+    import numpy as np
+
+    array = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
+    return str(array.tolist())

@@ -1,0 +1,161 @@
+"""`where` and `from_mask_mod`: Python functions traced into formulas, exactly or not at all."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable
+from types import CellType, FunctionType
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import BatchUsed, MaskcError, NotTraceable
+from maskc.core.expr import Expr
+from maskc.core.source import SourceLoc, caller
+from maskc.dsl import nodes
+from maskc.dsl.collect import mistake
+from maskc.dsl.data_atoms import captured
+from maskc.dsl.mask import Mask
+from maskc.dsl.traced import Traced, lift_bool, lift_int, traced_max, traced_min
+
+_BATCH = E.Sym("b")
+
+
+def where(predicate: Callable[..., object]) -> Mask:
+    """The pairs for which the predicate holds, traced once and exactly.
+
+    Args:
+        predicate: takes (q, k), (h, q, k) or FlexAttention's (b, h, q, k), raw token indices.
+            It may use + - * // %, abs, min, max, comparisons, & | ~, mc.n_q, mc.n_kv,
+            mc.param(...), captured integers and captured integer or boolean arrays.
+
+    Raises:
+        NotTraceable: the predicate cannot be followed exactly; the message names the line.
+        BatchUsed: it depends on b.
+    """
+    at = caller()
+    try:
+        formula, tables = trace(predicate, at)
+    except MaskcError as error:
+        return mistake(error, nodes.Full(loc=at))
+    return nodes.Where(formula, tables, loc=at)
+
+
+def from_mask_mod(mask_mod: Callable[..., object]) -> Mask:
+    """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask, traced exactly or refused."""
+    return where(mask_mod)
+
+
+def trace(predicate: Callable[..., object], at: SourceLoc | None) -> tuple[Expr, tuple[DataDecl, ...]]:
+    """The formula of a predicate and the arrays it captured."""
+    arguments = _arguments(predicate, at)
+    tables: dict[str, DataDecl] = {}
+    rebound = _Rebinder(tables).function(predicate)
+    try:
+        result = rebound(*arguments)
+    except MaskcError:
+        raise
+    except Exception as error:
+        raise NotTraceable(f"it raised {type(error).__name__}: {error}", at=_line(error, at)) from error
+    formula = lift_bool(result, "the result")
+    if _BATCH in E.walk(formula):
+        raise BatchUsed(at=at)
+    used = E.arrays(formula)
+    return formula, tuple(tables[name] for name in used)
+
+
+def _arguments(predicate: Callable[..., object], at: SourceLoc | None) -> tuple[Traced, ...]:
+    names = {2: (E.Q, E.K), 3: (E.H, E.Q, E.K), 4: (_BATCH, E.H, E.Q, E.K)}
+    try:
+        count = len(inspect.signature(predicate).parameters)
+    except (TypeError, ValueError):
+        raise NotTraceable("it is not a Python function", at=at) from None
+    if count not in names:
+        raise NotTraceable(f"it takes {count} arguments, expected (q, k) or (h, q, k)", at=at)
+    return tuple(map(Traced, names[count]))
+
+
+def _line(error: Exception, at: SourceLoc | None) -> SourceLoc | None:
+    """The line of the user's function that raised."""
+    trail = error.__traceback__
+    while trail is not None and trail.tb_next is not None:
+        trail = trail.tb_next
+    if at is None or trail is None or not trail.tb_frame.f_code.co_filename.endswith(at.file):
+        return at
+    return SourceLoc(at.file, trail.tb_lineno, 1)
+
+
+class _Table:
+    """A captured array inside a traced function: indexing it makes a Load."""
+
+    def __init__(self, array: np.ndarray, tables: dict[str, DataDecl]) -> None:
+        self.decl = captured(array, DataKind.constant)
+        self.dims = array.ndim
+        tables[self.decl.name] = self.decl
+        self.boolean = array.dtype.kind == "b"
+
+    def __getitem__(self, index: object) -> Traced:
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) != self.dims or self.dims not in (1, 2):
+            raise NotTraceable(f"a table of {self.dims} dimensions is indexed by {len(parts)}",
+                               at=caller())  # fmt: skip
+        load = E.Load(self.decl.name, tuple(lift_int(part, "an index") for part in parts))
+        return Traced(E.ne(load, E.ZERO) if self.boolean else load)
+
+
+class _Rebinder:
+    """Copies functions with min, max, abs and captured arrays replaced by traced ones."""
+
+    _BUILTINS = {"min": traced_min, "max": traced_max, "abs": abs}
+
+    def __init__(self, tables: dict[str, DataDecl]) -> None:
+        self.tables = tables
+        self.done: dict[int, object] = {}
+
+    def function(self, fn: Callable[..., object]) -> Callable[..., object]:
+        if not isinstance(fn, FunctionType):
+            return fn
+        if id(fn) in self.done:
+            return self.done[id(fn)]  # type: ignore[return-value]
+        scope = dict(fn.__globals__)
+        for name in fn.__code__.co_names:
+            if name in scope:
+                scope[name] = self.value(scope[name])
+            elif name in self._BUILTINS and hasattr(builtins, name):
+                scope[name] = self._BUILTINS[name]
+        cells = tuple(CellType() for _ in fn.__closure__ or ())
+        copy = FunctionType(fn.__code__, scope, fn.__name__, fn.__defaults__, cells or None)
+        copy.__kwdefaults__ = fn.__kwdefaults__
+        self.done[id(fn)] = copy
+        for cell, original in zip(cells, fn.__closure__ or (), strict=True):
+            cell.cell_contents = self.value(original.cell_contents)
+        return copy
+
+    def value(self, value: object) -> object:
+        """A captured value as the traced function should see it."""
+        if isinstance(value, FunctionType):
+            return self.function(value) if _user_code(value) else value
+        if isinstance(value, (list, tuple)) and any(isinstance(v, FunctionType) for v in value):
+            return type(value)(self.value(item) for item in value)
+        array = _as_table(value)
+        return value if array is None else _Table(array, self.tables)
+
+
+def _user_code(fn: FunctionType) -> bool:
+    module = fn.__module__ or ""
+    return module.partition(".")[0] not in ("maskc", "numpy", "torch", "cupy")
+
+
+def _as_table(value: object) -> np.ndarray | None:
+    """NumPy arrays, torch and CuPy tensors of integers or booleans; 0-d ones are integers."""
+    if isinstance(value, np.ndarray):
+        array = value
+    elif hasattr(value, "detach") and hasattr(value, "cpu"):
+        array = value.detach().cpu().numpy()  # type: ignore[attr-defined]
+    elif hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
+        array = value.get()  # type: ignore[attr-defined]
+    else:
+        return None
+    return array if array.ndim and array.dtype.kind in "biu" else None
