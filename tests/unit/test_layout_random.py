@@ -1,0 +1,54 @@
+"""The draw of random_blocks is fixed for ever: known numbers, and the definition in plain integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from maskc.core.random import draw, first_row, splitmix64, step, table_rows
+
+WORD = 2**64
+
+
+def plain_step(x: int) -> int:
+    z = (x + 0x9E3779B97F4A7C15) % WORD
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
+    return z ^ (z >> 31)
+
+
+def plain_hash(seed: int, row: int, column: int) -> int:
+    return plain_step((plain_step((plain_step(seed % WORD) + row) % WORD) + column) % WORD)
+
+
+def test_known_numbers() -> None:
+    assert int(step(np.uint64(0))) == 0xE220A8397B1DCDAF
+    assert int(splitmix64(0, 0, 0)) == plain_step(plain_step(0xE220A8397B1DCDAF))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 + 3])
+def test_the_hash_is_its_definition(seed: int) -> None:
+    rows, columns = np.arange(-5, 6)[:, None], np.arange(9)
+    expected = [[plain_hash(seed, int(i), int(j)) for j in columns] for i in rows[:, 0]]
+    assert splitmix64(seed, rows, columns).tolist() == expected
+
+
+@pytest.mark.parametrize("per_row", [0, 1, 3, 12, 13, 40])
+def test_each_row_draws_the_least_hashes(per_row: int) -> None:
+    table = draw(11, per_row, -4, 9, 13)
+    for r, row in enumerate(table):
+        order = sorted(range(13), key=lambda j: (plain_hash(11, r - 4, j), j))
+        assert sorted(order[:per_row]) == np.flatnonzero(row).tolist()
+
+
+def test_equal_hashes_go_to_the_lower_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = np.array([[5, 1, 5, 5, 9]], dtype=np.uint64)
+    monkeypatch.setattr("maskc.core.random.splitmix64", lambda seed, rows, columns: hashes)
+    assert draw(0, 3, 0, 1, 5).tolist() == [[1, 1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("offset", [-9, -8, -1, 0, 1, 7, 8, 30])
+@pytest.mark.parametrize("n_q", [0, 1, 8, 9, 21])
+def test_rows_cover_the_positions_of_the_queries(offset: int, n_q: int) -> None:
+    reached = {(q + offset) // 8 - first_row(offset, 8) for q in range(n_q)}
+    assert reached == set(range(table_rows(n_q, offset, 8)))
