@@ -38,6 +38,8 @@ class LayoutRecipe:
     """Disjoint and complete closed forms; None where only the numbers decide."""
     fixed: tuple[tuple[str, int], ...] = ()
     """Parameter values for which `loops` hold; with others the numbers decide."""
+    square: bool = False
+    """Whether `loops` hold only where n_q == n_kv."""
 
 
 @dataclass(frozen=True)

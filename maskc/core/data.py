@@ -47,8 +47,8 @@ class DataDecl:
     block: int = 1
     """Tokens per entry of a table."""
     options: tuple[int, ...] = ()
-    """random: (per_row, seed), and 1 after them when aligned at the start; flags: (1,) when indexed
-    by queries."""
+    """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
+    flags: (1,) when indexed by queries."""
     values: bytes = b""
     """constant and compile-time tables: int32, little endian, C order."""
     shape: tuple[int, ...] = ()

@@ -50,6 +50,11 @@ class Sym(Expr):
 
     name: str
 
+    @cached_property
+    def key(self) -> str:
+        """Queries before keys before everything else, as people write them."""
+        return f"Sym({'qk'.find(self.name) % 3}{self.name})"
+
 
 @dataclass(frozen=True)
 class Param(Expr):
@@ -287,11 +292,24 @@ def equals_zero(expr: Expr) -> Expr:
     constant, terms = _linear(expr)
     if not terms:
         return Truth(constant == 0)
+    if len(terms) == 1 and abs(terms[0][0]) == 1 and isinstance(terms[0][1], Mod):
+        return _residue(terms[0][1], -constant * terms[0][0])
     common = gcd(*(c for c, _ in terms))
     if constant % common:
         return NEVER
     sign = -common if terms[0][0] < 0 else common
     return Cmp("==", linear(constant // sign, ((c // sign, t) for c, t in terms)))
+
+
+def _residue(node: Mod, value: int) -> Expr:
+    """num mod den == value, written as (num - value) mod den == 0 with one sign for num."""
+    if not 0 <= value < node.den:
+        return NEVER
+    constant, terms = _linear(node.num)
+    sign = -1 if terms and terms[0][0] < 0 else 1
+    moved = mod(linear(sign * (constant - value), ((sign * c, t) for c, t in terms)), node.den)
+    known = as_const(moved)
+    return Cmp("==", moved) if known is None else Truth(known == 0)
 
 
 def ge(left: Expr, right: Expr) -> Expr:

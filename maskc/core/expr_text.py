@@ -107,8 +107,9 @@ class Printer:
         text = ""
         for coefficient, term in ordered:
             factor = "" if abs(coefficient) == 1 else f"{abs(coefficient)} * "
-            item = factor + self.at(term, _ATOM if factor else _PRODUCT)
             sign = "-" if coefficient < 0 else "+"
+            alone = not factor and (text or sign == "+")
+            item = factor + self.at(term, _PRODUCT if alone else _ATOM)
             text = f"{text} {sign} {item}" if text else (f"-{item}" if sign == "-" else item)
         if expr.const or not text:
             sign = "-" if expr.const < 0 else "+"
@@ -118,20 +119,24 @@ class Printer:
         return text, _ATOM if not expr.terms and expr.const >= 0 else _SUM
 
     def _compare(self, op: str, lhs: Expr) -> str:
-        """Keys stand alone on the left where they can: `k <= q + 3` for `q + 3 - k >= 0`."""
+        """The key, else the query, stands alone: `k <= q + 3` for `q + 3 - k >= 0`."""
         constant, terms = (lhs.const, lhs.terms) if isinstance(lhs, E.Sum) else (0, ((1, lhs),))
-        left = [(c, t) for c, t in terms if c > 0]
-        right = [(-c, t) for c, t in terms if c < 0]
-        key_right = any(t == E.K for _, t in right)
-        if op == ">=" and (key_right or not left):
-            left, right, constant, op = right, left, -constant, "<="
-        if not right:
-            return f"{self.at(E.linear(0, left), _SUM)} {op} {-constant}"
-        if op == ">=" and constant == -1:
-            op, constant = ">", 0
-        if op == "<=" and constant == 1:
-            op, constant = "<", 0
-        other = E.linear(-constant, right)
+        alone = next((t for t in (E.K, E.Q) if (1, t) in terms or (-1, t) in terms), None)
+        left = [(c, t) for c, t in terms if (t == alone if alone else c > 0)]
+        right = [(-c, t) for c, t in terms if (c, t) not in left]
+        if not left or (alone and left[0][0] < 0):
+            op = "<=" if op == ">=" else op
+            left, right = [(-c, t) for c, t in left], [(-c, t) for c, t in right]
+            constant = -constant
+        if not left:
+            left, right = [(-c, t) for c, t in right], []
+        limit = -constant
+        strict = {(">=", 1): (">", 0), ("<=", -1): ("<", 0)}
+        if right:
+            op, limit = strict.get((op, limit), (op, limit))
+        elif op == "<=" and limit >= 0:
+            op, limit = "<", limit + 1
+        other = E.linear(limit, right)
         return f"{self.at(E.linear(0, left), _SUM)} {op} {self.at(other, _SUM)}"
 
 

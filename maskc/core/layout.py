@@ -11,6 +11,11 @@ from maskc.core.problem import TileShape
 PARTIAL, FULL = 1, 2
 """Values of `kind`: some pairs live; every pair inside the lengths live."""
 
+MAX_LENGTH = 1 << 30
+"""Most queries, most keys."""
+MAX_TILES = 1 << 30
+"""Most live tiles: lists are indexed with 32 bits."""
+
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
@@ -52,13 +57,12 @@ class BlockLayout:
     def transpose(self) -> BlockLayout:
         """The same tiles by columns (CSC); transposing twice gives the original back."""
         rows, columns = self.shape
-        major, minor = (columns, rows) if self.transposed else (rows, columns)
-        owner = np.repeat(np.arange(major, dtype=np.int32), np.diff(self.row_ptr))
-        order = np.argsort(self.col, kind="stable")
-        ptr = np.zeros(minor + 1, dtype=np.int32)
-        np.cumsum(np.bincount(self.col, minlength=minor), out=ptr[1:])
+        minor = rows if self.transposed else columns
+        dense_rows = self.nnz > 64 * len(self.row_ptr)
+        gather = _transposed_by_rows if dense_rows else _transposed_by_sorting
         return BlockLayout(
-            self.n_q, self.n_kv, self.tile, *map(frozen, (ptr, owner[order], self.kind[order])),
+            self.n_q, self.n_kv, self.tile,
+            *map(frozen, gather(self.row_ptr, self.col, self.kind, minor)),
             transposed=not self.transposed,
         )  # fmt: skip
 
@@ -76,3 +80,37 @@ def frozen(array: np.ndarray) -> np.ndarray:
     """The array itself, read-only from now on."""
     array.flags.writeable = False
     return array
+
+
+Lists = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""row_ptr, col, kind."""
+
+
+def _transposed_by_rows(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
+    """Counting sort, a row at a time: for long rows, where a NumPy call per row is cheap."""
+    rows = [slice(start, stop) for start, stop in zip(ptr[:-1], ptr[1:], strict=True)]
+    out_ptr = np.zeros(minor + 1, dtype=np.int32)
+    counts = out_ptr[1:]
+    for row in rows:
+        counts[col[row]] += 1
+    np.cumsum(counts, out=counts)
+    out_col, out_kind = np.empty_like(col), np.empty_like(kind)
+    free = out_ptr[:-1].copy()
+    for number, row in enumerate(rows):
+        columns = col[row]
+        place = free[columns]
+        out_col[place] = number
+        out_kind[place] = kind[row]
+        free[columns] = place + 1
+    return out_ptr, out_col, out_kind
+
+
+def _transposed_by_sorting(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
+    """Radix sort by column, 16 bits at a time: NumPy's stable sort counts for short integers."""
+    order = np.argsort((col & 0xFFFF).astype(np.uint16), kind="stable")
+    if minor > 1 << 16:
+        order = order[np.argsort((col >> 16).astype(np.uint16)[order], kind="stable")]
+    owner = np.repeat(np.arange(len(ptr) - 1, dtype=np.int32), np.diff(ptr))
+    out_ptr = np.zeros(minor + 1, dtype=np.int32)
+    np.cumsum(np.bincount(col, minlength=minor), out=out_ptr[1:])
+    return out_ptr, owner[order], kind[order]

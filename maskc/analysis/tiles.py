@@ -1,0 +1,64 @@
+"""Which tiles of a mask are empty, partial or full: projections, symbolic in the lengths.
+
+live = tiles(mask), full = live - tiles(domain - mask), partial = live - full. A tile that reaches
+past the lengths is full when all of its real pairs are live, because the domain is clipped too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import islpy as isl
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.core.problem import TileShape
+from maskc.ir.sets import Universe, domain
+
+
+@dataclass(frozen=True)
+class TileClasses:
+    """Sets of tiles [ti, tj], symbolic in n_q, n_kv and the universe's other parameters."""
+
+    live: isl.Set
+    """Tiles with at least one live pair."""
+    full: isl.Set
+    """Live tiles whose real pairs are all live."""
+
+    @property
+    def partial(self) -> isl.Set:
+        """Live tiles with a dead pair inside the lengths."""
+        return self.live.subtract(self.full).coalesce()
+
+
+def tile_classes(keep: Expr, tile: TileShape, universe: Universe) -> TileClasses:
+    """Classify the tiles of a mask without data arrays. Call it inside `sets.budget()`.
+
+    Raises:
+        TooHard: through the budget around it.
+    """
+    inside = domain(universe)
+    mask = universe.set(keep).intersect(inside).coalesce()
+    to_tiles = _tile_map(tile, universe)
+    live = mask.apply(to_tiles).coalesce()
+    dead = inside.subtract(mask).apply(to_tiles)
+    return TileClasses(live, live.subtract(dead).coalesce())
+
+
+def solid_tiles(keep: Expr, tile: TileShape, universe: Universe) -> isl.Set:
+    """Live tiles inside which the formula holds everywhere, lengths or not: a subset of `full`."""
+    quadrant = universe.set(E.conj(E.ge(E.Q, E.ZERO), E.ge(E.K, E.ZERO)))
+    to_tiles = _tile_map(tile, universe)
+    live = universe.set(keep).intersect(domain(universe)).apply(to_tiles)
+    holes = quadrant.subtract(universe.set(keep)).apply(to_tiles)
+    return live.subtract(holes).coalesce()
+
+
+def _tile_map(tile: TileShape, universe: Universe) -> isl.Map:
+    """{ [q, k] -> [ti, tj] : q in tile row ti, k in tile column tj }"""
+    names = ", ".join(universe.params)
+    text = (
+        f"[{names}] -> {{ [q, k] -> [ti, tj] : {tile.q}ti <= q < {tile.q}ti + {tile.q} "
+        f"and {tile.k}tj <= k < {tile.k}tj + {tile.k} }}"
+    )
+    return isl.Map(text)

@@ -1,0 +1,113 @@
+"""Whether two masks are the same set: proofs by isl, and a fingerprint to find candidates."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import product
+
+import islpy as isl
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.ir.sets import TooHard, budget, domain, token_universe
+
+_FREE_ATOMS = 5
+
+
+def equals(left: Expr, right: Expr) -> bool | None:
+    """Whether both hold for the same pairs at all lengths; None when undecided."""
+    if left == right:
+        return True
+    return _decide(left, right, isl.Set.is_equal)
+
+
+def subset(left: Expr, right: Expr) -> bool | None:
+    """Whether every pair of `left` is one of `right`; None when undecided."""
+    if left == right:
+        return True
+    return _decide(left, right, isl.Set.is_subset)
+
+
+def _decide(left: Expr, right: Expr, test: object) -> bool | None:
+    """Comparisons that read data are free booleans: true under every assignment is a proof.
+
+    A failure under some assignment refutes only masks without data, because data may never take
+    that assignment.
+    """
+    atoms = sorted({a for side in (left, right) for a in _data_atoms(side)}, key=lambda a: a.key)
+    if len(atoms) > _FREE_ATOMS:
+        return None
+    try:
+        with budget():
+            for values in product((False, True), repeat=len(atoms)):
+                assumed = {a: E.Truth(v) for a, v in zip(atoms, values, strict=True)}
+                assumed |= {E.negate(a): E.Truth(not t.value) for a, t in assumed.items()}
+                sets = _sets(E.substitute(left, assumed), E.substitute(right, assumed))
+                if not test(*sets):  # type: ignore[operator]
+                    return None if atoms else False
+            return True
+    except TooHard:
+        return None
+
+
+def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
+    universe = token_universe(E.conj(left, right) if left != E.negate(right) else left)
+    names = tuple(sorted({**E.params(left), **E.params(right)}))
+    universe = type(universe)(("q", "k"), ("n_q", "n_kv", *names))
+    inside = domain(universe)
+    return universe.set(left).intersect(inside), universe.set(right).intersect(inside)
+
+
+def _data_atoms(keep: Expr) -> set[Expr]:
+    """Comparisons that read arrays, each in one of its two polarities."""
+    found: set[Expr] = set()
+    for node in E.walk(keep):
+        if isinstance(node, (E.Cmp, E.Member)) and E.arrays(node) and E.negate(node) not in found:
+            found.add(node)
+    return found
+
+
+_SAMPLE_LENGTHS = ((1, 1), (7, 7), (96, 96), (64, 160), (160, 64), (1 << 20, 1 << 20), (3001, 9001))
+
+
+def fingerprint(keep: Expr) -> str:
+    """A hash that equal masks share whatever their text; unequal ones almost never do.
+
+    It is the mask's own bits at fixed points of fixed lengths: every pair of small masks, and
+    pseudo-random pairs and diagonals of large ones. Data arrays read as a fixed scramble.
+    """
+    digest = sha256()
+    for n_q, n_kv in _SAMPLE_LENGTHS:
+        q, k = _points(n_q, n_kv)
+        env = {"q": q, "k": k, "n_q": n_q, "n_kv": n_kv}
+        env |= {name: _Scramble(name) for name in E.arrays(keep)}
+        bits = np.broadcast_to(evaluate(keep, env), np.broadcast_shapes(q.shape, k.shape))
+        digest.update(np.packbits(bits).tobytes())
+    digest.update(repr(sorted(E.params(keep))).encode())
+    return digest.hexdigest()
+
+
+class _Scramble:
+    """Stands for a data array: a fixed function of name and index."""
+
+    def __init__(self, name: str) -> None:
+        self.salt = int.from_bytes(sha256(name.encode()).digest()[:4], "little")
+
+    def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
+        mixed = sum((np.asarray(part, np.int64) * f for part, f in zip(index, (31, 17), strict=False)),
+                    start=np.int64(self.salt))  # fmt: skip
+        return (mixed * 2654435761 >> 7) % 3
+
+
+def _points(n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:
+    if n_q * n_kv <= 1 << 14:
+        return np.arange(n_q)[:, None], np.arange(n_kv)[None, :]
+    step = np.arange(1, 4097, dtype=np.int64)
+    q = step * 2654435761 % n_q
+    near = np.concatenate([step % 600 - 300, step * step % 9001 - 4500])
+    k = np.concatenate([step * 40503 % n_kv, step % min(n_kv, 300)])
+    q = np.concatenate([q, q, q, q])
+    k = np.concatenate([k, np.clip(q[: 2 * len(step)] + n_kv - n_q + near, 0, n_kv - 1)])
+    return q, k

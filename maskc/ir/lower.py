@@ -1,0 +1,232 @@
+"""Combinators become one formula over q, k and the lengths.
+
+Does not simplify beyond the normal form of core.expr, and never looks at lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead, SelectionNotCompiled
+from maskc.core.expr import Expr
+from maskc.dsl import nodes as N
+from maskc.dsl.data_atoms import captured
+from maskc.dsl.mask import Mask
+from maskc.dsl.printer import print_mask
+from maskc.ir.types import MaskIR, Origin
+
+
+def differs_by_head(mask: Mask) -> bool:
+    """Whether the mask may keep different pairs on different heads."""
+    match mask:
+        case N.PerHead(masks):
+            return any(item != masks[0] for item in masks) or differs_by_head(masks[0])
+        case N.Heads():
+            return True
+        case N.Where(formula):
+            return "h" in E.symbols(formula)
+        case N.BlockTable(decl):
+            return len(decl.shape) == 3
+        case N.Node():
+            return any(map(differs_by_head, mask.children))
+    return False
+
+
+def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
+    """The mask of one query head as a formula.
+
+    Args:
+        head: which head; None where heads do not differ.
+        n_heads: how many there are, for checking.
+
+    Raises:
+        HeadsUnknown, NoSuchHead, NameClash, SelectionNotCompiled.
+    """
+    if head is None and differs_by_head(mask):
+        raise HeadsUnknown(at=getattr(mask, "loc", None))
+    state = _Lowering(head or 0, n_heads)
+    keep = state.formula(mask)
+    used = set(E.arrays(keep))
+    data = [d for d in state.data.values() if used.intersection(d.arrays)]
+    live = set(E.walk(keep))
+    origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
+    _check_names(mask, data, keep)
+    return MaskIR(keep, tuple(sorted(data, key=lambda decl: decl.name)), origins)
+
+
+def _check_names(mask: Mask, data: list[DataDecl], keep: Expr) -> None:
+    at = getattr(mask, "loc", None)
+    defaults: dict[str, int] = {}
+    names = {decl.name for decl in data}
+    for node in E.walk(keep):
+        if not isinstance(node, E.Param):
+            continue
+        if node.name in names:
+            raise NameClash(node.name, "data", "a parameter", at=at)
+        if defaults.setdefault(node.name, node.default) != node.default:
+            both = f"a parameter of default {defaults[node.name]}", f"one of {node.default}"
+            raise NameClash(node.name, *both, at=at)
+
+
+def _offset(align: str) -> Expr:
+    return E.sub(E.N_KV, E.N_Q) if align == N.END else E.ZERO
+
+
+def _position(align: str) -> Expr:
+    """p, the query's position among the keys."""
+    return E.add(E.Q, _offset(align))
+
+
+def _within(value: Expr, low: Expr | None, high: Expr | None) -> Expr:
+    above = E.ALWAYS if low is None else E.ge(value, low)
+    return E.conj(above, E.ALWAYS if high is None else E.le(value, high))
+
+
+class _Lowering:
+    """Carries the data declarations and origins met on the way."""
+
+    def __init__(self, head: int, n_heads: int | None) -> None:
+        self.head = head
+        self.n_heads = n_heads
+        self.data: dict[str, DataDecl] = {}
+        self.origins: dict[Expr, Origin] = {}
+
+    def formula(self, mask: Mask) -> Expr:
+        match mask:
+            case N.Algebra(op, left, right):
+                return _ALGEBRA[op](self.formula(left), self.formula(right))
+            case N.Complement(of):
+                return self._noted(mask, E.negate(self.formula(of)))
+            case N.PerHead(masks):
+                self._check_head(len(masks), mask)
+                return self.formula(masks[self.head])
+            case N.TopK():
+                raise SelectionNotCompiled(at=mask.loc)
+        return self._noted(mask, self._atom(mask))
+
+    def _noted(self, mask: Mask, keep: Expr) -> Expr:
+        """Remember which term the comparisons came from; the first writer of one keeps it."""
+        for atom in E.walk(keep):
+            if isinstance(atom, (E.Cmp, E.Member)) and atom not in self.origins:
+                self.origins[atom] = self.origins.get(
+                    E.negate(atom), Origin(getattr(mask, "loc", None), _short(mask))
+                )
+        return keep
+
+    def _check_head(self, count: int, mask: Mask) -> None:
+        if self.head >= count or (self.n_heads is not None and self.n_heads != count):
+            total = self.n_heads if self.n_heads is not None else self.head + 1
+            raise NoSuchHead(count, total, at=getattr(mask, "loc", None))
+
+    def _atom(self, mask: Mask) -> Expr:
+        match mask:
+            case N.Full():
+                return E.ALWAYS
+            case N.Causal(align):
+                return E.le(E.K, _position(align))
+            case N.Window(left, right, align):
+                return _window(left, right, align)
+            case N.Dilated(left, right, stride, align):
+                band = _window(E.scale(stride, left), E.scale(stride, right), align)
+                residue = E.mod(E.sub(_position(align), E.K), stride)
+                return E.conj(band, E.equals_zero(residue))
+            case N.Offsets(ids, align):
+                return E.member(E.sub(_position(align), E.K), ids)
+            case N.Strided(stride, phase):
+                return E.eq(E.mod(E.K, stride), E.const(phase))
+            case N.Sinks(n) | N.Prefix(n):
+                return E.lt(E.K, n)
+            case N.GlobalTokens():
+                return _global_tokens(mask)
+            case N.BlockDiagonal(size, causal, align):
+                p = _position(align)
+                same = E.eq(E.floordiv(p, size), E.floordiv(E.K, size))
+                return E.conj(same, E.le(E.K, p)) if causal else same
+            case N.Heads(ids):
+                return E.Truth(self.head in ids)
+            case N.Where(formula, tables):
+                for decl in tables:
+                    self._declare(decl, mask)
+                return E.substitute(formula, {E.H: E.const(self.head)})
+        return self._data_atom(mask)
+
+    def _data_atom(self, mask: Mask) -> Expr:
+        match mask:
+            case N.RandomBlocks(block, per_row, seed, align):
+                name = f"random_{block}_{per_row}_{seed}" + ("_start" if align == N.START else "")
+                options = (per_row, seed, int(align == N.END))
+                self._declare(DataDecl(name, DataKind.random, (name,), block, options), mask)
+                first = E.floordiv(_offset(align), block)
+                row = E.sub(E.floordiv(_position(align), block), first)
+                return E.ne(E.Load(name, (row, E.floordiv(E.K, block))), E.ZERO)
+            case N.BlockTable(decl):
+                decl = self._declare(self._own_head(decl, mask), mask)
+                row, col = E.floordiv(E.Q, decl.block), E.floordiv(E.K, decl.block)
+                return E.ne(E.Load(decl.name, (row, col)), E.ZERO)
+            case N.Flags(decl, on):
+                self._declare(decl, mask)
+                return E.ne(E.Load(decl.name, (E.Q if on == "q" else E.K,)), E.ZERO)
+            case N.Documents(decl):
+                self._declare(decl, mask)
+                of_q, of_k = decl.arrays
+                return E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,)))
+            case N.Intervals(decl):
+                self._declare(decl, mask)
+                low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
+                return E.conj(E.ge(E.K, low), E.lt(E.K, high))
+            case N.Tree(decl):
+                self._declare(decl, mask)
+                tin, tout = decl.arrays
+                entered = E.Load(tin, (E.Q,))
+                return E.conj(
+                    E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
+                )
+        raise TypeError(f"no lowering for {type(mask).__name__}")
+
+    def _own_head(self, decl: DataDecl, mask: N.BlockTable) -> DataDecl:
+        """A table given per head becomes this head's slice."""
+        if len(decl.shape) != 3:
+            return decl
+        self._check_head(decl.shape[0], mask)
+        import numpy as np
+
+        values = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
+        return captured(values[self.head], DataKind.table, decl.block)
+
+    def _declare(self, decl: DataDecl, mask: Mask) -> DataDecl:
+        known = self.data.setdefault(decl.name, decl)
+        if known != decl:
+            raise NameClash(
+                decl.name, known.kind.value, decl.kind.value, at=getattr(mask, "loc", None)
+            )
+        return decl
+
+
+def _window(left: Expr | None, right: Expr | None, align: str) -> Expr:
+    p = _position(align)
+    low = None if left is None else E.sub(p, left)
+    return _within(E.K, low, None if right is None else E.add(p, right))
+
+
+def _global_tokens(mask: N.GlobalTokens) -> Expr:
+    p = _position(mask.align)
+    sides = {"rows": (p,), "columns": (E.K,), "both": (p, E.K)}[mask.side]
+    if isinstance(mask.ids, Expr):
+        last = E.sub(mask.ids, E.const(1))
+        return E.disj(*(_within(x, E.ZERO if x is p else None, last) for x in sides))
+    return E.disj(*(E.member(x, mask.ids) for x in sides))
+
+
+_ALGEBRA: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "&": E.conj,
+    "|": E.disj,
+    "-": lambda a, b: E.conj(a, E.negate(b)),
+    "^": lambda a, b: E.disj(E.conj(a, E.negate(b)), E.conj(E.negate(a), b)),
+}
+
+
+def _short(mask: Mask, limit: int = 72) -> str:
+    text = print_mask(mask)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,142 @@
+"""Formulas as integer sets: the only place where formulas meet isl.
+
+Two names for what isl cannot know: an upper bound takes every comparison that reads a data array
+as true, a lower bound as false; without data both are the mask itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from threading import RLock
+
+import islpy as isl
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+
+LOCK = RLock()
+"""isl's context is not thread-safe: hold this around every use."""
+
+OPERATIONS = 400_000
+"""Default budget of isl operations for one question."""
+
+
+class TooHard(Exception):
+    """isl ran out of its budget; an exact numeric path decides instead."""
+
+
+@contextmanager
+def budget(operations: int = OPERATIONS) -> Iterator[None]:
+    """Stop isl after so many operations.
+
+    Raises:
+        TooHard: the budget is spent.
+    """
+    context = isl.DEFAULT_CONTEXT
+    with LOCK:
+        context.set_max_operations(operations)
+        context.reset_operations()
+        try:
+            yield
+        except isl.Error as error:
+            raise TooHard(str(error)) from None
+        finally:
+            context.set_max_operations(0)
+
+
+class Universe:
+    """A space of integer points with named dimensions and parameters, and formulas in it."""
+
+    def __init__(self, dims: tuple[str, ...], params: tuple[str, ...]) -> None:
+        self.dims, self.params = dims, params
+        self.space = isl.Space.create_from_names(
+            isl.DEFAULT_CONTEXT, set=list(dims), params=list(params)
+        )
+        local = isl.LocalSpace.from_space(self.space)
+        self._zero = isl.Aff.zero_on_domain(local)
+        kinds = [(isl.dim_type.param, params), (isl.dim_type.set, dims)]
+        self._symbols = {
+            name: isl.PwAff.from_aff(isl.Aff.var_on_domain(local, kind, index))
+            for kind, names in kinds
+            for index, name in enumerate(names)
+        }
+
+    def set(self, formula: Expr, opaque: bool | None = None) -> isl.Set:
+        """The points where the formula holds.
+
+        Args:
+            opaque: what comparisons that read data arrays count as; None refuses them.
+        """
+        match formula:
+            case E.Truth(value):
+                return isl.Set.universe(self.space) if value else isl.Set.empty(self.space)
+            case E.All(terms):
+                return reduce(isl.Set.intersect, (self.set(t, opaque) for t in terms))
+            case E.Any(terms):
+                return reduce(isl.Set.union, (self.set(t, opaque) for t in terms)).coalesce()
+        if opaque is not None and E.arrays(formula):
+            return self.set(E.Truth(opaque))
+        match formula:
+            case E.Cmp(op, lhs):
+                value = self.integer(lhs)
+                test = {">=": value.nonneg_set, "==": value.zero_set, "!=": value.non_zero_set}
+                return test[op]()
+            case E.Member(value, ranges, inside):
+                found = self._member(self.integer(value), ranges)
+                return found if inside else found.complement()
+        raise TypeError(f"not a condition: {formula!r}")
+
+    def _member(self, value: isl.PwAff, ranges: tuple[tuple[int, int], ...]) -> isl.Set:
+        found = isl.Set.empty(self.space)
+        for low, high in ranges:
+            inside = value.ge_set(self._const(low)).intersect(value.le_set(self._const(high)))
+            found = found.union(inside)
+        return found
+
+    def _const(self, value: int) -> isl.PwAff:
+        return isl.PwAff.from_aff(self._zero.add_constant_val(isl.Val(value)))
+
+    def integer(self, expr: Expr) -> isl.PwAff:
+        """The value of an integer formula at every point."""
+        match expr:
+            case E.Sum(constant, terms):
+                total = self._const(constant)
+                for coefficient, term in terms:
+                    total = total.add(self.integer(term).scale_val(isl.Val(coefficient)))
+                return total
+            case E.Sym(name) | E.Param(name):
+                return self._symbols[name]
+            case E.FloorDiv(num, den):
+                return self.integer(num).scale_down_val(isl.Val(den)).floor()
+            case E.Mod(num, den):
+                return self.integer(num).mod_val(isl.Val(den))
+            case E.Min(args):
+                return reduce(isl.PwAff.min, map(self.integer, args))
+            case E.Max(args):
+                return reduce(isl.PwAff.max, map(self.integer, args))
+        raise TypeError(f"isl cannot hold {type(expr).__name__}")
+
+
+def token_universe(keep: Expr, extra: tuple[str, ...] = ()) -> Universe:
+    """The space of pairs [q, k] with the lengths and the formula's parameters."""
+    return Universe(("q", "k"), ("n_q", "n_kv", *E.params(keep), *extra))
+
+
+def domain(universe: Universe) -> isl.Set:
+    """0 <= q < n_q and 0 <= k < n_kv."""
+    inside = E.conj(E.ge(E.Q, E.ZERO), E.lt(E.Q, E.N_Q), E.ge(E.K, E.ZERO), E.lt(E.K, E.N_KV))
+    return universe.set(inside)
+
+
+def mask_set(keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None) -> isl.Set:
+    """The mask as a set of [q, k], symbolic in the lengths and in parameters not given."""
+    bound = {
+        node: E.const(params[node.name])
+        for node in E.walk(keep)
+        if params and isinstance(node, E.Param) and node.name in params
+    }
+    keep = E.substitute(keep, bound) if bound else keep
+    universe = token_universe(keep)
+    return universe.set(keep, opaque).intersect(domain(universe)).coalesce()

@@ -1,0 +1,63 @@
+"""Drops what the rest of a formula already says, by proof.
+
+`causal() & window(255)` and `window(255)` end up as the same formula. Terms are tried in their
+normal order, so the result depends on the formula only. Where isl's budget ends, the formula
+stays as it is.
+"""
+
+from __future__ import annotations
+
+import islpy as isl
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
+
+
+def simplify(keep: Expr) -> Expr:
+    """An equivalent formula without redundant terms."""
+    try:
+        with budget():
+            universe = token_universe(keep)
+            return _Simplifier(universe).run(keep, domain(universe))
+    except TooHard:
+        return keep
+
+
+class _Simplifier:
+    """Sound with data arrays: assumptions take their upper bound, conclusions their lower."""
+
+    def __init__(self, universe: Universe) -> None:
+        self.universe = universe
+
+    def _assumed(self, formula: Expr) -> isl.Set:
+        return self.universe.set(formula, opaque=True)
+
+    def _implies(self, context: isl.Set, formula: Expr) -> bool:
+        return context.is_subset(self.universe.set(formula, opaque=False))
+
+    def run(self, formula: Expr, context: isl.Set) -> Expr:
+        """The formula as it may be written where `context` is known to hold."""
+        match formula:
+            case E.All(terms):
+                return self._all(list(terms), context)
+            case E.Any(terms):
+                return self._any(list(terms), context)
+        if isinstance(formula, E.Truth):
+            return formula
+        if self._implies(context, formula):
+            return E.ALWAYS
+        return E.NEVER if self._implies(context, E.negate(formula)) else formula
+
+    def _all(self, terms: list[Expr], context: isl.Set) -> Expr:
+        for index in reversed(range(len(terms))):
+            others = context.intersect(self._assumed(E.conj(*terms[:index], *terms[index + 1 :])))
+            terms[index] = self.run(terms[index], others)
+        return E.conj(*terms)
+
+    def _any(self, terms: list[Expr], context: isl.Set) -> Expr:
+        for index in reversed(range(len(terms))):
+            rest = E.disj(*terms[:index], *terms[index + 1 :])
+            outside = context.intersect(self._assumed(E.negate(rest)))
+            terms[index] = self.run(terms[index], outside)
+        return E.disj(*terms)

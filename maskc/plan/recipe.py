@@ -1,0 +1,167 @@
+"""Sets of tiles become loops of plain formulas: the one room where isl objects turn into recipes.
+
+isl's code generator scans the tile columns of one row, the row being a parameter; its loops,
+guards and bounds are read off as formulas over ti, n_q, n_kv and parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import islpy as isl
+
+from maskc.core import expr as E
+from maskc.core.bundle import TileLoop
+from maskc.core.expr import Expr
+from maskc.core.problem import TileShape
+
+_SYMBOLS = ("ti", "tj", "n_q", "n_kv")
+
+
+class NotALoop(Exception):
+    """isl's code is not a plain loop nest; the numbers decide instead."""
+
+
+def tile_loops(
+    tiles: isl.Set, tile: TileShape, full: bool, defaults: dict[str, int], along: int = 0
+) -> list[TileLoop]:
+    """Disjoint loops that visit exactly these tiles, ascending in every row.
+
+    They hold for lengths >= 1 and rows inside them: callers visit no others.
+
+    Args:
+        tiles: a set of [ti, tj].
+        tile: its tile shape.
+        full: the class of all of them.
+        defaults: of the parameters that occur.
+        along: 0 to scan the columns of each row, 1 to scan the rows of each column.
+
+    Raises:
+        NotALoop: isl's code has a shape that recipes cannot hold.
+    """
+    if tiles.is_empty():
+        return []
+    outer = "ti" if along == 0 else "tj"
+    count = tiles.dim(isl.dim_type.param)
+    scanned = tiles.move_dims(isl.dim_type.param, count, isl.dim_type.set, along, 1)
+    scanned = scanned.set_dim_name(isl.dim_type.param, count, outer)
+    names = ", ".join(scanned.get_var_names(isl.dim_type.param))
+    inside = f"{tile.q}ti < n_q and ti >= 0" if along == 0 else f"{tile.k}tj < n_kv and tj >= 0"
+    context = isl.Set(f"[{names}] -> {{ : n_q >= 1 and n_kv >= 1 and {inside} }}")
+    schedule = isl.UnionMap.from_map(isl.Map.identity(
+        scanned.get_space().map_from_set()).intersect_domain(scanned))  # fmt: skip
+    tree = isl.AstBuild.from_context(context).node_from_schedule_map(schedule)
+    return [
+        TileLoop(guard, first, last, step, full)
+        for guard, first, last, step in _Reader(defaults).loops(tree, E.ALWAYS, {})
+    ]
+
+
+_Loop = tuple[Expr, Expr, Expr, int]
+
+
+class _Reader:
+    """Reads isl's syntax tree."""
+
+    def __init__(self, defaults: dict[str, int]) -> None:
+        self.defaults = defaults
+
+    def loops(
+        self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]
+    ) -> Iterator[_Loop]:
+        kind = node.get_type()
+        if kind == isl.ast_node_type.block:
+            children = node.block_get_children()
+            for index in range(children.n_ast_node()):
+                yield from self.loops(children.get_at(index), guard, bound)
+        elif kind == isl.ast_node_type.if_:
+            test = self.condition(node.if_get_cond())
+            yield from self.loops(node.if_get_then_node(), E.conj(guard, test), bound)
+            if node.if_has_else_node():
+                other = E.conj(guard, E.negate(test))
+                yield from self.loops(node.if_get_else_node(), other, bound)
+        elif kind == isl.ast_node_type.for_:
+            if bound:
+                raise NotALoop("two nested loops scan one row")
+            name = node.for_get_iterator().get_id().get_name()
+            yield from self.loops(node.for_get_body(), guard, {name: self._range(node, guard)})
+        elif kind == isl.ast_node_type.user:
+            yield self._user(node, guard, bound)
+        else:
+            raise NotALoop(f"unexpected node {kind}")
+
+    def _user(self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]) -> _Loop:
+        call = node.user_get_expr()
+        index = call.get_op_arg(1)
+        if index.get_type() == isl.ast_expr_type.id and index.get_id().get_name() in bound:
+            _, first, last, step = bound[index.get_id().get_name()]
+            return guard, first, last, step
+        if bound:
+            raise NotALoop("a loop visits something other than its counter")
+        only = self.integer(index)
+        return guard, only, only, 1
+
+    def _range(self, node: isl.AstNode, guard: Expr) -> _Loop:
+        first = self.integer(node.for_get_init())
+        if node.for_is_degenerate():
+            return guard, first, first, 1
+        test = node.for_get_cond()
+        limit = self.integer(test.get_op_arg(1))
+        if test.get_op_type() == isl.ast_expr_op_type.lt:
+            limit = E.sub(limit, E.const(1))
+        elif test.get_op_type() != isl.ast_expr_op_type.le:
+            raise NotALoop("a loop does not count up")
+        step = E.as_const(self.integer(node.for_get_inc()))
+        if step is None or step < 1:
+            raise NotALoop("a loop's step is not a constant")
+        return guard, first, limit, step
+
+    def _args(self, expr: isl.AstExpr) -> list[isl.AstExpr]:
+        return [expr.get_op_arg(i) for i in range(expr.get_op_n_arg())]
+
+    def condition(self, expr: isl.AstExpr) -> Expr:
+        """A guard."""
+        if expr.get_type() != isl.ast_expr_type.op:
+            value = self.integer(expr)
+            return E.ne(value, E.ZERO)
+        kind, op = isl.ast_expr_op_type, expr.get_op_type()
+        args = self._args(expr)
+        if op in (kind.and_, kind.and_then):
+            return E.conj(*map(self.condition, args))
+        if op in (kind.or_, kind.or_else):
+            return E.disj(*map(self.condition, args))
+        tests = {kind.eq: E.eq, kind.le: E.le, kind.lt: E.lt, kind.ge: E.ge, kind.gt: E.gt}
+        if op not in tests:
+            raise NotALoop(f"unexpected condition {expr}")
+        return tests[op](*map(self.integer, args))
+
+    def integer(self, expr: isl.AstExpr) -> Expr:
+        """A bound."""
+        if expr.get_type() == isl.ast_expr_type.int:
+            return E.const(int(expr.get_val().to_python()))
+        if expr.get_type() == isl.ast_expr_type.id:
+            name = expr.get_id().get_name()
+            if name in self.defaults:
+                return E.Param(name, self.defaults[name])
+            if name not in _SYMBOLS:
+                raise NotALoop("a guard inside a loop depends on its counter")
+            return E.Sym(name)
+        kind, op = isl.ast_expr_op_type, expr.get_op_type()
+        args = [self.integer(arg) for arg in self._args(expr)]
+        simple = {kind.add: E.add, kind.sub: E.sub, kind.min: E.minimum, kind.max: E.maximum}
+        if op in simple:
+            return simple[op](*args)
+        if op == kind.minus:
+            return E.scale(-1, args[0])
+        if len(args) != 2:
+            raise NotALoop(f"unexpected expression {expr}")
+        numbers = [E.as_const(arg) for arg in args]
+        if op == kind.mul and numbers[0] is not None:
+            return E.scale(numbers[0], args[1])
+        if op == kind.mul and numbers[1] is not None:
+            return E.scale(numbers[1], args[0])
+        if op in (kind.div, kind.fdiv_q, kind.pdiv_q) and numbers[1]:
+            return E.floordiv(args[0], numbers[1])
+        if op in (kind.pdiv_r, kind.zdiv_r) and numbers[1]:
+            return E.mod(args[0], numbers[1])
+        raise NotALoop(f"unexpected expression {expr}")
