@@ -25,12 +25,18 @@ from maskc.core.expr import (
     Truth,
 )
 
+_COMPARE = {">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}
+
 Env = Mapping[str, Anything]
 """Values of symbols (q, k, n_q, ...), of parameters, and arrays by name; they broadcast."""
 
 
 def evaluate(expr: Expr, env: Env) -> Anything:
-    """Evaluate; parameters missing from `env` take their defaults. Exact for |values| < 2^62."""
+    """Evaluate; parameters missing from `env` take their defaults.
+
+    Exact for |values| < 2^62. With 32-bit arrays as symbols the arithmetic is 32-bit: then the
+    caller answers for |values| < 2^31.
+    """
     match expr:
         case Sum(constant, terms):
             total: Anything = constant
@@ -51,8 +57,14 @@ def evaluate(expr: Expr, env: Env) -> Anything:
         case Max(args):
             return reduce(np.maximum, (evaluate(arg, env) for arg in args))
         case Load(array, index):
-            return env[array][tuple(evaluate(i, env) for i in index)]
+            return _load(env[array], tuple(evaluate(i, env) for i in index))
     return _boolean(expr, env)
+
+
+def _load(array: Anything, index: tuple[Anything, ...]) -> Anything:
+    """Elements, as wide as their indices: sums of 32-bit elements must not wrap."""
+    narrow = all(getattr(i, "dtype", None) == np.int32 for i in index)
+    return array[index] if narrow else array[index].astype(np.int64)
 
 
 def _boolean(expr: Expr, env: Env) -> Anything:
@@ -60,8 +72,7 @@ def _boolean(expr: Expr, env: Env) -> Anything:
         case Truth(value):
             return np.bool_(value)
         case Cmp(op, lhs):
-            value = evaluate(lhs, env)
-            return np.greater_equal(value, 0) if op == ">=" else np.equal(value, 0) == (op == "==")
+            return _COMPARE[op](evaluate(lhs, env), 0)
         case Member(value, ranges, inside):
             found = evaluate(value, env)
             lows, highs = np.array(ranges, dtype=np.int64).T

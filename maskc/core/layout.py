@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -88,12 +89,12 @@ Lists = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _transposed_by_rows(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
     """Counting sort, a row at a time: for long rows, where a NumPy call per row is cheap."""
-    rows = [slice(start, stop) for start, stop in zip(ptr[:-1], ptr[1:], strict=True)]
+    rows = [slice(*ends) for ends in pairwise(ptr.tolist())]
     out_ptr = np.zeros(minor + 1, dtype=np.int32)
     counts = out_ptr[1:]
     for row in rows:
         counts[col[row]] += 1
-    np.cumsum(counts, out=counts)
+    np.cumsum(counts, dtype=np.int32, out=counts)
     out_col, out_kind = np.empty_like(col), np.empty_like(kind)
     free = out_ptr[:-1].copy()
     for number, row in enumerate(rows):
@@ -112,5 +113,5 @@ def _transposed_by_sorting(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, m
         order = order[np.argsort((col >> 16).astype(np.uint16)[order], kind="stable")]
     owner = np.repeat(np.arange(len(ptr) - 1, dtype=np.int32), np.diff(ptr))
     out_ptr = np.zeros(minor + 1, dtype=np.int32)
-    np.cumsum(np.bincount(col, minlength=minor), out=out_ptr[1:])
+    out_ptr[1:] = np.cumsum(np.bincount(col, minlength=minor))
     return out_ptr, owner[order], kind[order]

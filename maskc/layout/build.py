@@ -1,0 +1,164 @@
+"""A recipe, lengths, parameters and data become the live tiles, exact to the tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.errors import BadBlock, DataMissing, DataRange, DataShape
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import BlockLayout
+from maskc.core.problem import TileShape
+from maskc.layout import diagonals
+from maskc.layout.bounds import Analyst, Boxes
+from maskc.layout.data import check_lengths
+from maskc.layout.elements import Elements
+from maskc.layout.expand import RowLists, layout_of
+from maskc.layout.loops import loop_rows
+from maskc.layout.refine import count_pairs, refined_rows
+
+Arrays = Mapping[str, np.ndarray]
+
+_LARGEST_BLOCK = 1 << 16
+
+
+def tile_shape(block: object) -> TileShape:
+    """The tile for `block=(queries, keys)`.
+
+    Raises:
+        BadBlock: not two integers in 1..65536.
+    """
+    sides = tuple(block) if isinstance(block, (tuple, list)) else ()
+    if len(sides) != 2 or not all(
+        isinstance(side, (int, np.integer))
+        and not isinstance(side, bool)
+        and 1 <= side <= _LARGEST_BLOCK
+        for side in sides
+    ):
+        raise BadBlock(repr(block), at="block")
+    return TileShape(int(sides[0]), int(sides[1]))
+
+
+def build(
+    recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
+) -> BlockLayout:
+    """The live tiles of one sequence and head.
+
+    Three ways, the first that applies: the recipe's closed forms; a table over k - q; bounds of
+    the formula on boxes of tiles, and the formula itself where bounds do not decide.
+
+    Args:
+        recipe: the mask and its tile.
+        n_q, n_kv: lengths, 0 to 2^30.
+        params: values of parameters; others keep their defaults.
+        arrays: int32, one sequence's and one head's: vectors [N], tables [rows, cols].
+
+    Raises:
+        BadLength, BadBlock, TooManyTiles: sizes out of range.
+        DataMissing, DataShape, DataRange: the formula reads what the arrays do not hold.
+    """
+    n_q, n_kv = check_lengths(n_q, n_kv)
+    tile = tile_shape((recipe.tile.q, recipe.tile.k))
+    rows, columns = -(-n_q // tile.q), -(-n_kv // tile.k)
+    if not rows or not columns:
+        nothing = np.zeros(rows, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8)
+        return layout_of(n_q, n_kv, tile, [RowLists(*nothing)])
+    values = _values(recipe, n_q, n_kv, params)
+    if recipe.loops is not None and all(values[name] == is_ for name, is_ in recipe.fixed):
+        return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops, values, rows, columns)])
+    keep = _with_values(recipe.keep, values)
+    check_loads(keep, n_q, n_kv, arrays)
+    formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
+    if formula is not None:
+        live = diagonals.live_differences(formula, arrays, n_q, n_kv)
+        parts = [diagonals.difference_rows(live, n_q, n_kv, tile)]
+    else:
+        parts = refined_rows(Elements(keep, arrays, n_q, n_kv), n_q, n_kv, tile)
+    return layout_of(n_q, n_kv, tile, parts)
+
+
+def count(
+    recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
+) -> int:
+    """The exact number of live pairs of one sequence and head; nothing of size n_q * n_kv is made.
+
+    Arguments and errors are those of `build`; the recipe's tile and loops do not matter.
+    """
+    n_q, n_kv = check_lengths(n_q, n_kv)
+    if not n_q or not n_kv:
+        return 0
+    keep = _with_values(recipe.keep, _values(recipe, n_q, n_kv, params))
+    check_loads(keep, n_q, n_kv, arrays)
+    formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
+    if formula is not None:
+        live = diagonals.live_differences(formula, arrays, n_q, n_kv)
+        return diagonals.count_differences(live, n_q, n_kv)
+    return count_pairs(Elements(keep, arrays, n_q, n_kv), n_q, n_kv)
+
+
+def _values(recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int]) -> dict[str, int]:
+    """Numbers for everything but q, k and ti."""
+    return {**E.params(recipe.keep), **params, "n_q": n_q, "n_kv": n_kv}
+
+
+def _with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
+    """The formula over q, k and arrays alone."""
+
+    def number(node: Expr) -> Expr | None:
+        named = isinstance(node, (E.Sym, E.Param)) and node.name in values
+        return E.const(values[node.name]) if named else None
+
+    return E.transform(keep, number)
+
+
+# ------------------------------------------------------------------ reads
+
+
+def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
+    """Refuse a formula that may read beyond its arrays; a kernel evaluates every term.
+
+    Args:
+        keep: the mask over q, k and arrays; lengths and parameters are numbers by now.
+        n_q, n_kv: lengths, at least 1.
+        arrays: one sequence's and one head's.
+
+    Raises:
+        DataMissing, DataShape: an array is absent, or has another rank than its index.
+        DataRange: an index may lie outside.
+    """
+    ends = (np.array([end]) for end in (0, n_q - 1, 0, n_kv - 1))
+    domain, analyst = Boxes(*ends), Analyst(arrays)
+    for load in sorted({n for n in E.walk(keep) if isinstance(n, E.Load)}, key=lambda n: n.key):
+        if load.array not in arrays:
+            raise DataMissing(load.array, f"an array of {len(load.index)} dimensions")
+        shape = arrays[load.array].shape
+        if len(shape) != len(load.index):
+            wanted = f"{len(load.index)} dimensions: those of one sequence and one head"
+            raise DataShape(load.array, shape, wanted, at=load.array)
+        for axis, (index, size) in enumerate(zip(load.index, shape, strict=True)):
+            low, high = analyst.bounds(index, domain)
+            if low < 0 or high >= size:
+                low, high = _exact_bounds(index, n_q, n_kv, arrays) or (low, high)
+            if low < 0 or high >= size:
+                read = f"{int(low)}..{int(high)}"
+                found = f"dimension {axis} is read at {read}, it has {size} entries"
+                hint = "give a longer array, or clamp the index with min() and max()"
+                raise DataRange(load.array, found, hint, at=load.array)
+
+
+def _exact_bounds(index: Expr, n_q: int, n_kv: int, arrays: Arrays) -> tuple[int, int] | None:
+    """Least and greatest index where it depends on q, on k or on k - q alone, else None."""
+    used = E.symbols(index)
+    if used == {"q"}:
+        values = evaluate(index, {**arrays, "q": np.arange(n_q)})
+    elif used == {"k"}:
+        values = evaluate(index, {**arrays, "k": np.arange(n_kv)})
+    elif (formula := diagonals.of_difference(index)) is not None:
+        values = evaluate(formula, {**arrays, "d": np.arange(1 - n_q, n_kv)})
+    else:
+        return None
+    return int(np.min(values)), int(np.max(values))

@@ -1,0 +1,37 @@
+"""Arrays of any library as NumPy arrays, without importing the library."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from maskc.core.errors import DataType, NotAnArray
+
+
+def to_host(given: object, name: str = "array") -> np.ndarray:
+    """A NumPy view or copy of a NumPy, torch, CuPy or DLPack array, a list or a number.
+
+    Args:
+        given: the caller's array; device memory is copied to the host.
+        name: what an error calls it.
+
+    Raises:
+        NotAnArray: it is none of these, or a ragged list.
+        DataType: NumPy has no such element type.
+    """
+    if isinstance(given, np.ndarray):
+        return given
+    try:
+        if hasattr(given, "detach") and hasattr(given, "cpu"):
+            return np.asarray(given.detach().cpu().numpy())
+        if hasattr(given, "__cuda_array_interface__") and hasattr(given, "get"):
+            return np.asarray(given.get())
+        if hasattr(given, "__dlpack__") and not hasattr(given, "__array__"):
+            return np.from_dlpack(given)
+        host = np.asarray(given)
+    except (TypeError, ValueError, BufferError, RuntimeError):
+        if hasattr(given, "dtype"):
+            raise DataType(name, given.dtype, "integers or booleans", at=name) from None
+        raise NotAnArray(name, type(given).__name__) from None
+    if host.dtype == object:
+        raise NotAnArray(name, type(given).__name__)
+    return host
