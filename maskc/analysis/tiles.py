@@ -31,13 +31,20 @@ class TileClasses:
         return self.live.subtract(self.full).coalesce()
 
 
-def tile_classes(keep: Expr, tile: TileShape, universe: Universe) -> TileClasses:
+def tile_classes(
+    keep: Expr, tile: TileShape, universe: Universe, square: bool = False
+) -> TileClasses:
     """Classify the tiles of a mask without data arrays. Call it inside `sets.budget()`.
+
+    Args:
+        square: only for n_q = n_kv.
 
     Raises:
         TooHard: through the budget around it.
     """
     inside = domain(universe)
+    if square:
+        inside = inside.intersect(universe.set(E.eq(E.N_Q, E.N_KV)))
     mask = universe.set(keep).intersect(inside).coalesce()
     to_tiles = _tile_map(tile, universe)
     live = mask.apply(to_tiles).coalesce()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -10,6 +11,9 @@ from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.problem import Problem, TileShape
 from maskc.core.source import SourceLoc
+
+
+_COMMENT = re.compile(r"//.*")
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,9 @@ class SourceUnit:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the text, hexadecimal."""
-        return sha256(self.text.encode()).hexdigest()
+        """sha256 of the text without its comments, hexadecimal: what decides the binary."""
+        lines = (_COMMENT.sub("", line).rstrip() for line in self.text.splitlines())
+        return sha256("\n".join(filter(None, lines)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,12 @@ class KernelSpec:
     """Key/value tiles in flight (CUDA)."""
     min_blocks: int = 1
     """Resident blocks per multiprocessor the compiler should aim at (CUDA)."""
+    keep_q: bool = False
+    """Whether a warp's fragments of q stay in registers (CUDA)."""
+    group_keys: int = 1 << 16
+    """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
+    predicate_unroll: int = 16
+    """Columns of a partial tile that one turn of the predicate's loop tests (CUDA)."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)

@@ -11,7 +11,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, budget, domain, token_universe
+from maskc.ir.sets import TooHard, Universe, budget, domain
 
 _FREE_ATOMS = 5
 
@@ -53,9 +53,8 @@ def _decide(left: Expr, right: Expr, test: object) -> bool | None:
 
 
 def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
-    universe = token_universe(E.conj(left, right) if left != E.negate(right) else left)
     names = tuple(sorted({**E.params(left), **E.params(right)}))
-    universe = type(universe)(("q", "k"), ("n_q", "n_kv", *names))
+    universe = Universe(("q", "k"), ("n_q", "n_kv", *names), names)
     inside = domain(universe)
     return universe.set(left).intersect(inside), universe.set(right).intersect(inside)
 

@@ -19,7 +19,7 @@ from maskc.core.expr import Expr
 LOCK = RLock()
 """isl's context is not thread-safe: hold this around every use."""
 
-OPERATIONS = 400_000
+OPERATIONS = 1_000_000
 """Default budget of isl operations for one question."""
 
 
@@ -49,8 +49,11 @@ def budget(operations: int = OPERATIONS) -> Iterator[None]:
 class Universe:
     """A space of integer points with named dimensions and parameters, and formulas in it."""
 
-    def __init__(self, dims: tuple[str, ...], params: tuple[str, ...]) -> None:
-        self.dims, self.params = dims, params
+    def __init__(
+        self, dims: tuple[str, ...], params: tuple[str, ...], counts: tuple[str, ...] = ()
+    ) -> None:
+        """`counts` names the parameters that are never negative."""
+        self.dims, self.params, self.counts = dims, params, counts
         self.space = isl.Space.create_from_names(
             isl.DEFAULT_CONTEXT, set=list(dims), params=list(params)
         )
@@ -119,15 +122,17 @@ class Universe:
         raise TypeError(f"isl cannot hold {type(expr).__name__}")
 
 
-def token_universe(keep: Expr, extra: tuple[str, ...] = ()) -> Universe:
+def token_universe(keep: Expr) -> Universe:
     """The space of pairs [q, k] with the lengths and the formula's parameters."""
-    return Universe(("q", "k"), ("n_q", "n_kv", *E.params(keep), *extra))
+    names = tuple(E.params(keep))
+    return Universe(("q", "k"), ("n_q", "n_kv", *names), names)
 
 
 def domain(universe: Universe) -> isl.Set:
-    """0 <= q < n_q and 0 <= k < n_kv."""
+    """0 <= q < n_q and 0 <= k < n_kv; parameters of masks are >= 0."""
     inside = E.conj(E.ge(E.Q, E.ZERO), E.lt(E.Q, E.N_Q), E.ge(E.K, E.ZERO), E.lt(E.K, E.N_KV))
-    return universe.set(inside)
+    counts = (E.ge(E.Param(name, 0), E.ZERO) for name in universe.counts)
+    return universe.set(E.conj(inside, *counts))
 
 
 def mask_set(keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None) -> isl.Set:

@@ -7,15 +7,19 @@ guards and bounds are read off as formulas over ti, n_q, n_kv and parameters.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import islpy as isl
 
+from maskc.analysis.tiles import tile_classes
 from maskc.core import expr as E
-from maskc.core.bundle import TileLoop
+from maskc.core.bundle import LayoutRecipe, TileLoop
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
+from maskc.ir.sets import TooHard, budget, token_universe
 
-_SYMBOLS = ("ti", "tj", "n_q", "n_kv")
+_COUNTER = "counter"
+"""Name of isl's loop counter; no parameter has it as its own."""
 
 
 class NotALoop(Exception):
@@ -50,11 +54,51 @@ def tile_loops(
     context = isl.Set(f"[{names}] -> {{ : n_q >= 1 and n_kv >= 1 and {inside} }}")
     schedule = isl.UnionMap.from_map(isl.Map.identity(
         scanned.get_space().map_from_set()).intersect_domain(scanned))  # fmt: skip
-    tree = isl.AstBuild.from_context(context).node_from_schedule_map(schedule)
+    counter = isl.IdList.from_id(isl.Id(_COUNTER))
+    builder = isl.AstBuild.from_context(context).set_iterators(counter)
+    tree = builder.node_from_schedule_map(schedule)
     return [
         TileLoop(guard, first, last, step, full)
         for guard, first, last, step in _Reader(defaults).loops(tree, E.ALWAYS, {})
     ]
+
+
+_MOST_LOOPS = 40
+"""A longer recipe is slower than the numbers."""
+
+
+@cache
+def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
+    """How lengths become tiles: closed forms where isl finds them in its budget.
+
+    Tried in turn: all lengths with symbolic parameters, with default ones; equal lengths, likewise.
+    """
+    if not E.arrays(keep):
+        defaults = E.params(keep)
+        for square in (False, True):
+            for fixed in ((), tuple(defaults.items())) if defaults else ((),):
+                loops = _loops(keep, tile, square, fixed)
+                if loops is not None:
+                    return LayoutRecipe(tile, keep, loops, fixed, square)
+    return LayoutRecipe(tile, keep, None)
+
+
+def _loops(
+    keep: Expr, tile: TileShape, square: bool, fixed: tuple[tuple[str, int], ...]
+) -> tuple[TileLoop, ...] | None:
+    known: dict[Expr, Expr] = {E.Param(name, value): E.const(value) for name, value in fixed}
+    if square:
+        known[E.N_KV] = E.N_Q
+    formula = E.substitute(keep, known) if known else keep
+    try:
+        with budget():
+            classes = tile_classes(formula, tile, token_universe(formula), square)
+            defaults = E.params(formula)
+            loops = tile_loops(classes.full, tile, True, defaults)
+            loops += tile_loops(classes.partial, tile, False, defaults)
+    except (TooHard, NotALoop):
+        return None
+    return tuple(loops) if len(loops) <= _MOST_LOOPS else None
 
 
 _Loop = tuple[Expr, Expr, Expr, int]
@@ -143,7 +187,7 @@ class _Reader:
             name = expr.get_id().get_name()
             if name in self.defaults:
                 return E.Param(name, self.defaults[name])
-            if name not in _SYMBOLS:
+            if name == _COUNTER:
                 raise NotALoop("a guard inside a loop depends on its counter")
             return E.Sym(name)
         kind, op = isl.ast_expr_op_type, expr.get_op_type()

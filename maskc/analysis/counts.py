@@ -1,0 +1,123 @@
+"""Exact numbers of live pairs: at given lengths, and as closed forms in N and the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import lcm
+
+import islpy as isl
+import sympy
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.ir.sets import TooHard, budget, mask_set
+
+
+def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
+    """Live pairs at these lengths, by isl; None where it is too hard or the mask reads data."""
+    if E.arrays(keep):
+        return None
+    try:
+        with budget():
+            values = {**E.params(keep), **params}
+            found = mask_set(keep, params=values)
+            for name, value in (("n_q", n_q), ("n_kv", n_kv)):
+                index = found.find_dim_by_name(isl.dim_type.param, name)
+                found = found.fix_val(isl.dim_type.param, index, isl.Val(value))
+                found = found.project_out(isl.dim_type.param, index, 1)
+            text = found.make_disjoint().count_val().to_str()
+            return None if text is None else int(text)
+    except TooHard:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """Live pairs at n_q = n_kv = N as a polynomial, exact where `valid` says."""
+
+    pairs: sympy.Expr
+    """In N and the mask's parameters."""
+    least: int
+    """For N from here on (and parameters near their defaults' order of magnitude)."""
+    period: int
+    """For multiples of this."""
+
+    def __str__(self) -> str:
+        every = f", N a multiple of {self.period}" if self.period > 1 else ""
+        return f"{self.pairs}  (N >= {self.least}{every})"
+
+
+def closed_form(keep: Expr) -> ClosedForm | None:
+    """The number of live pairs as a formula.
+
+    Beyond all constants of the mask the count is a quasi-polynomial of degree 2 (Ehrhart), so a
+    polynomial through enough exact counts of one residue class is exact there; three more counts
+    check it. None where counting is too hard or the check fails.
+    """
+    if E.arrays(keep):
+        return None
+    period = lcm(1, *(n.den for n in E.walk(keep) if isinstance(n, (E.Mod, E.FloorDiv))))
+    defaults = E.params(keep)
+    reach = sum(_constants(keep))
+    least = -(-(2 * reach + 2) // period) * period
+    if period > 1 << 14 or least > 1 << 26:
+        return None
+    symbols = [sympy.Symbol(name, integer=True, positive=True) for name in ("N", *defaults)]
+    start = (least, *defaults.values())
+    monomials = [m for m in product(range(3), repeat=len(symbols)) if sum(m) <= 2]
+    points = list(_points(start, period, len(symbols), len(monomials) + 3))
+    counts = [count_pairs(keep, p[0], p[0], dict(zip(defaults, p[1:], strict=True))) for p in points]
+    if any(count is None for count in counts):
+        return None
+    return _fit(symbols, monomials, points, counts, least, period)
+
+
+def _constants(keep: Expr) -> Iterator[int]:
+    """Sizes of the constants and scaled parameters: below their sum counts may bend."""
+    for node in E.walk(keep):
+        if isinstance(node, E.Sum):
+            yield abs(node.const)
+            yield from (abs(c) * t.default for c, t in node.terms if isinstance(t, E.Param))
+        elif isinstance(node, E.Member):
+            yield from (abs(bound) for pair in node.ranges for bound in pair)
+        elif isinstance(node, E.Param):
+            yield node.default
+
+
+def _points(
+    start: tuple[int, ...], period: int, variables: int, count: int
+) -> Iterator[tuple[int, ...]]:
+    """A simplex of points that determines degree 2, then a few more."""
+    steps = sorted(product(range(4), repeat=variables), key=lambda s: (sum(s), s))
+    for step in steps[:count]:
+        yield tuple(
+            base + jump * (period if index == 0 else 1)
+            for index, (base, jump) in enumerate(zip(start, step, strict=True))
+        )
+
+
+def _fit(
+    symbols: list[sympy.Symbol],
+    monomials: list[tuple[int, ...]],
+    points: list[tuple[int, ...]],
+    counts: list[int | None],
+    least: int,
+    period: int,
+) -> ClosedForm | None:
+    """The polynomial through the counts, if one goes through all of them."""
+    table = sympy.Matrix([
+        [sympy.prod(x**e for x, e in zip(point, m, strict=True)) for m in monomials]
+        for point in points
+    ])  # fmt: skip
+    try:
+        solution, free = table.gauss_jordan_solve(sympy.Matrix(counts))
+    except ValueError:
+        return None
+    solution = solution.subs({symbol: 0 for symbol in free})
+    pairs = sum(
+        c * sympy.prod(s**e for s, e in zip(symbols, m, strict=True))
+        for c, m in zip(solution, monomials, strict=True)
+    )
+    return ClosedForm(sympy.sympify(pairs), least, period)

@@ -1,0 +1,121 @@
+"""What can be proved about a mask. Every fact is a proof; what cannot be decided stays unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import islpy as isl
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
+from maskc.ir.types import MaskIR
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A statement about a mask and how it was decided."""
+
+    name: str
+    holds: bool | None
+    """None: unknown."""
+    where: str
+    """For which lengths: "all lengths" or "n_q = n_kv"."""
+    proof: str
+    """The set inclusion that was decided."""
+
+    def __str__(self) -> str:
+        verdict = {True: "yes", False: "no", None: "unknown"}[self.holds]
+        return f"{self.name}: {verdict} ({self.where}; {self.proof})"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFacts:
+    """The facts a plan may rely on."""
+
+    causal: Fact
+    no_empty_row: Fact
+    contiguous_rows: Fact
+    translation_invariant: Fact
+
+    def __iter__(self) -> Iterator[Fact]:
+        yield from (getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The mask between its bounds: equal ones where it reads no data."""
+
+    lower: isl.Set
+    upper: isl.Set
+    inside: isl.Set
+    universe: Universe
+
+
+_Test = Callable[[_View], bool]
+
+
+def analyse(ir: MaskIR) -> MaskFacts:
+    """Decide the facts of one head's mask."""
+    return MaskFacts(
+        _fact(ir.keep, "causal", "mask - {k <= p} is empty", _causal),
+        _fact(ir.keep, "no empty row", "rows - projection(mask) is empty", _no_empty_row),
+        _fact(ir.keep, "contiguous rows", "row hull - mask is empty", _contiguous),
+        _fact(ir.keep, "translation invariant", "mask shifted by (1, 1) stays in mask", _shifts),
+    )
+
+
+def _fact(keep: Expr, name: str, proof: str, test: _Test) -> Fact:
+    """Try all lengths, then equal ones; a refutation needs a mask without data."""
+    exact = not E.arrays(keep)
+    answer: bool | None = None
+    for where, square in (("all lengths", False), ("n_q = n_kv", True)):
+        try:
+            with budget():
+                answer = test(_view(keep, square)) or (False if exact else None)
+        except TooHard:
+            answer = None
+        if answer:
+            return Fact(name, True, where, proof)
+    return Fact(name, answer, "all lengths", proof)
+
+
+def _view(keep: Expr, square: bool) -> _View:
+    """The mask at all lengths >= 1, or at equal ones only."""
+    universe = token_universe(keep)
+    inside = domain(universe)
+    if square:
+        inside = inside.intersect(universe.set(E.eq(E.N_Q, E.N_KV)))
+    lower = universe.set(keep, opaque=False).intersect(inside)
+    return _View(lower, universe.set(keep, opaque=True).intersect(inside), inside, universe)
+
+
+def _causal(view: _View) -> bool:
+    past = view.universe.set(E.le(E.K, E.add(E.Q, E.N_KV, E.scale(-1, E.N_Q))))
+    return view.upper.is_subset(past)
+
+
+def _no_empty_row(view: _View) -> bool:
+    rows = view.inside.project_out(isl.dim_type.set, 1, 1)
+    return rows.is_subset(view.lower.project_out(isl.dim_type.set, 1, 1))
+
+
+def _contiguous(view: _View) -> bool:
+    names = ", ".join(view.universe.params)
+    keys_after = isl.Map(f"[{names}] -> {{ [q, k] -> [q2, k2] : q2 = q and k2 >= k }}")
+    keys_before = isl.Map(f"[{names}] -> {{ [q, k] -> [q2, k2] : q2 = q and k2 <= k }}")
+    if not view.lower.is_equal(view.upper):
+        return False
+    hull = view.lower.apply(keys_after).intersect(view.lower.apply(keys_before))
+    return hull.is_subset(view.lower)
+
+
+def _shifts(view: _View) -> bool:
+    if not view.lower.is_equal(view.upper):
+        return False
+    names = ", ".join(view.universe.params)
+    on = isl.Map(f"[{names}] -> {{ [q, k] -> [q + 1, k + 1] }}")
+    moved = view.lower.apply(on).intersect(view.inside)
+    back = view.lower.apply(on.reverse()).intersect(view.inside)
+    return moved.is_subset(view.lower) and back.is_subset(view.lower)

@@ -1,0 +1,87 @@
+"""Bundles from plain text: the vocabulary of generated modules.
+
+A generated module spells its formulas as Python expressions in strings; these functions read them
+back. `emit.module` writes what this module reads.
+"""
+
+from __future__ import annotations
+
+from base64 import b85decode
+
+from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, TileLoop, Variant
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.dtypes import DType
+from maskc.core.expr import Expr
+from maskc.core.expr_text import parse_expr
+from maskc.core.problem import Problem, TileShape
+
+
+def loop(first: str, last: str, *, step: int = 1, where: str = "True", full: bool) -> TileLoop:
+    """Tiles first, first + step, ..., last of each tile row ti where the guard holds."""
+    return TileLoop(parse_expr(where), parse_expr(first), parse_expr(last), step, full)
+
+
+def tiles(
+    q: int,
+    k: int,
+    *loops: TileLoop,
+    fixed: tuple[tuple[str, int], ...] = (),
+    square: bool = False,
+    numeric: bool = False,
+) -> tuple[TileShape, tuple[TileLoop, ...] | None, tuple[tuple[str, int], ...], bool]:
+    """How lengths become tiles of q queries x k keys; `numeric` where no closed form was found."""
+    return TileShape(q, k), None if numeric else loops, fixed, square
+
+
+def mask(keep: str, *layouts: tuple, shape: int = 0, args: tuple[str, ...] = ()) -> Variant:
+    """One of the distinct masks among the heads."""
+    formula = parse_expr(keep)
+    recipes = tuple(
+        LayoutRecipe(tile, formula, loops, fixed, square) for tile, loops, fixed, square in layouts
+    )
+    return Variant(formula, shape, tuple(map(_parse, args)), recipes)
+
+
+def _parse(text: str) -> Expr:
+    return parse_expr(text)
+
+
+def data(
+    name: str,
+    kind: str,
+    arrays: tuple[str, ...],
+    *,
+    block: int = 1,
+    options: tuple[int, ...] = (),
+    values: str = "",
+    shape: tuple[int, ...] = (),
+) -> DataDecl:
+    """A data atom; `values` is base-85 text of int32 numbers where they are known."""
+    return DataDecl(name, DataKind[kind], arrays, block, options, b85decode(values), shape)
+
+
+def kernel(
+    target: str, source: str, *, tile: tuple[int, int], ranges: bool, threads: int, shared: int
+) -> SourceUnit:
+    """One target's source and how to launch it."""
+    return SourceUnit(target, source, TileShape(*tile), ranges, threads, shared)
+
+
+def bundle(
+    name: str,
+    *,
+    head_dim: int,
+    head_dim_v: int,
+    dtype: str,
+    n_heads: int | None,
+    masks: tuple[Variant, ...],
+    of_head: tuple[int, ...],
+    arrays: tuple[str, ...],
+    data: tuple[DataDecl, ...],
+    params: tuple[tuple[str, int], ...],
+    kernels: tuple[SourceUnit, ...],
+    report: str,
+) -> Bundle:
+    """Everything a generated module holds."""
+    problem = Problem(head_dim, head_dim_v, DType.parse(dtype), n_heads)
+    return Bundle(name, problem, masks, of_head, arrays, data, params, kernels, report)

@@ -1,0 +1,208 @@
+"""The pipeline, one stage a line: mask -> IR -> pieces -> facts -> plan -> bundle -> callable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from maskc.core.bundle import Bundle
+from maskc.core.dtypes import DType
+from maskc.core.errors import HeadsUnknown
+from maskc.core.problem import Problem, TileShape
+from maskc.core.target import Target
+from maskc.dsl.mask import Mask
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from maskc.core.bundle import LayoutRecipe
+    from maskc.core.layout import BlockLayout
+    from maskc.ir.types import MaskIR
+    from maskc.plan.types import Heads, Plan
+    from maskc.runtime.compiled import CompiledMask
+
+# ------------------------------------------------------------------ compiling
+
+
+def compile(
+    mask: Mask,
+    *,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    n_heads: int | None = None,
+    dtype: object = "bfloat16",
+    target: str | None = None,
+    name: str = "mask",
+) -> CompiledMask:
+    """See Mask.compile."""
+    from maskc.plan.explain import explain
+    from maskc.runtime.compiled import CompiledMask
+    from maskc.runtime.targets import default_target
+
+    made = planned(
+        mask, problem(head_dim, head_dim_v, n_heads, dtype), Target.named(target or default_target())
+    )
+    return CompiledMask(bundled(made, name), made.target.name, reporter=lambda: explain(made))
+
+
+def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
+    """The problem a call of compile describes."""
+    return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads)
+
+
+def planned(mask: Mask, problem: Problem, target: Target) -> Plan:
+    """Stages 2 to 5: lower, decompose, analyse, plan."""
+    from maskc.plan.choose import plan
+
+    return plan(understood(mask, problem.n_heads), problem, target)
+
+
+def bundled(plan: Plan, name: str = "mask") -> Bundle:
+    """Stage 6: emit."""
+    from maskc.emit.emitter import emit
+
+    return emit(plan, name)
+
+
+@lru_cache(maxsize=256)
+def understood(mask: Mask, n_heads: int | None = None) -> Heads:
+    """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
+    from maskc.analysis.facts import analyse
+    from maskc.ir.decompose import decompose
+    from maskc.plan.types import Heads
+
+    masks, of_head = _distinct([decompose(ir) for ir in _lowered(mask, n_heads)])
+    return Heads(masks, tuple(map(analyse, masks)), of_head)
+
+
+def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
+    """Stage 2 for one head: the mask as one simplified formula."""
+    from maskc.ir.lower import lower
+    from maskc.ir.simplify import simplify
+
+    ir = lower(mask, head, n_heads)
+    return replace(ir, keep=simplify(ir.keep))
+
+
+def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
+    from maskc.ir.lower import differs_by_head
+
+    if not differs_by_head(mask):
+        return [lowered(mask, 0)]
+    if n_heads is None:
+        raise HeadsUnknown(at=getattr(mask, "loc", None))
+    return [lowered(mask, head, n_heads) for head in range(n_heads)]
+
+
+def _distinct(irs: list[MaskIR]) -> tuple[tuple[MaskIR, ...], tuple[int, ...]]:
+    """Heads with equal sets share one mask, however the sets were written."""
+    from maskc.ir.compare import equals, fingerprint
+
+    found: list[MaskIR] = []
+    prints: list[str] = []
+    of_head: list[int] = []
+    for ir in irs:
+        mark = fingerprint(ir.keep)
+        same = (
+            i for i, known in enumerate(found)
+            if known.keep == ir.keep or (prints[i] == mark and equals(known.keep, ir.keep))
+        )  # fmt: skip
+        index = next(same, len(found))
+        if index == len(found):
+            found.append(ir)
+            prints.append(mark)
+        of_head.append(index)
+    return tuple(found), tuple(of_head) if len(found) > 1 else ()
+
+
+# ------------------------------------------------------------------ questions
+
+
+def dense(
+    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
+) -> np.ndarray:
+    """See Mask.dense."""
+    from maskc.layout import check_lengths
+    from maskc.reference.dense import dense as reference
+
+    n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
+    return reference(mask, n_q, n_kv, n_heads=n_heads, **data)
+
+
+def layout(
+    mask: Mask,
+    n_q: int,
+    n_kv: int | None = None,
+    *,
+    block: tuple[int, int] = (128, 128),
+    head: int = 0,
+    **data: object,
+) -> BlockLayout:
+    """See Mask.layout."""
+    from maskc.layout import build, tile_shape
+    from maskc.plan.recipe import layout_recipe
+
+    ir = lowered(mask, head)
+    recipe = layout_recipe(ir.keep, tile_shape(block))
+    n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, data)
+    return build(recipe, n_q, n_kv, params, arrays)
+
+
+def _bound(
+    ir: MaskIR, recipe: LayoutRecipe, n_q: int, n_kv: int | None, head: int, data: dict[str, object]
+) -> tuple[int, int, dict[str, int], dict[str, np.ndarray]]:
+    """Checked lengths, parameters, and the arrays of one head and the first sequence."""
+    from maskc.layout import bind_arrays, check_lengths, sequence_arrays, split_call_data
+
+    n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
+    params, given = split_call_data(ir.data, tuple(ir.params.items()), data)
+    arrays = bind_arrays(ir.data, given, n_q, n_kv)
+    return n_q, n_kv, params, sequence_arrays(recipe, arrays, 0, head)
+
+
+def count(
+    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
+) -> int:
+    """See Mask.count."""
+    return sum(
+        _count(ir, head, n_q, n_kv, data) for head, ir in enumerate(_lowered(mask, n_heads))
+    )
+
+
+def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, object]) -> int:
+    from maskc.analysis.counts import count_pairs
+    from maskc.core.bundle import LayoutRecipe
+    from maskc.layout import count as count_by_tiles
+
+    recipe = LayoutRecipe(TileShape(128, 128), ir.keep, None)
+    n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, data)
+    found = count_pairs(ir.keep, n_q, n_kv, params)
+    return count_by_tiles(recipe, n_q, n_kv, params, arrays) if found is None else found
+
+
+def equals(left: Mask, right: Mask) -> bool | None:
+    """See Mask.equals."""
+    from maskc.ir.compare import equals as same
+
+    return _for_all_heads(left, right, same)
+
+
+def subset_of(left: Mask, right: Mask) -> bool | None:
+    """See Mask.subset_of."""
+    from maskc.ir.compare import subset
+
+    return _for_all_heads(left, right, subset)
+
+
+def _for_all_heads(left: Mask, right: Mask, test: object) -> bool | None:
+    from maskc.ir.heads import head_count, reads_head
+
+    n_heads = max(head_count(left), head_count(right))
+    answers = {
+        test(lowered(left, head).keep, lowered(right, head).keep)  # type: ignore[operator]
+        for head in range(n_heads)
+    }
+    if reads_head(left) or reads_head(right):
+        answers.add(True if left == right else None)
+    return False if False in answers else None if None in answers else True

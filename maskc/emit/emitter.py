@@ -1,0 +1,156 @@
+"""A plan becomes a bundle: source text from a template, and the recipes that go with it.
+
+Does not decide anything: tile, threads and memory come from the plan. The same plan gives the same
+bytes, whatever the hash seed.
+"""
+
+from __future__ import annotations
+
+from maskc.core.bundle import Bundle, SourceUnit, Variant
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.expr import Expr, arrays, params
+from maskc.core.expr_text import to_python
+from maskc.core.source import SourceLoc
+from maskc.emit.environment import render
+from maskc.emit.predicate import comment_of, predicate_lines, range_text
+from maskc.emit.spec import Iteration, KernelSpec, Shape
+from maskc.plan.types import Plan, PlannedMask
+
+_TEMPLATES = {"cpu": "cpu/attention.c.j2", "sm80": "sm80/forward.cu.j2"}
+
+
+def emit(plan: Plan, name: str) -> Bundle:
+    """The bundle of one mask for one target; `name` never reaches the source."""
+    reads = sorted({name for mask in plan.masks for name in arrays(mask.lifted.shape)})
+    shapes: list[Expr] = []
+    for mask in plan.masks:
+        if mask.lifted.shape not in shapes:
+            shapes.append(mask.lifted.shape)
+    spec = kernel_spec(plan, tuple(reads))
+    unit = SourceUnit(
+        plan.target.name,
+        render(_TEMPLATES[plan.target.family], spec),
+        plan.tile,
+        plan.use_ranges,
+        threads=32 * getattr(plan.schedule, "warps", 0),
+        shared_bytes=getattr(plan.schedule, "shared_bytes", 0),
+    )
+    unit = _with_origins(unit, plan)
+    found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
+    return Bundle(
+        name=name,
+        problem=plan.problem,
+        variants=tuple(
+            Variant(m.ir.keep, shapes.index(m.lifted.shape), m.lifted.args, (m.recipe,))
+            for m in plan.masks
+        ),
+        head_variant=plan.of_head,
+        arrays=tuple(reads),
+        data=declarations(plan.masks),
+        params=tuple(sorted(found.items())),
+        units=(unit,),
+    )
+
+
+def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
+    """All data the masks read, by name."""
+    found = {decl.name: decl for mask in masks for decl in mask.ir.data}
+    return tuple(decl for _, decl in sorted(found.items()))
+
+
+def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
+    """The template's holes, filled from the plan."""
+    shapes: dict[Expr, Shape] = {}
+    for mask in plan.masks:
+        if mask.lifted.shape not in shapes:
+            shapes[mask.lifted.shape] = _shape(mask, plan.use_ranges, reads)
+    n_args = max(len(mask.lifted.args) for mask in plan.masks)
+    decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
+    extra = {
+        name: getattr(plan.schedule, name)
+        for name in ("warps", "stages", "min_blocks", "keep_q", "group_keys", "predicate_unroll")
+        if hasattr(plan.schedule, name)
+    }
+    return KernelSpec(
+        target=plan.target,
+        dtype=plan.problem.dtype,
+        head_dim=plan.problem.head_dim,
+        head_dim_v=plan.problem.head_dim_v,
+        tile=plan.tile,
+        iteration=Iteration.range if plan.use_ranges else Iteration.csr,
+        shapes=tuple(shapes.values()),
+        n_args=n_args,
+        arg_notes=tuple(_arg_note(plan.masks, i) for i in range(n_args)),
+        table_ranks=tuple(decl_of[name].rank for name in reads),
+        array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
+        banner=_banner(plan),
+        **extra,
+    )
+
+
+def _shape(mask: PlannedMask, use_ranges: bool, reads: tuple[str, ...]) -> Shape:
+    rows, columns = mask.ranges if use_ranges and mask.ranges else (None, None)
+    return Shape(
+        predicate_lines(mask.ir, mask.lifted, reads),
+        range_text(rows) if rows else None,
+        range_text(columns) if columns else None,
+    )
+
+
+def _arg_note(masks: tuple[PlannedMask, ...], index: int) -> str:
+    """What argument `index` holds for each distinct value, user's names left out."""
+    values = dict.fromkeys(
+        to_python(mask.lifted.args[index]) for mask in masks if index < len(mask.lifted.args)
+    )
+    texts = [_anonymous(text, masks) for text in values]
+    return "; ".join(texts[:3]) + ("; ..." if len(texts) > 3 else "")
+
+
+def _anonymous(text: str, masks: tuple[PlannedMask, ...]) -> str:
+    names = sorted({name for mask in masks for name in params(mask.ir.keep)})
+    for number, name in enumerate(names):
+        text = text.replace(f"param('{name}', ", f"param({number}, ")
+    return text
+
+
+_NOTES = {
+    DataKind.documents: "document ids",
+    DataKind.flags: "flags",
+    DataKind.intervals: "bounds of a query's keys",
+    DataKind.tree: "times of a depth-first walk",
+    DataKind.table: "block table",
+    DataKind.random: "drawn block table",
+    DataKind.constant: "captured table",
+}
+
+
+def _array_note(decl: DataDecl, array: str) -> str:
+    _, _, part = array.partition(".")
+    return f"{_NOTES[decl.kind]}{f', {part}' if part else ''}"
+
+
+def _banner(plan: Plan) -> tuple[str, ...]:
+    p = plan.problem
+    return (
+        f"Attention for one mask: {plan.target.name}, {p.dtype.value}, head_dim {p.head_dim}"
+        + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else "")
+        + f", tiles of {plan.tile.q} queries x {plan.tile.k} keys.",
+        "Written by `maskc compile`; change the pattern, not this file.",
+    )
+
+
+def _with_origins(unit: SourceUnit, plan: Plan) -> SourceUnit:
+    """Map the predicate's lines to the user's positions, for compiler messages."""
+    where: dict[str, tuple[SourceLoc, str]] = {}
+    for mask in plan.masks:
+        for _, origin in mask.ir.origins:
+            if origin.loc:
+                where.setdefault(f"// {comment_of(origin)}", (origin.loc, origin.term))
+    origins = tuple(
+        (number, *where[line.strip()])
+        for number, line in enumerate(unit.text.splitlines(), start=1)
+        if line.strip() in where
+    )
+    return SourceUnit(
+        unit.target, unit.text, unit.tile, unit.ranges, unit.threads, unit.shared_bytes, origins
+    )

@@ -1,0 +1,72 @@
+"""A lifted formula as the lines of one C expression, each with the user's term above it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.core.expr_text import Printer
+from maskc.emit.c_printer import c_printer
+from maskc.emit.spec import PredicateLine
+from maskc.ir.lift import Lifted
+from maskc.ir.types import MaskIR, Origin
+from maskc.plan.ranges import RowRange, TileRange
+
+
+def predicate_lines(ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> tuple[PredicateLine, ...]:
+    """The predicate over q, k and `Mask m`."""
+    return tuple(_Writer(ir, lifted, arrays).lines(lifted.shape, "", ""))
+
+
+class _Writer:
+    def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> None:
+        self.printer: Printer = c_printer(arrays)
+        self.mask_of = dict(lifted.sources)
+        self.origin_of = dict(ir.origins)
+        self.last = ""
+
+    def lines(self, node: Expr, opening: str, closing: str) -> Iterator[PredicateLine]:
+        """The node's lines; parentheses open on its first line and close on its last."""
+        if not isinstance(node, (E.All, E.Any)):
+            yield PredicateLine(f"{opening}{self.printer(node)}{closing}", self._comment(node))
+            return
+        word = " &&" if isinstance(node, E.All) else " ||"
+        for index, term in enumerate(node.terms):
+            last = index + 1 == len(node.terms)
+            nested = isinstance(term, (E.All, E.Any))
+            yield from self.lines(
+                term,
+                (opening if index == 0 else "") + ("(" if nested else ""),
+                (")" if nested else "") + (closing if last else word),
+            )
+
+    def _comment(self, atom: Expr) -> str:
+        """The term this comparison came from, where it is not the line above's."""
+        source = self.mask_of.get(atom, atom)
+        origin = self.origin_of.get(source) or self.origin_of.get(E.negate(source))
+        text = comment_of(origin) if origin else ""
+        if text == self.last:
+            return ""
+        self.last = text
+        return text
+
+
+def comment_of(origin: Origin) -> str:
+    """`line 12: window(255)`; names the user chose are left out."""
+    term = re.sub(r"'[^']*'", "...", origin.term)
+    return f"line {origin.loc.line}: {term}" if origin.loc else term
+
+
+def range_text(row: RowRange, arrays: tuple[str, ...] = ()) -> tuple[str, str, str, str]:
+    """C text of a row's first and past-last live tile, and of the same for its full ones."""
+    printer = c_printer(arrays)
+    return (*_ends(row.live, printer), *_ends(row.full, printer))
+
+
+def _ends(span: TileRange, printer: Printer) -> tuple[str, str]:
+    first, last = printer(span.first), printer(span.last)
+    if span.guard == E.ALWAYS:
+        return first, last
+    return first, f"({printer(span.guard)}) ? {last} : {first}"

@@ -1,0 +1,153 @@
+"""A plan in words: what was proved, what it costs, why it runs this way."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
+from maskc.core.expr_text import to_python
+from maskc.core.layout import FULL, BlockLayout
+from maskc.layout import build
+from maskc.plan.types import Plan, PlannedMask
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """One head's forward pass at given lengths."""
+
+    n_q: int
+    n_kv: int
+    pairs: int
+    """Live pairs."""
+    full: int
+    """Full tiles."""
+    partial: int
+    """Partial tiles."""
+    tiles: int
+    """Tiles of the whole score matrix."""
+    executed: int
+    """Pairs inside live tiles: what runs."""
+    flops: int
+    """2 * (head_dim + head_dim_v) * pairs; the backward pass takes 2.5 times as many."""
+    bytes: int
+    """q and out once, k and v of every live tile."""
+
+    @property
+    def live_share(self) -> float:
+        """Live pairs over all pairs."""
+        return self.pairs / max(1, self.n_q * self.n_kv)
+
+    @property
+    def waste(self) -> float:
+        """Executed pairs over live pairs; 1 is perfect."""
+        return self.executed / max(1, self.pairs)
+
+
+def costs(plan: Plan, n_q: int, n_kv: int, head: int = 0) -> Costs | None:
+    """Exact numbers of one head's mask; None where it reads data."""
+    mask = plan.masks[plan.of_head[head] if plan.of_head else 0]
+    if mask.ir.data:
+        return None
+    layout = build(mask.recipe, n_q, n_kv, {}, {})
+    pairs = count_pairs(mask.ir.keep, n_q, n_kv, {})
+    if pairs is None:
+        from maskc.layout import count
+
+        pairs = count(mask.recipe, n_q, n_kv, {}, {})
+    full = int((layout.kind == FULL).sum())
+    size = plan.problem.dtype.itemsize
+    dims = plan.problem.head_dim + plan.problem.head_dim_v
+    rows, columns = layout.shape
+    return Costs(
+        n_q, n_kv, pairs, full, layout.nnz - full, rows * columns, executed_pairs(layout),
+        2 * dims * pairs, size * dims * (n_q + plan.tile.k * layout.nnz),
+    )  # fmt: skip
+
+
+def executed_pairs(layout: BlockLayout) -> int:
+    """Pairs inside the live tiles, lengths clipped."""
+    import numpy as np
+
+    rows, columns = layout.shape
+    per_row = np.diff(layout.row_ptr).astype(np.int64)
+    height = np.full(rows, layout.tile.q)
+    if rows:
+        height[-1] = layout.n_q - (rows - 1) * layout.tile.q
+    overhang = columns * layout.tile.k - layout.n_kv
+    last = np.zeros(rows, dtype=np.int64)
+    if layout.nnz and overhang:
+        owner = np.repeat(np.arange(rows), per_row)[layout.col == columns - 1]
+        last[owner] = overhang
+    return int((height * (per_row * layout.tile.k - last)).sum())
+
+
+def explain(plan: Plan, n_q: int | None = None, n_kv: int | None = None) -> str:
+    """The report of one plan; with lengths also its exact numbers there."""
+    return "\n".join(_lines(plan, n_q, n_q if n_kv is None else n_kv)) + "\n"
+
+
+def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
+    problem = plan.problem
+    yield f"target   {plan.target.name}, {problem.dtype.value}, head_dim {problem.head_dim}" + (
+        f"/{problem.head_dim_v}" if problem.head_dim_v != problem.head_dim else ""
+    )
+    for index, mask in enumerate(plan.masks):
+        if len(plan.masks) > 1:
+            heads = [h for h, which in enumerate(plan.of_head) if which == index]
+            yield f"heads    {', '.join(map(str, heads))}"
+        yield from _mask_lines(plan, index, mask)
+    for reason in plan.reasons:
+        yield from _wrapped("plan", reason)
+    if n_q is not None and n_kv is not None:
+        yield from _cost_lines(plan, n_q, n_kv)
+
+
+def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
+    yield from _wrapped("mask", to_python(mask.ir.keep))
+    for piece in mask.ir.pieces if len(mask.ir.pieces) > 1 else ():
+        yield from _wrapped("piece", to_python(piece.keep))
+    for fact in plan.facts[index]:
+        yield from _wrapped("proof", str(fact))
+    form = closed_form(mask.ir.keep)
+    if form is None:
+        yield "pairs    no closed form: exact numbers at given lengths"
+        return
+    yield from _formula_lines(form, plan)
+
+
+def _formula_lines(form: ClosedForm, plan: Plan) -> Iterator[str]:
+    """Live pairs, FLOPs and bytes of one head at n_q = n_kv = N."""
+    size = sympy.Symbol("N", integer=True, positive=True)
+    dims = plan.problem.head_dim + plan.problem.head_dim_v
+    yield from _wrapped("pairs", str(form))
+    yield from _wrapped("flops", f"forward {sympy.expand(2 * dims * form.pairs)}, backward 2.5 x")
+    least = 2 * dims * plan.problem.dtype.itemsize * size
+    yield from _wrapped("bytes", f"at least {least} (q, k, v and out once)")
+
+
+def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
+    for index in range(len(plan.masks)):
+        head = plan.of_head.index(index) if plan.of_head else 0
+        found = costs(plan, n_q, n_kv, head)
+        if found is None:
+            yield "cost     depends on data given at call time"
+            continue
+        yield (
+            f"cost     {n_q} x {n_kv}: {found.pairs} live pairs ({found.live_share:.2%}), "
+            f"{found.full} full and {found.partial} partial of {found.tiles} tiles"
+        )
+        yield (
+            f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "
+            f"tiles run {found.waste:.2f} x the live pairs"
+        )
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 100, initial_indent=f"{label:<9}", subsequent_indent=" " * 9,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""Closed-form tile ranges for kernels: where every row's live tiles are consecutive.
+
+The formula's constants stay symbolic, so that masks that differ only there share the text. The
+full range need not find every full tile, only certain ones: a kernel then evaluates a predicate
+that holds everywhere, and the result is the same to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import islpy as isl
+
+from maskc.analysis.tiles import solid_tiles, tile_classes
+from maskc.core import expr as E
+from maskc.core.bundle import TileLoop
+from maskc.core.expr import Expr
+from maskc.core.problem import TileShape
+from maskc.ir.sets import TooHard, Universe, budget
+from maskc.plan.recipe import NotALoop, tile_loops
+
+
+@dataclass(frozen=True, slots=True)
+class TileRange:
+    """first <= tile < last where `guard` holds, no tile elsewhere; formulas over ti (or tj)."""
+
+    guard: Expr
+    first: Expr
+    last: Expr
+    """Past the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """The live and the certainly full tiles of one tile row (or column)."""
+
+    live: TileRange
+    full: TileRange
+
+
+NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
+
+
+def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
+    """Ranges per tile row and per tile column of a lifted formula; None where there are none."""
+    if E.arrays(shape):
+        return None
+    names = sorted(E.symbols(shape) - {"q", "k", "n_q", "n_kv"}, key=lambda name: int(name[1:]))
+    universe = Universe(("q", "k"), ("n_q", "n_kv", *names))
+    try:
+        with budget():
+            live = tile_classes(shape, tile, universe).live
+            full = solid_tiles(shape, tile, universe)
+            found = [
+                RowRange(_single(live, tile, along), _single(full, tile, along)) for along in (0, 1)
+            ]
+    except (TooHard, NotALoop):
+        return None
+    return found[0], found[1]
+
+
+def _single(tiles: isl.Set, tile: TileShape, along: int) -> TileRange:
+    """The one consecutive loop that visits these tiles.
+
+    Raises:
+        NotALoop: there is more than one, or it skips tiles.
+    """
+    hull = isl.Set.from_basic_set(tiles.simple_hull())
+    tiles = hull if hull.is_equal(tiles) else tiles
+    loops: list[TileLoop] = tile_loops(tiles, tile, True, {}, along)
+    if not loops:
+        return NOTHING
+    if len(loops) > 1 or loops[0].step != 1:
+        raise NotALoop("more than one loop, or a stride")
+    loop = loops[0]
+    return TileRange(loop.guard, loop.first, E.add(loop.last, E.const(1)))

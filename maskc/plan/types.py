@@ -1,0 +1,65 @@
+"""A plan: how one mask will run on one target, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.analysis.facts import MaskFacts
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.problem import Problem, TileShape
+from maskc.core.target import Target
+from maskc.ir.lift import Lifted
+from maskc.ir.types import MaskIR
+from maskc.plan.ranges import RowRange
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The distinct masks of all query heads."""
+
+    masks: tuple[MaskIR, ...]
+    facts: tuple[MaskFacts, ...]
+    of_head: tuple[int, ...]
+    """For each head its mask; empty when all share the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tile, threads and memory of a kernel family for one problem."""
+
+    tile: TileShape
+    reason: str
+    """Why these numbers, for explain()."""
+    warps: int = 0
+    stages: int = 1
+    min_blocks: int = 1
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMask:
+    """One of the distinct masks, ready to be emitted."""
+
+    ir: MaskIR
+    lifted: Lifted
+    recipe: LayoutRecipe
+    ranges: tuple[RowRange, RowRange] | None
+    """Per tile row and per tile column, over the lifted constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything emit needs."""
+
+    problem: Problem
+    target: Target
+    schedule: object
+    """The family's schedule: tile, threads, shared memory."""
+    tile: TileShape
+    use_ranges: bool
+    """Tile lists as closed forms inside the kernel instead of CSR in memory."""
+    masks: tuple[PlannedMask, ...]
+    facts: tuple[MaskFacts, ...]
+    of_head: tuple[int, ...]
+    reasons: tuple[str, ...]
+    """One sentence per decision."""
