@@ -36,14 +36,12 @@ def compile(
     name: str = "mask",
 ) -> CompiledMask:
     """See Mask.compile."""
-    from maskc.plan.explain import explain
     from maskc.runtime.compiled import CompiledMask
-    from maskc.runtime.targets import default_target
+    from maskc.runtime.device import default_target
 
-    made = planned(
-        mask, problem(head_dim, head_dim_v, n_heads, dtype), Target.named(target or default_target())
-    )
-    return CompiledMask(bundled(made, name), made.target.name, reporter=lambda: explain(made))
+    wanted = problem(head_dim, head_dim_v, n_heads, dtype)
+    made = planned(mask, wanted, Target.named(target or default_target(wanted)))
+    return CompiledMask(bundled(made, name), made.target.name)
 
 
 def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
@@ -63,6 +61,36 @@ def bundled(plan: Plan, name: str = "mask") -> Bundle:
     from maskc.emit.emitter import emit
 
     return emit(plan, name)
+
+
+def generate(
+    mask: Mask, name: str, problem: Problem, targets: tuple[Target, ...], title: str
+) -> dict[str, str]:
+    """The generated module of a mask and its sources: file name -> text.
+
+    Args:
+        name: the module's name.
+        targets: one kernel source each.
+        title: the first line of the module's docstring.
+    """
+    from maskc.emit.module import module_files
+    from maskc.plan.explain import explain
+
+    plans = [planned(mask, problem, target) for target in targets]
+    report = "\n".join(map(explain, plans))
+    return module_files(merged([bundled(plan, name) for plan in plans], report), str(mask), title)
+
+
+def merged(bundles: list[Bundle], report: str) -> Bundle:
+    """One bundle with the units and recipes of all; they are of one mask."""
+    first = bundles[0]
+    variants = tuple(
+        replace(variant, recipes=tuple({b.variants[i].recipes[0].tile: b.variants[i].recipes[0]
+                                        for b in bundles}.values()))
+        for i, variant in enumerate(first.variants)
+    )  # fmt: skip
+    units = tuple(unit for bundle in bundles for unit in bundle.units)
+    return replace(first, variants=variants, units=units, report=report)
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from math import gcd
 
@@ -177,6 +177,11 @@ class Any(Expr):
     @property
     def parts(self) -> tuple[Expr, ...]:
         return self.terms
+
+
+def is_condition(expr: Expr) -> bool:
+    """Whether the formula is true or false, not an integer."""
+    return isinstance(expr, (Truth, Cmp, Member, All, Any))
 
 
 ZERO = Sum(0, ())
@@ -370,6 +375,11 @@ def disj(*terms: Expr) -> Expr:
     return _join(Any, ALWAYS, NEVER, terms)
 
 
+def xor(left: Expr, right: Expr) -> Expr:
+    """Exactly one of them."""
+    return disj(conj(left, negate(right)), conj(negate(left), right))
+
+
 def _join(node: type[All] | type[Any], absorbing: Truth, unit: Truth, terms: tuple[Expr, ...]) -> Expr:
     flat = set(chain.from_iterable(t.terms if isinstance(t, node) else (t,) for t in terms))
     flat.discard(unit)
@@ -385,6 +395,7 @@ def _join(node: type[All] | type[Any], absorbing: Truth, unit: Truth, terms: tup
     return kept[0] if len(kept) == 1 else node(tuple(sorted(kept, key=lambda term: term.key)))
 
 
+@lru_cache(maxsize=1 << 14)  # joining asks for the negation of every term, at every level
 def negate(expr: Expr) -> Expr:
     """Logical not, pushed down to the comparisons."""
     match expr:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.core import expr as E
+from maskc.core.data import check_name
 from maskc.core.errors import BadExpression
 from maskc.core.expr import Expr
 
@@ -161,6 +162,8 @@ PYTHON = Dialect(
 )
 
 to_python = Printer(PYTHON)
+to_people = Printer(replace(PYTHON, param=lambda name, default: name))
+"""For reports: parameters by their bare names."""
 
 
 # ------------------------------------------------------------------ reading
@@ -196,31 +199,49 @@ def read_node(node: ast.expr) -> Expr:
         case ast.Attribute(value=ast.Name(id="mc" | "maskc"), attr=name):
             return E.Sym(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return E.scale(-1, read_node(operand))
+            return E.scale(-1, _integer(operand))
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
-            return E.negate(read_node(operand))
+            return E.negate(_condition(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _LOGIC_OPS:
+            return _LOGIC_OPS[type(op)](_condition(left), _condition(right))
         case ast.BinOp(left=left, op=op, right=right):
-            return _binary(read_node(left), op, read_node(right))
+            return _arithmetic(_integer(left), op, _integer(right))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE_OPS:
-            return _COMPARE_OPS[type(op)](read_node(left), read_node(right))
+            return _COMPARE_OPS[type(op)](_integer(left), _integer(right))
         case ast.Subscript(value=array, slice=index):
             parts = index.elts if isinstance(index, ast.Tuple) else [index]
-            return E.Load(ast.unparse(array), tuple(map(read_node, parts)))
+            return E.Load(ast.unparse(array), tuple(map(_integer, parts)))
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
             return _call(name, args)
     raise BadExpression(f"{ast.unparse(node)!r} is not part of the formula language")
 
 
-def _binary(left: Expr, op: ast.operator, right: Expr) -> Expr:
+_LOGIC_OPS: dict[type[ast.operator], Callable[[Expr, Expr], Expr]] = {
+    ast.BitAnd: E.conj, ast.BitOr: E.disj, ast.BitXor: E.xor,
+}  # fmt: skip
+
+
+def _integer(node: ast.expr) -> Expr:
+    return _typed(node, False, "an integer")
+
+
+def _condition(node: ast.expr) -> Expr:
+    return _typed(node, True, "a condition such as q >= k")
+
+
+def _typed(node: ast.expr, condition: bool, wanted: str) -> Expr:
+    found = read_node(node)
+    if E.is_condition(found) != condition:
+        raise BadExpression(f"{ast.unparse(node)!r} must be {wanted}")
+    return found
+
+
+def _arithmetic(left: Expr, op: ast.operator, right: Expr) -> Expr:
     match op:
         case ast.Add():
             return E.add(left, right)
         case ast.Sub():
             return E.sub(left, right)
-        case ast.BitAnd():
-            return E.conj(left, right)
-        case ast.BitOr():
-            return E.disj(left, right)
     number = E.as_const(right)
     if isinstance(op, ast.Mult):
         factor = E.as_const(left)
@@ -232,18 +253,22 @@ def _binary(left: Expr, op: ast.operator, right: Expr) -> Expr:
         return E.floordiv(left, number)
     if number and isinstance(op, ast.Mod):
         return E.mod(left, number)
-    raise BadExpression(f"{type(op).__name__} needs a plain integer other than 0 on one side")
+    if isinstance(op, (ast.Mult, ast.FloorDiv, ast.Mod)):
+        raise BadExpression(f"{type(op).__name__} needs a plain integer other than 0 on one side")
+    raise BadExpression(f"{type(op).__name__} is not part of the formula language")
 
 
 def _call(name: str, args: list[ast.expr]) -> Expr:
     match name, args:
         case "min" | "max", [_, *_]:
-            return (E.minimum if name == "min" else E.maximum)(*map(read_node, args))
+            return (E.minimum if name == "min" else E.maximum)(*map(_integer, args))
         case "abs", [arg]:
-            return E.absolute(read_node(arg))
+            return E.absolute(_integer(arg))
         case "param", [ast.Constant(value=str() as label), default]:
-            return E.Param(label, int(ast.literal_eval(default)))
+            number = E.as_const(_integer(default))
+            if number is not None:
+                return E.Param(check_name(label, None), number)
         case "member", [value, ranges]:
             pairs = tuple((int(a), int(b)) for a, b in ast.literal_eval(ranges))
-            return E.Member(read_node(value), pairs)
+            return E.Member(_integer(value), pairs)
     raise BadExpression(f"{name}(...) is not part of the formula language")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def _position(frame: FrameType) -> SourceLoc:
         if index == frame.f_lasti // 2:
             if line is None or col is None:
                 break
-            last = (end_col or 0) + 1 if end_line == line else 0
+            last = _chars(frame, line, end_col) + 1 if end_line == line and end_col else 0
             return SourceLoc(_shown(frame), line, _chars(frame, line, col) + 1, last)
     return SourceLoc(_shown(frame), frame.f_lineno, 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from base64 import b85encode
 from dataclasses import dataclass
 
@@ -70,8 +72,13 @@ def _in_docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
-def _quoted(expr: E.Expr) -> str:
-    return to_python(expr).replace("\\", "\\\\").replace('"', '\\"')
+def _quoted(expr: E.Expr, width: int = 70) -> str:
+    """The formula as string literals, one a line, that Python joins."""
+    lines = textwrap.wrap(
+        to_python(expr), width, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=False,
+    )  # fmt: skip
+    return "\n".join(json.dumps(line) for line in lines)
 
 
 def _mask(variant: Variant) -> _Mask:

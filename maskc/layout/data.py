@@ -85,7 +85,7 @@ def split_call_data(
 
     Raises:
         DataUnknown, DataMissing: a name too many or too few.
-        DataType, DataRange: a parameter that is no integer, or beyond 2^30.
+        DataType, DataRange: a parameter that is no integer, or not in 0..2^30.
     """
     wanted = [decl for decl in decls if decl.from_caller]
     _refuse_unknown(data, [decl.name for decl in wanted] + [name for name, _ in params])
@@ -106,9 +106,9 @@ def _parameter(name: str, value: object) -> int:
     found = _integer(value)
     if found is None:
         raise DataType(name, type(value).__name__, "an integer", at=name)
-    if abs(found) > LIMIT:
-        hint = "parameters are 32-bit in the kernel; None in the pattern means unbounded"
-        raise DataRange(name, f"{found} is beyond {LIMIT} in magnitude", hint, at=name)
+    if not 0 <= found <= LIMIT:
+        hint = "parameters count tokens; None in the pattern means unbounded"
+        raise DataRange(name, f"{found} is outside 0..{LIMIT}", hint, at=name)
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sympy
 
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
-from maskc.core.expr_text import to_python
+from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.layout import build
 from maskc.plan.types import Plan, PlannedMask
@@ -107,9 +107,9 @@ def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
 
 
 def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
-    yield from _wrapped("mask", to_python(mask.ir.keep))
+    yield from _wrapped("mask", to_people(mask.ir.keep))
     for piece in mask.ir.pieces if len(mask.ir.pieces) > 1 else ():
-        yield from _wrapped("piece", to_python(piece.keep))
+        yield from _wrapped("piece", to_people(piece.keep))
     for fact in plan.facts[index]:
         yield from _wrapped("proof", str(fact))
     form = closed_form(mask.ir.keep)

@@ -51,7 +51,8 @@ def tile_loops(
     scanned = scanned.set_dim_name(isl.dim_type.param, count, outer)
     names = ", ".join(scanned.get_var_names(isl.dim_type.param))
     inside = f"{tile.q}ti < n_q and ti >= 0" if along == 0 else f"{tile.k}tj < n_kv and tj >= 0"
-    context = isl.Set(f"[{names}] -> {{ : n_q >= 1 and n_kv >= 1 and {inside} }}")
+    counts = "".join(f" and {name} >= 0" for name in defaults)
+    context = isl.Set(f"[{names}] -> {{ : n_q >= 1 and n_kv >= 1 and {inside}{counts} }}")
     schedule = isl.UnionMap.from_map(isl.Map.identity(
         scanned.get_space().map_from_set()).intersect_domain(scanned))  # fmt: skip
     counter = isl.IdList.from_id(isl.Id(_COUNTER))

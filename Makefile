@@ -1,0 +1,43 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both build their own virtual environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# PyTorch only where it is already cheap to have: tests that compare with it skip themselves without.
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-gpu matrix check generated format clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e '.[test,figures]' $(EXTRAS)
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python docs/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+# Every architecture, head dimension and dtype through NVRTC; needs the cuda13 extra, no GPU.
+matrix: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[cuda13]'
+	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
+
+check: $(STAMP)
+	$(BIN)/pip install --quiet 'ruff>=0.9'
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	$(BIN)/maskc compile --check patterns -o generated
+
+generated: $(STAMP)
+	$(BIN)/maskc compile patterns -o generated
+
+format:
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,74 @@
+"""The demo behind `make demo`: one mask, its price, a kernel on this machine's CPU, and a check.
+
+The queries, keys and values come from a real text: bytes of docs/language.md, embedded by a fixed
+random table and projected by fixed random matrices.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+import maskc as mc
+from maskc.reference.attention import attention as dense_attention
+from maskc.viz.figure import save
+from maskc.viz.terminal import draw
+
+HERE = Path(__file__).parent
+HEADS, HEAD_DIM, TOKENS = 4, 64, 2048
+
+
+def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q, k, v float32 [1, HEADS, TOKENS, HEAD_DIM] from the bytes of a text."""
+    tokens = np.frombuffer(path.read_bytes()[:TOKENS], dtype=np.uint8)
+    rng = np.random.default_rng(2026)
+    width = HEADS * HEAD_DIM
+    place = np.arange(len(tokens))[:, None] / 10000 ** (np.arange(width) / width)
+    embedded = rng.standard_normal((256, width))[tokens] + np.sin(place)
+    projected = [
+        embedded @ rng.standard_normal((width, width)) / np.sqrt(width) for _ in range(3)
+    ]
+    return tuple(  # type: ignore[return-value]
+        x.reshape(1, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3).astype(np.float32)
+        for x in projected
+    )
+
+
+def main() -> None:
+    mask = mc.causal() & (mc.sinks(16) | mc.window(255))
+    print(f"mask = {mask}\n")
+    print(draw(mask, TOKENS))
+
+    start = perf_counter()
+    attn = mask.compile(head_dim=HEAD_DIM, dtype="float32", target="cpu")
+    attn.warmup()
+    print(f"\ncompiled in {perf_counter() - start:.2f} s (cached builds take milliseconds)")
+    print(attn.explain())
+
+    q, k, v = text_as_qkv(HERE / "language.md")
+    attn(q, k, v)
+    start = perf_counter()
+    out, lse = attn(q, k, v, return_lse=True)
+    sparse = perf_counter() - start
+    start = perf_counter()
+    expected, expected_lse = dense_attention(q, k, v, mask.dense(q.shape[2]))
+    dense = perf_counter() - start
+
+    error = np.abs(out - expected).max() / np.abs(expected).max()
+    lse_error = np.abs(lse - expected_lse).max()
+    print(f"{q.shape[2]} bytes of docs/language.md, {HEADS} heads of {HEAD_DIM}:")
+    print(f"  maskc kernel            {sparse * 1e3:8.2f} ms")
+    print(f"  masked dense NumPy fp64 {dense * 1e3:8.2f} ms")
+    print(f"  largest error {error:.1e} (out), {lse_error:.1e} (log-sum-exp)")
+    if not error < 1e-5:
+        raise SystemExit("the kernel disagrees with dense attention")
+
+    picture = HERE.parent / "demo.png"
+    save(mask, picture, n_q=TOKENS)
+    print(f"\nthe mask as a picture: {picture.name}")
+
+
+if __name__ == "__main__":
+    main()
