@@ -32,9 +32,10 @@ def shown(value: object) -> str:
 
 def count(where: str, name: str, value: object, at: SourceLoc | None) -> Expr:
     """A data integer >= 0: a literal, mc.param(...), or a formula in the lengths."""
-    if isinstance(value, Traced) and E.symbols(value.expr) <= _HOST:
-        return value.expr
-    number = _integer(value)
+    number = E.as_const(value.expr) if isinstance(value, Traced) else _integer(value)
+    if number is None and isinstance(value, Traced) and not E.is_condition(value.expr):
+        if E.symbols(value.expr) <= _HOST:
+            return value.expr
     if number is None:
         return mistake(NotAnInteger(where, name, shown(value), at=at), E.ZERO)
     if number < 0:

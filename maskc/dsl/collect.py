@@ -19,11 +19,12 @@ _noted: ContextVar[list[MaskcError] | None] = ContextVar("maskc_mistakes", defau
 
 
 def mistake(error: MaskcError, stand_in: T) -> T:
-    """Raise the error, or note it and go on with the stand-in."""
+    """Raise the error, or note it (once for each place) and go on with the stand-in."""
     noted = _noted.get()
     if noted is None:
         raise error
-    noted.append(error)
+    if str(error) not in map(str, noted):
+        noted.append(error)
     return stand_in
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from maskc.core.errors import BadPhase, NoSuchHead, UsageMistake
+from maskc.core.errors import BadPhase, NoSuchHead, NotAMask, UsageMistake
 from maskc.core.source import caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
@@ -31,6 +31,11 @@ def causal(*, align: str = END) -> Mask:
     return nodes.Causal(checked.align("causal", align, at), loc=at)
 
 
+def _sized(where: str, name: str, value: Count) -> Traced:
+    """A count that arithmetic follows."""
+    return Traced(checked.count(where, name, value, caller()))
+
+
 class _Window:
     """p - left <= k <= p + right: inclusive counts on both sides; None is unbounded.
 
@@ -51,7 +56,7 @@ class _Window:
 
     def hf(self, size: Count) -> Mask:
         """Hugging Face's causal sliding window: `size` keys, the query itself included."""
-        return self(size - 1, 0)
+        return self(_sized("window.hf", "size", size) - 1, 0)
 
     def hf_bidirectional(self, size: Count) -> Mask:
         """Hugging Face's bidirectional sliding window: 2 * size + 1 keys."""
@@ -59,7 +64,8 @@ class _Window:
 
     def longformer(self, attention_window: Count) -> Mask:
         """Longformer's attention_window: half of it on each side."""
-        return self(attention_window // 2, attention_window // 2)
+        side = _sized("window.longformer", "attention_window", attention_window) // 2
+        return self(side, side)
 
     def jax(self, left: Count | None, right: Count | None) -> Mask:
         """JAX's LocalMask((left, right)): left + 1 + right keys."""
@@ -165,6 +171,9 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
 def per_head(masks: Sequence[Mask]) -> Mask:
     """One mask per query head; equal ones are compiled once."""
     at = caller()
+    if not isinstance(masks, Iterable):
+        wrong = NotAMask("each item of per_head([...])", type(masks).__name__, at=at)
+        return mistake(wrong, nodes.Full(loc=at))
     found = tuple(checked.mask("per_head", item, at) for item in masks)
     if not found:
         return mistake(NoSuchHead(0, 0, at=at), nodes.Full(loc=at))

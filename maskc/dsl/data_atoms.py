@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents, check_name
-from maskc.core.errors import BadTable, MaskcError
+from maskc.core.errors import BadOption, BadTable, DataRange, MaskcError
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
@@ -37,9 +37,10 @@ def flags(name: str, on: str = "k") -> Mask:
     """flag[k] (or flag[q] with on="q"): booleans [n_kv] (or [n_q]) given at call time."""
     at = caller()
     found = _name(name, at)
-    side = "q" if on == "q" else "k"
-    decl = DataDecl(found, DataKind.flags, (found,), options=(int(side == "q"),))
-    return nodes.Flags(decl, side, loc=at)
+    if on not in ("q", "k"):
+        on = mistake(BadOption("flags: on", '"q" or "k"', repr(on), at=at), "k")
+    decl = DataDecl(found, DataKind.flags, (found,), options=(int(on == "q"),))
+    return nodes.Flags(decl, on, loc=at)
 
 
 def intervals(name: str) -> Mask:
@@ -74,16 +75,26 @@ def block_table(table: object, block: int) -> Mask:
     if isinstance(table, str):
         name = _name(table, at)
         return nodes.BlockTable(DataDecl(name, DataKind.table, (name,), size), loc=at)
-    array = np.asarray(table)
-    if array.ndim not in (2, 3) or array.dtype.kind not in "biu":
+    try:
+        array = np.asarray(table)
+    except (TypeError, ValueError) as error:  # a ragged list, a tensor on a device
+        return mistake(BadTable("block_table", error, at=at), nodes.Full(loc=at))
+    if array.ndim not in (2, 3) or array.dtype.kind not in "biu" or not array.size:
         wrong = BadTable("block_table", f"shape {array.shape} of {array.dtype}", at=at)
         return mistake(wrong, nodes.Full(loc=at))
     return nodes.BlockTable(captured(array != 0, DataKind.table, size), loc=at)
 
 
 def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
-    """The declaration of an array whose values are known now; named after its content."""
+    """The declaration of an array whose values are known now; named after its content.
+
+    Raises:
+        DataRange: a value beyond 32 bits.
+    """
     values = np.ascontiguousarray(array, dtype="<i4")
+    if not np.array_equal(values, array):
+        found = f"values reach {array.min()} and {array.max()}, beyond 32 bits"
+        raise DataRange("a captured array", found, "kernels read 32-bit integers", at=caller())
     content = values.tobytes()
     digest = sha256(repr((kind.value, block, values.shape)).encode() + content).hexdigest()[:12]
     name = f"table_{digest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -45,6 +46,7 @@ def load(path: str | Path) -> dict[str, Pattern | Mask]:
 
 def _run(file: Path, module: ModuleType) -> None:
     name = _shown(file)
+    linecache.checkcache(name)  # excerpts in messages are of the file as it is now
     sys.path.insert(0, str(file.resolve().parent))
     try:
         exec(compile(file.read_bytes(), name, "exec"), vars(module))
@@ -53,7 +55,7 @@ def _run(file: Path, module: ModuleType) -> None:
     except SyntaxError as error:
         at = SourceLoc(name, error.lineno or 1, error.offset or 1)
         mistake(PatternFailed("SyntaxError", error.msg, at=at), None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = _place(error.__traceback__, name)
         mistake(PatternFailed(type(error).__name__, error, at=at), None)
     finally:
@@ -65,7 +67,7 @@ def _try(pattern: Pattern, file: Path) -> None:
         pattern()
     except MaskcError as error:
         mistake(error, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = _place(error.__traceback__, _shown(file))
         mistake(PatternFailed(type(error).__name__, error, at=at), None)
 

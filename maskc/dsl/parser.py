@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from maskc.core.data import DataKind
-from maskc.core.errors import BadExpression
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import BadExpression, MaskcError
+from maskc.core.expr import Expr
 from maskc.core.expr_text import read_node
 from maskc.dsl import combinators as C
 from maskc.dsl import data_atoms as D
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
-from maskc.dsl.traced import Traced, param
+from maskc.dsl.traced import Traced
 
 _CALLS: dict[str, Callable[..., Mask]] = {
     function.__name__: function
@@ -35,12 +37,11 @@ def parse_mask(text: str) -> Mask:
         BadExpression: something in the text is not part of the mask language.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return _mask(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError) as error:
         raise BadExpression(f"{error} in {text!r}") from None
-    except RecursionError:
+    except (RecursionError, MemoryError):
         raise BadExpression("it is nested too deeply") from None
-    return _mask(tree)
 
 
 def _mask(node: ast.expr) -> Mask:
@@ -81,38 +82,71 @@ def _call(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> 
 
 
 def _apply(build: Callable[..., Mask], args: list[ast.expr], keywords: list[ast.keyword]) -> Mask:
-    named = {word.arg: _value(word.value) for word in keywords if word.arg}
+    named = {_keyword(word): _value(word.value) for word in keywords}
     try:
         return build(*map(_value, args), **named)
+    except MaskcError:
+        raise
     except TypeError as error:
         raise BadExpression(str(error)) from None
+
+
+def _keyword(word: ast.keyword) -> str:
+    if word.arg is None:
+        raise BadExpression("** is not part of the mask language")
+    return word.arg
 
 
 def _value(node: ast.expr) -> object:
     """An argument: a mask, a literal, or an integer formula in lengths and parameters."""
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError):
+    except (ValueError, TypeError, SyntaxError):
         pass
-    match node:
-        case ast.Call(func=ast.Name(id="param"), args=[name, default]):
-            return param(ast.literal_eval(name), ast.literal_eval(default))
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(item) for item in node.elts]
     try:
-        return Traced(read_node(node))
+        formula = read_node(node)
     except BadExpression:
         return _mask(node)
+    number = E.as_const(formula)
+    return Traced(formula) if number is None else number
 
 
-_PARAMETERS = {("q", "k"): 2, ("h", "q", "k"): 3}
+_PARAMETERS = ("q, k", "h, q, k")
 
 
 def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
-    names = tuple(arg.arg for arg in function.args.args)
-    if names not in _PARAMETERS:
+    if ast.unparse(function.args) not in _PARAMETERS:
         raise BadExpression("where takes lambda q, k: ... or lambda h, q, k: ...")
-    tables = tuple(
-        D.captured(np.array(ast.literal_eval(word.value)), DataKind.constant) for word in keywords
-    )
-    return N.Where(read_node(function.body), tables)
+    known = set(ast.unparse(function.args).split(", ")) | {"n_q", "n_kv"}
+    given = {_keyword(word): _constant_array(word) for word in keywords}
+    formula = _named(read_node(function.body), given)
+    if unknown := sorted(E.symbols(formula) - known):
+        names = ", ".join(sorted(known))
+        raise BadExpression(f"{unknown[0]!r} is not defined here; known: {names}")
+    if not E.is_condition(formula):
+        raise BadExpression("where needs a condition such as q >= k, found an integer")
+    tables = {table.name: table for table in given.values()}
+    return N.Where(formula, tuple(tables[name] for name in E.arrays(formula)))
+
+
+def _constant_array(word: ast.keyword) -> DataDecl:
+    array = np.array(ast.literal_eval(word.value))
+    if array.ndim not in (1, 2) or array.dtype.kind not in "biu":
+        raise BadExpression(f"{word.arg!r} must be a list, or a list of lists, of integers")
+    return D.captured(array, DataKind.constant)
+
+
+def _named(formula: Expr, tables: dict[str, DataDecl]) -> Expr:
+    """The formula with its arrays under their own names instead of the text's."""
+
+    def load(node: Expr) -> Expr | None:
+        if not isinstance(node, E.Load):
+            return None
+        if node.array not in tables or len(node.index) != tables[node.array].rank:
+            known = ", ".join(sorted(tables)) or "none"
+            raise BadExpression(f"{node.array}[...] is not an array given here; given: {known}")
+        return E.Load(tables[node.array].name, tuple(_named(i, tables) for i in node.index))
+
+    return E.transform(formula, load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,7 +82,8 @@ def pattern(function: Callable[..., Mask]) -> Pattern:
             raise BadParameterValue(name, label, kind.__name__, parameter.default, at=at)
         parameters.append((label, kind, parameter.default))
     made = Pattern(name, function, tuple(parameters), at)
-    functools.update_wrapper(made, function, updated=())  # type: ignore[arg-type]
+    object.__setattr__(made, "__doc__", function.__doc__)
+    object.__setattr__(made, "__wrapped__", function)  # help() and inspect.signature look here
     return made
 
 
@@ -98,6 +98,8 @@ def _kind(hint: object, default: object) -> type:
 def _fits(value: object, kind: type) -> bool:
     if kind is int:
         return isinstance(value, (int, Traced)) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, kind)
 
 

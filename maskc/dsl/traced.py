@@ -12,12 +12,9 @@ from typing import NoReturn
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
-from maskc.core.errors import MaskUsedAsBool, NotTraceable
-from maskc.core.expr import Expr
+from maskc.core.errors import MaskUsedAsBool, NotAnInteger, NotTraceable
+from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
-
-_BOOLEAN = (E.Truth, E.Cmp, E.Member, E.All, E.Any)
-
 
 def _refuse(what: str) -> NoReturn:
     raise NotTraceable(what, at=caller())
@@ -38,7 +35,7 @@ def lift(value: object) -> Expr:
 def lift_int(value: object, context: str) -> Expr:
     """Like lift, for places that need an integer."""
     expr = lift(value)
-    if isinstance(expr, _BOOLEAN):
+    if is_condition(expr):
         _refuse(f"{context} needs integers, found a condition")
     return expr
 
@@ -46,7 +43,7 @@ def lift_int(value: object, context: str) -> Expr:
 def lift_bool(value: object, context: str) -> Expr:
     """Like lift, for places that need a condition."""
     expr = lift(value)
-    if not isinstance(expr, _BOOLEAN):
+    if not is_condition(expr):
         _refuse(f"{context} needs conditions such as q >= k, found an integer")
     return expr
 
@@ -58,10 +55,11 @@ def _literal(value: object, context: str) -> int:
     return number
 
 
+_Build = Callable[[Expr, Expr], Expr]
 _Binary = Callable[["Traced", object], "Traced"]
 
 
-def _arithmetic(symbol: str, build: Callable[[Expr, Expr], Expr]) -> tuple[_Binary, _Binary]:
+def _arithmetic(symbol: str, build: _Build) -> tuple[_Binary, _Binary]:
     def forward(self: Traced, other: object) -> Traced:
         return Traced(build(lift_int(self, symbol), lift_int(other, symbol)))
 
@@ -71,19 +69,26 @@ def _arithmetic(symbol: str, build: Callable[[Expr, Expr], Expr]) -> tuple[_Bina
     return forward, backward
 
 
-def _compare(symbol: str, build: Callable[[Expr, Expr], Expr]) -> _Binary:
+def _compare(symbol: str, build: _Build) -> _Binary:
     return _arithmetic(symbol, build)[0]
 
 
-def _logic(symbol: str, build: Callable[[Expr, Expr], Expr]) -> _Binary:
+def _logic(symbol: str, build: _Build) -> _Binary:
     def combine(self: Traced, other: object) -> Traced:
         return Traced(build(lift_bool(self, symbol), lift_bool(other, symbol)))
 
     return combine
 
 
-def _xor(a: Expr, b: Expr) -> Expr:
-    return E.disj(E.conj(a, E.negate(b)), E.conj(E.negate(a), b))
+def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> _Binary:
+    """Two integers, or two conditions."""
+
+    def combine(self: Traced, other: object) -> Traced:
+        if is_condition(self.expr):
+            return Traced(of_conditions(self.expr, lift_bool(other, symbol)))
+        return Traced(of_integers(self.expr, lift_int(other, symbol)))
+
+    return combine
 
 
 def _multiply(a: Expr, b: Expr) -> Expr:
@@ -98,6 +103,7 @@ class Traced:
     """An integer or a condition as a formula; see the module's header."""
 
     __slots__ = ("expr",)
+    __array_ufunc__ = None  # NumPy scalars on the left leave the operation to this class
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, expr: Expr) -> None:
@@ -110,11 +116,11 @@ class Traced:
     __gt__ = _compare(">", E.gt)
     __le__ = _compare("<=", E.le)
     __lt__ = _compare("<", E.lt)
-    __eq__ = _compare("==", E.eq)  # type: ignore[assignment]
-    __ne__ = _compare("!=", E.ne)  # type: ignore[assignment]
+    __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))  # type: ignore[assignment]
+    __ne__ = _equality("!=", E.ne, E.xor)  # type: ignore[assignment]
     __and__ = __rand__ = _logic("&", E.conj)
     __or__ = __ror__ = _logic("|", E.disj)
-    __xor__ = __rxor__ = _logic("^", _xor)
+    __xor__ = __rxor__ = _logic("^", E.xor)
 
     def __floordiv__(self, other: object) -> Traced:
         return Traced(E.floordiv(lift_int(self, "//"), self._divisor(other, "//")))
@@ -211,4 +217,8 @@ def param(name: str, default: int) -> Traced:
     Use it where an integer is data: a window's width, a number of sinks, in `where`.
     """
     at = caller()
-    return Traced(E.Param(check_name(name, at), operator.index(default)))
+    try:
+        value = operator.index(default)
+    except TypeError:
+        raise NotAnInteger("param", "default", repr(default), at=at) from None
+    return Traced(E.Param(check_name(name, at), value))

@@ -1,0 +1,168 @@
+"""Attention over a set of pairs, and its gradients, row by row in float64.
+
+For query q at position p = q + n_kv - n_q and the keys k it sees, in this order:
+
+    s_k = scale * q . k
+    s_k = softcap * tanh(s_k / softcap)        with softcap
+    s_k = s_k - slope[h] * |p - k|             with ALiBi
+    lse = log(exp(sink[h]) + sum exp(s_k))     the sink only with sink logits
+    out = sum exp(s_k - lse) * v_k
+
+A query that sees no key has out 0, lse -inf (the sink's logit with sinks) and gradient 0. Keys and
+values a query does not see never touch it, whatever they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class _Options:
+    scale: float
+    softcap: float | None
+    slopes: np.ndarray | None
+    sinks: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One query on one head and the keys it sees."""
+
+    at: tuple[int, int, int]
+    """Batch, query head, query."""
+    kv: tuple[int, int]
+    """Batch, key/value head."""
+    keys: np.ndarray
+    """int64 [seen]."""
+    weights: np.ndarray
+    """float64 [seen]: their share of the softmax."""
+    lse: float
+    slope_of_cap: np.ndarray | float
+    """d softcap(x) / dx at each score."""
+    distance: np.ndarray
+    """int64 [seen]: |p - k|."""
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    sink_logits: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(scale * q k^T restricted to the set) v.
+
+    Args:
+        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]; Hq a multiple of Hkv; any
+            float dtype.
+        mask: bool [Nq, Nkv], [Hq, Nq, Nkv] or anything 4-D that broadcasts to [B, Hq, Nq, Nkv].
+        scale: D ** -0.5 when None.
+        softcap: None or 0 is none.
+        alibi_slopes, sink_logits: [Hq].
+
+    Returns:
+        out float64 [B, Hq, Nq, Dv] and lse float64 [B, Hq, Nq].
+    """
+    q, k, v, options = _prepared(q, k, v, scale, softcap, alibi_slopes, sink_logits)
+    out = np.zeros((*q.shape[:3], v.shape[3]))
+    lse = np.full(q.shape[:3], -np.inf)
+    for row in _rows(q, k, mask, options):
+        out[row.at] = row.weights @ v[row.kv][row.keys]
+        lse[row.at] = row.lse
+    return out, lse
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def gradients(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    dout: np.ndarray,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    sink_logits: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """The gradients of sum(out * dout).
+
+    Args:
+        dout: [B, Hq, Nq, Dv]; the others as for `attention`.
+
+    Returns:
+        "dq", "dk", "dv" with the shapes of q, k, v; "dsink" [Hq] with sink logits and "dalibi"
+        [Hq] with slopes; all float64.
+    """
+    q, k, v, options = _prepared(q, k, v, scale, softcap, alibi_slopes, sink_logits)
+    dout = np.asarray(dout).astype(np.float64)
+    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    dsink, dalibi = np.zeros(q.shape[1]), np.zeros(q.shape[1])
+    for row in _rows(q, k, mask, options):
+        head = row.at[1]
+        dweights = v[row.kv][row.keys] @ dout[row.at]
+        delta = row.weights @ dweights
+        dscores = row.weights * (dweights - delta)
+        if options.sinks is not None and row.lse > -np.inf:
+            dsink[head] -= np.exp(options.sinks[head] - row.lse) * delta
+        dalibi[head] -= dscores @ row.distance
+        dproducts = options.scale * dscores * row.slope_of_cap
+        dq[row.at] = dproducts @ k[row.kv][row.keys]
+        dk[row.kv][row.keys] += np.outer(dproducts, q[row.at])
+        dv[row.kv][row.keys] += np.outer(row.weights, dout[row.at])
+    found = {"dq": dq, "dk": dk, "dv": dv}
+    if sink_logits is not None:
+        found["dsink"] = dsink
+    if alibi_slopes is not None:
+        found["dalibi"] = dalibi
+    return found
+
+
+def _prepared(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, softcap: float | None,
+    slopes: np.ndarray | None, sinks: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, _Options]:  # fmt: skip
+    wide = [
+        None if x is None else np.asarray(x).astype(np.float64) for x in (q, k, v, slopes, sinks)
+    ]
+    if scale is None:
+        scale = float(q.shape[-1]) ** -0.5
+    return wide[0], wide[1], wide[2], _Options(scale, softcap or None, wide[3], wide[4])
+
+
+def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> Iterator[_Row]:
+    batch, heads, n_q, _ = q.shape
+    n_kv = k.shape[2]
+    group = heads // k.shape[1]
+    seen = np.broadcast_to(np.asarray(mask, dtype=bool), (batch, heads, n_q, n_kv))
+    for b, h, i in np.ndindex(batch, heads, n_q):
+        keys = np.flatnonzero(seen[b, h, i])
+        distance = abs(i + n_kv - n_q - keys)
+        scores = options.scale * (k[b, h // group][keys] @ q[b, h, i])
+        slope_of_cap: np.ndarray | float = 1.0
+        if options.softcap is not None:
+            bent = np.tanh(scores / options.softcap)
+            scores, slope_of_cap = options.softcap * bent, 1.0 - bent**2
+        if options.slopes is not None:
+            scores = scores - options.slopes[h] * distance
+        logits = scores if options.sinks is None else np.append(scores, options.sinks[h])
+        lse = log_sum_exp(logits)
+        weights = np.zeros(len(keys)) if lse == -np.inf else np.exp(scores - lse)
+        yield _Row((b, h, i), (b, h // group), keys, weights, lse, slope_of_cap, distance)
+
+
+def log_sum_exp(values: np.ndarray) -> float:
+    """log(sum(exp(values))); -inf where there are none or all are -inf, NaN where one is."""
+    top = np.max(values, initial=-np.inf)
+    if top == -np.inf or np.isnan(top):
+        return float(top)
+    return float(top + np.log(np.sum(np.exp(values - top))))

@@ -1,0 +1,178 @@
+"""Every mask as a matrix of booleans, straight from its definition."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl
+from maskc.core.errors import (
+    BadLength,
+    DataMissing,
+    DataShape,
+    DataType,
+    HeadsUnknown,
+    NoSuchHead,
+)
+from maskc.core.expr import Expr
+from maskc.core.layout import MAX_LENGTH
+from maskc.dsl import nodes as N
+from maskc.dsl.mask import Mask
+from maskc.reference import given
+from maskc.reference.formula import Scope
+from maskc.reference.pairs import Place, keep
+
+
+def dense(
+    mask: Mask,
+    n_q: int,
+    n_kv: int | None = None,
+    *,
+    n_heads: int | None = None,
+    heads_kv: int | None = None,
+    scores: object = None,
+    **data: object,
+) -> np.ndarray:
+    """The mask as booleans, True where the query sees the key.
+
+    Args:
+        mask: any mask, run-time selections included.
+        n_q: queries; n_kv: keys, n_q when None.
+        n_heads: query heads; needed where the mask differs between heads by its text. Where only
+            a table or the scores differ, their own leading dimension tells.
+        heads_kv: key/value heads, for topk(share="group"); n_heads when None.
+        scores: what topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q,
+            n_kv]; or per block already, with [query blocks, key blocks] at the end.
+        data: the arrays and parameters the mask names.
+
+    Returns:
+        bool [n_q, n_kv]; [heads, n_q, n_kv] where heads differ; a batch dimension in front where
+        an array or the scores have one.
+
+    Raises:
+        BadLength, DataMissing, DataUnknown, DataShape, DataType, DataRange, HeadsUnknown,
+        NoSuchHead.
+    """
+    n_q = _length("n_q", n_q)
+    n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
+    nodes = list(walk(mask))
+    wanted = {d.name: d for node in nodes for d in declarations(node) if d.from_caller}
+    params = {name for node in nodes for f in formulas(node) for name in E.params(f)}
+    given.check_names(wanted, params, data)
+    ranking = None if scores is None else np.asarray(scores, dtype=np.float64)
+    if ranking is None and any(isinstance(node, N.TopK) for node in nodes):
+        raise DataMissing("scores", "what topk ranks", at="scores")
+    heads = _heads(nodes, wanted, data, ranking, n_heads)
+    batch = given.batch_of(wanted, data)
+    if ranking is not None and ranking.ndim == 4:
+        batch = len(ranking)
+    by_head = differs_by_head(mask, wanted, data, ranking)
+    scope = _scope(n_q, n_kv, params, data)
+    sequences = []
+    for b in range(1 if batch is None else batch):
+        part = {name: given.for_sequence(d, data[name], b) for name, d in wanted.items()}
+        ranks = ranking[b] if ranking is not None and ranking.ndim == 4 else ranking
+        here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks)
+        own = [keep(mask, replace(here, head=h)) for h in range(here.n_heads if by_head else 1)]
+        sequences.append(np.stack(own) if by_head else own[0])
+    return sequences[0] if batch is None else np.stack(sequences)
+
+
+def _length(name: str, value: object) -> int:
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = -1
+    if isinstance(value, bool) or not 0 <= found <= MAX_LENGTH:
+        raise BadLength(name, MAX_LENGTH, repr(value), at=name)
+    return found
+
+
+# ------------------------------------------------------------------ what a mask is made of
+
+
+def walk(mask: Mask) -> Iterator[N.Node]:
+    """The mask and all masks it is made of."""
+    yield mask  # type: ignore[misc]
+    for child in mask.children:  # type: ignore[attr-defined]
+        yield from walk(child)
+
+
+def declarations(node: N.Node) -> tuple[DataDecl, ...]:
+    """The arrays this node itself reads."""
+    if isinstance(node, N.Where):
+        return node.tables
+    return (node.decl,) if hasattr(node, "decl") else ()
+
+
+def formulas(node: N.Node) -> tuple[Expr, ...]:
+    """The formulas this node itself holds."""
+    fields = (getattr(node, name, None) for name in ("formula", "left", "right", "n", "ids"))
+    return tuple(field for field in fields if isinstance(field, Expr))
+
+
+def differs_by_head(
+    mask: Mask, wanted: dict[str, DataDecl], data: given.Given, scores: np.ndarray | None
+) -> bool:
+    """Whether the result has a dimension of heads."""
+    for node in walk(mask):
+        match node:
+            case N.PerHead(masks) if any(item != masks[0] for item in masks):
+                return True
+            case N.Heads():
+                return True
+            case N.Where(formula) if "h" in E.symbols(formula):
+                return True
+            case N.BlockTable(decl) if _table_heads(decl, data):
+                return True
+            case N.TopK(share=share) if share != "all" and scores is not None and scores.ndim > 2:
+                return True
+    return False
+
+
+def _table_heads(decl: DataDecl, data: given.Given) -> int | None:
+    shape = np.shape(data[decl.name]) if decl.from_caller else decl.shape  # type: ignore[arg-type]
+    return shape[-3] if len(shape) > 2 else None
+
+
+def _heads(
+    nodes: list[N.Node], wanted: dict[str, DataDecl], data: given.Given,
+    scores: np.ndarray | None, n_heads: int | None,
+) -> int | None:  # fmt: skip
+    """How many query heads there are; None where nothing asks."""
+    found = n_heads
+    for node in nodes:
+        if isinstance(node, N.BlockTable) and (count := _table_heads(node.decl, data)):
+            found = found or count
+            if count != found:
+                raise DataShape(node.decl.name, f"{count} heads", f"{found} heads")
+        if isinstance(node, N.TopK) and scores is not None and scores.ndim > 2:
+            found = found or scores.shape[-3]
+            if scores.shape[-3] != found:
+                raise DataShape("scores", scores.shape, f"[{found}, n_q, n_kv]", at="scores")
+    for node in nodes:
+        if found is None and differs_by_head(node, wanted, data, scores):
+            raise HeadsUnknown(at=node.loc)
+        count = len(node.masks) if isinstance(node, N.PerHead) else None
+        if count is not None and found is not None and count != found:
+            raise NoSuchHead(count, found, at=node.loc)
+    return found
+
+
+def _scope(n_q: int, n_kv: int, params: set[str], data: given.Given) -> Scope:
+    scope = {
+        "q": np.arange(n_q, dtype=np.int64)[:, None],
+        "k": np.arange(n_kv, dtype=np.int64)[None, :],
+        "n_q": np.int64(n_q),
+        "n_kv": np.int64(n_kv),
+    }
+    for name in params.intersection(data):
+        try:
+            scope[name] = np.int64(operator.index(data[name]))  # type: ignore[arg-type]
+        except TypeError:
+            raise DataType(name, type(data[name]).__name__, "an integer", at=name) from None
+    return scope  # type: ignore[return-value]

@@ -1,0 +1,181 @@
+"""The definition of every mask node, on one head of one sequence.
+
+Throughout, q is a column [n_q, 1] and k a row [1, n_kv], so that a condition on both is the matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from maskc.core.data import DataDecl, Parents
+from maskc.core.errors import DataShape
+from maskc.core.expr import Expr
+from maskc.dsl import nodes as N
+from maskc.dsl.mask import Mask
+from maskc.reference import given
+from maskc.reference.draw import drawn_columns
+from maskc.reference.formula import Scope, condition, integer
+from maskc.reference.select import select
+
+
+@dataclass(frozen=True)
+class Place:
+    """One head of one sequence, with everything nodes read there."""
+
+    n_q: int
+    n_kv: int
+    head: int
+    n_heads: int
+    heads_kv: int | None
+    data: given.Given
+    scope: Scope
+    scores: np.ndarray | None
+
+    @property
+    def q(self) -> np.ndarray:
+        return self.scope["q"]
+
+    @property
+    def k(self) -> np.ndarray:
+        return self.scope["k"]
+
+    def position(self, align: str) -> np.ndarray:
+        """p, the query's position among the keys, [n_q, 1]."""
+        return self.q + (self.n_kv - self.n_q if align == N.END else 0)
+
+
+def keep(mask: Mask, at: Place) -> np.ndarray:
+    """bool [n_q, n_kv]."""
+    result = _algebra(mask, at)
+    return np.array(np.broadcast_to(result, (at.n_q, at.n_kv)))
+
+
+def _algebra(mask: Mask, at: Place) -> np.ndarray:
+    match mask:
+        case N.Algebra("&", left, right):
+            return keep(left, at) & keep(right, at)
+        case N.Algebra("|", left, right):
+            return keep(left, at) | keep(right, at)
+        case N.Algebra("-", left, right):
+            return keep(left, at) & ~keep(right, at)
+        case N.Algebra("^", left, right):
+            return keep(left, at) ^ keep(right, at)
+        case N.Complement(of):
+            return ~keep(of, at)
+        case N.PerHead(masks):
+            return keep(masks[at.head], at)
+        case N.Heads(ids):
+            return np.bool_(at.head in ids)
+        case N.TopK():
+            return _topk(mask, at)
+    return _positions(mask, at)
+
+
+def _positions(mask: Mask, at: Place) -> np.ndarray:
+    k = at.k
+    p = at.position(getattr(mask, "align", N.END))
+    match mask:
+        case N.Full():
+            return np.bool_(True)
+        case N.Causal():
+            return k <= p
+        case N.Window(left, right):
+            near = np.ones((at.n_q, at.n_kv), dtype=bool)
+            if left is not None:
+                near = near & (p - integer(left, at.scope) <= k)
+            if right is not None:
+                near = near & (k <= p + integer(right, at.scope))
+            return near
+        case N.Dilated(left, right, stride):
+            low = p - integer(left, at.scope) * stride
+            high = p + integer(right, at.scope) * stride
+            return (low <= k) & (k <= high) & ((p - k) % stride == 0)
+        case N.Offsets(ids):
+            return np.isin(p - k, ids)
+        case N.Strided(stride, phase):
+            return k % stride == phase
+        case N.Sinks(n) | N.Prefix(n):
+            return k < integer(n, at.scope)
+        case N.GlobalTokens(ids, side):
+            rows, columns = _among(p, ids, at), _among(k, ids, at)
+            return {"rows": rows, "columns": columns, "both": rows | columns}[side]
+        case N.BlockDiagonal(size, causal):
+            same = p // size == k // size
+            return same & (k <= p) if causal else same
+        case N.RandomBlocks(block, per_row, seed):
+            live = np.zeros((at.n_q, at.n_kv), dtype=bool)
+            for row in range(at.n_q):
+                drawn = drawn_columns(seed, int(p[row, 0]) // block, -(-at.n_kv // block), per_row)
+                live[row] = np.isin(k[0] // block, drawn)
+            return live
+    return _data_atom(mask, at)
+
+
+def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> np.ndarray:
+    """Which of the tokens are global: the listed ones, or the first so many."""
+    if isinstance(ids, Expr):
+        return (tokens >= 0) & (tokens < integer(ids, at.scope))
+    return np.isin(tokens, ids)
+
+
+def _data_atom(mask: Mask, at: Place) -> np.ndarray:
+    q, k = at.q, at.k
+    match mask:
+        case N.BlockTable(decl):
+            return _table(decl, at)[q // decl.block, k // decl.block]
+        case N.Flags(decl, "q"):
+            return given.vector(decl.name, at.data[decl.name], at.n_q)[q] != 0
+        case N.Flags(decl, _):
+            return given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
+        case N.Intervals(decl):
+            low, high = given.pair(decl.name, at.data[decl.name], at.n_q)
+            return (low[q] <= k) & (k < high[q])
+        case N.Documents(decl):
+            of_q, of_k = given.document_ids(decl.name, at.data[decl.name], at.n_q, at.n_kv)
+            return of_q[q] == of_k[k]
+        case N.Tree(decl):
+            tokens = max(at.n_q, at.n_kv)
+            walked = at.data[decl.name]
+            if isinstance(walked, Parents):
+                return given.ancestors(decl.name, walked, tokens)[q, k]
+            tin, tout = given.pair(decl.name, walked, tokens)
+            return (tin[k] <= tin[q]) & (tin[q] < tout[k])
+        case N.Where(formula, tables):
+            held = {decl.name: values(decl) for decl in tables}
+            return condition(formula, at.scope | held | {"h": np.int64(at.head)})
+    raise TypeError(f"no meaning for {type(mask).__name__}")
+
+
+def values(decl: DataDecl) -> np.ndarray:
+    return np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape).astype(np.int64)
+
+
+def _table(decl: DataDecl, at: Place) -> np.ndarray:
+    """bool [query blocks, key blocks] of this head."""
+    array = at.data[decl.name] if decl.from_caller else values(decl)
+    table = np.asarray(array)
+    table = table[at.head] if table.ndim == 3 else table
+    expected = (-(-at.n_q // decl.block), -(-at.n_kv // decl.block))
+    if table.shape != expected:
+        raise DataShape(decl.name, table.shape, expected, at=decl.name)
+    return table != 0
+
+
+def _topk(mask: N.TopK, at: Place) -> np.ndarray:
+    per_group = at.n_heads // (at.heads_kv or at.n_heads)
+    sharing = {
+        "head": [at.head],
+        "group": [h for h in range(at.n_heads) if h // per_group == at.head // per_group],
+        "all": list(range(at.n_heads)),
+    }[mask.share]
+    allowed = np.stack([keep(mask.of, replace(at, head=h)) for h in sharing])
+    ranking = at.scores
+    pairs = (at.n_q, at.n_kv)
+    blocks = (-(-at.n_q // mask.q_block), -(-at.n_kv // mask.block))
+    if ranking is None or ranking.shape[-2:] not in (pairs, blocks):
+        found = None if ranking is None else ranking.shape
+        raise DataShape("scores", found, f"[..., {pairs}] or [..., {blocks}]", at="scores")
+    scores = np.stack([ranking[h] if ranking.ndim == 3 else ranking for h in sharing])
+    return select(allowed, scores, mask.k, mask.block, mask.q_block) & keep(mask.of, at)

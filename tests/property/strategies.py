@@ -1,0 +1,328 @@
+"""Random masks, lengths, tiles and the data a mask asks for, for every property test.
+
+A mask is drawn from all combinators, traced formulas and the set algebra, with small constants so
+that small lengths meet every case. Data atoms have fixed names (one name means one array):
+`doc`, `seen` (flags on keys), `awake` (flags on queries), `span`, `walk` and `grid1`, `grid3`, ...
+(tables by block size); parameters are those of PARAMS. Masks that differ by head are for HEADS
+query heads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.dsl import nodes as N
+
+HEADS = 3
+PARAMS = {"w": 3, "n": 2}
+VECTOR = np.array([2, 0, 1, 1, 3, 0, 2], dtype=np.int64)
+BITS = np.array([[True, False, True], [False, False, True]])
+NAMESPACE = {"mc": mc, "VECTOR": VECTOR, "BITS": BITS}
+
+_ALIGN = st.sampled_from(["end", "end", "start"])
+
+
+def lengths(largest: int = 40) -> st.SearchStrategy[tuple[int, int]]:
+    """(n_q, n_kv): equal, or more of either, 0 and 1 included."""
+    one = st.integers(0, largest)
+    return one.map(lambda n: (n, n)) | st.tuples(one, one)
+
+
+def tiles() -> st.SearchStrategy[tuple[int, int]]:
+    """(queries, keys) of a tile, odd ones included."""
+    side = st.sampled_from([1, 2, 3, 4, 5, 8, 16])
+    return side.map(lambda n: (n, n)) | st.tuples(side, side)
+
+
+# ------------------------------------------------------------------ formulas
+
+_VARYING = re.compile(r"\b(q|k|h|mc|VECTOR)\b")
+
+
+@st.composite
+def integer_texts(draw: st.DrawFn, depth: int = 2, with_heads: bool = False) -> str:
+    """Python text of an integer over q, k, the lengths, h and captured arrays."""
+    names = ["q", "q", "k", "k", "mc.n_q", "mc.n_kv"] + (["h"] if with_heads else [])
+    kind = draw(st.integers(0, 9)) if depth else draw(st.integers(0, 1))
+
+    def part() -> str:
+        return draw(integer_texts(depth - 1, with_heads))
+
+    divisor = draw(st.sampled_from([1, 2, 3, 4, 5, 8, -3]))
+    match kind:
+        case 0:
+            return str(draw(st.integers(-6, 9)))
+        case 1:
+            return draw(st.sampled_from(names))
+        case 2 | 3:
+            return f"({part()} {draw(st.sampled_from('+-'))} {part()})"
+        case 4:
+            return f"({draw(st.integers(-3, 4))} * {part()})"
+        case 5:
+            return f"({part()} // {divisor})"
+        case 6:
+            return f"({part()} % {divisor})"
+        case 7:
+            return f"{draw(st.sampled_from(['min', 'max']))}({part()}, {part()})"
+        case 8:
+            return draw(st.sampled_from(["-{}", "abs({})"])).format(part())
+    return f"VECTOR[{part()} % {len(VECTOR)}]"
+
+
+@st.composite
+def condition_texts(draw: st.DrawFn, depth: int = 2, with_heads: bool = False) -> str:
+    """Python text of a condition; its value on plain integers is what it means."""
+    kind = draw(st.integers(0, 7)) if depth else 0
+
+    def part() -> str:
+        return draw(condition_texts(depth - 1, with_heads))
+
+    def number() -> str:
+        return draw(integer_texts(max(depth, 1), with_heads))
+
+    match kind:
+        case 4:
+            return f"(~{part()})"
+        case 5:
+            return f"({part()} {draw(st.sampled_from('&|^'))} {part()})"
+        case 6:
+            return f"({part()} {draw(st.sampled_from(['==', '!=']))} {part()})"
+        case 7:
+            return f"BITS[{number()} % 2, {number()} % 3]"
+    symbol = draw(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]))
+    left, right = number(), number()
+    if not _VARYING.search(left + right):  # Python itself would compare, and ~False is -1
+        left = "q"
+    return f"({left} {symbol} {right})"
+
+
+@st.composite
+def wheres(draw: st.DrawFn, depth: int = 2, with_heads: bool = False) -> mc.Mask:
+    """A traced formula."""
+    text = draw(condition_texts(depth, with_heads))
+    names = draw(st.sampled_from(["h, q, k", "b, h, q, k"])) if with_heads else "q, k"
+    return mc.where(eval(f"lambda {names}: {text}", dict(NAMESPACE)))
+
+
+# ------------------------------------------------------------------ combinators
+
+
+def _counts(largest: int = 9) -> st.SearchStrategy[object]:
+    params = [mc.param(name, default) for name, default in PARAMS.items()]
+    formulas = [mc.n_q // 2, mc.n_kv - mc.n_q // 3, mc.param("n", PARAMS["n"]) + 1]
+    return st.integers(0, largest) | st.sampled_from(params + formulas)
+
+
+def _ids(least: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(least, 12), max_size=5)
+
+
+_SIZE = st.integers(1, 7)
+
+
+def plain_atoms() -> st.SearchStrategy[mc.Mask]:
+    """Every combinator that needs neither data nor heads."""
+    return st.one_of(
+        st.just(mc.full()),
+        st.builds(lambda a: mc.causal(align=a), _ALIGN),
+        st.builds(
+            lambda left, right, a: mc.window(left, right, align=a),
+            st.none() | _counts(), st.none() | _counts(), _ALIGN,
+        ),
+        st.builds(
+            lambda left, right, s, a: mc.dilated(left, right, stride=s, align=a),
+            _counts(4), _counts(4), _SIZE, _ALIGN,
+        ),
+        st.builds(lambda ids, a: mc.offsets(ids, align=a), _ids(-6), _ALIGN),
+        _SIZE.flatmap(lambda s: st.integers(0, s - 1).map(lambda phase: mc.strided(s, phase))),
+        st.builds(mc.sinks, _counts()),
+        st.builds(mc.prefix, _counts()),
+        st.builds(
+            lambda ids, a, side: (lambda g: getattr(g, side) if side else g)(
+                mc.global_tokens(ids, align=a)
+            ),
+            _ids(0) | _counts(), _ALIGN, st.sampled_from(["", "rows", "columns"]),
+        ),
+        st.builds(lambda s, a: mc.block_diagonal(s, align=a), _SIZE, _ALIGN),
+        st.builds(lambda s, a: mc.chunked(s, align=a), _SIZE, _ALIGN),
+        st.builds(
+            lambda b, r, s, a: mc.random_blocks(b, r, s, align=a),
+            _SIZE, st.integers(0, 4), st.integers(0, 3), _ALIGN,
+        ),
+        wheres(),
+    )  # fmt: skip
+
+
+def data_atoms() -> st.SearchStrategy[mc.Mask]:
+    """Every combinator over arrays given at call time."""
+    return st.sampled_from([
+        mc.documents("doc"), mc.flags("seen"), mc.flags("awake", on="q"), mc.intervals("span"),
+        mc.tree("walk"), mc.block_table("grid1", 1), mc.block_table("grid3", 3),
+        mc.block_table("grid4", 4),
+    ])  # fmt: skip
+
+
+@st.composite
+def masks(
+    draw: st.DrawFn,
+    max_depth: int = 3,
+    with_data: bool = True,
+    with_heads: bool = False,
+    with_topk: bool = False,
+) -> mc.Mask:
+    """A mask of nesting at most `max_depth`; by head it is for HEADS heads."""
+    options = (with_data, with_heads, with_topk)
+    if max_depth == 0 or draw(st.integers(0, 3)) == 0:
+        atoms = [plain_atoms(), plain_atoms()]
+        if with_data:
+            atoms.append(data_atoms())
+        if with_heads:
+            subsets = st.sets(st.integers(0, HEADS - 1))
+            atoms += [wheres(with_heads=True), subsets.map(lambda ids: mc.heads(*ids))]
+        return draw(st.one_of(atoms))
+    part = masks(max_depth - 1, *options)
+    kinds = ["&", "&", "|", "|", "-", "^", "~"]
+    kinds += ["per_head"] * with_heads + ["topk"] * with_topk
+    match draw(st.sampled_from(kinds)):
+        case "~":
+            return ~draw(part)
+        case "per_head":
+            return mc.per_head([draw(part) for _ in range(HEADS)])
+        case "topk":
+            return mc.topk(
+                draw(st.integers(0, 4)), draw(part), draw(st.sampled_from(["qk", "given"])),
+                draw(st.integers(1, 3)), draw(st.integers(1, 3)),
+                draw(st.sampled_from(["head", "group", "all"])),
+            )  # fmt: skip
+        case op:
+            return N.Algebra(op, draw(part), draw(part))
+
+
+# ------------------------------------------------------------------ data
+
+
+def declared(mask: mc.Mask) -> dict[str, DataDecl]:
+    """The arrays a call must give, by name."""
+    found = {}
+    for node in _walk(mask):
+        decl = getattr(node, "decl", None)
+        if decl is not None and decl.from_caller:
+            found[decl.name] = decl
+    return found
+
+
+def parameters(mask: mc.Mask) -> dict[str, int]:
+    """Names and defaults of the mask's parameters."""
+    found: dict[str, int] = {}
+    for node in _walk(mask):
+        for name in ("formula", "left", "right", "n", "ids"):
+            if isinstance(field := getattr(node, name, None), E.Expr):
+                found |= E.params(field)
+    return found
+
+
+def _walk(mask: mc.Mask) -> Iterator[mc.Mask]:
+    yield mask
+    for child in mask.children:
+        yield from _walk(child)
+
+
+@st.composite
+def data_for(
+    draw: st.DrawFn, mask: mc.Mask, n_q: int, n_kv: int, batch: int | None = None
+) -> dict[str, object]:
+    """What a call passes: every array the mask names, and values for some parameters.
+
+    With `batch`, some of the arrays have a leading batch dimension.
+    """
+    given: dict[str, object] = {}
+    for name, default in parameters(mask).items():
+        if draw(st.booleans()):
+            given[name] = draw(st.integers(0, 2 * default + 3))
+    for name, decl in declared(mask).items():
+        if batch is None or draw(st.booleans()):
+            given[name] = draw(_array_for(decl, n_q, n_kv))
+            continue
+        one = [draw(_array_for(decl, n_q, n_kv, plain=True)) for _ in range(batch)]
+        if decl.kind is DataKind.table:
+            given[name] = np.stack(one)[:, None]
+        elif isinstance(one[0], tuple):
+            given[name] = tuple(np.stack(part) for part in zip(*one, strict=True))
+        else:
+            given[name] = np.stack(one)
+    return given
+
+
+def _vector(low: int, high: int, length: int) -> st.SearchStrategy[np.ndarray]:
+    items = st.lists(st.integers(low, high), min_size=length, max_size=length)
+    return items.map(lambda values: np.array(values, dtype=np.int32))
+
+
+@st.composite
+def _array_for(
+    draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool = False
+) -> object:
+    """One array, or a pair; `plain` leaves out cu_seqlens and parents."""
+    match decl.kind:
+        case DataKind.documents:
+            return draw(_documents(n_q, n_kv, plain))
+        case DataKind.flags:
+            return draw(_vector(0, 1, n_q if decl.options == (1,) else n_kv)) != 0
+        case DataKind.intervals:
+            return draw(_vector(-2, n_kv + 2, n_q)), draw(_vector(-2, n_kv + 2, n_q))
+        case DataKind.tree:
+            parents = draw(_parents(max(n_q, n_kv)))
+            return walk_times(parents) if plain or draw(st.booleans()) else mc.parents(parents)
+    rows, columns = -(-n_q // decl.block), -(-n_kv // decl.block)
+    return draw(_vector(0, 1, rows * columns)).reshape(rows, columns) != 0
+
+
+@st.composite
+def _documents(draw: st.DrawFn, n_q: int, n_kv: int, plain: bool) -> object:
+    def one(length: int) -> object:
+        ids = draw(_vector(-1, 3, length))
+        kind = draw(st.sampled_from(["any", "sorted", "cu_seqlens"]))
+        if kind == "cu_seqlens" and not plain:
+            ends = sorted(draw(st.lists(st.integers(0, length), max_size=4)))
+            return mc.cu_seqlens(np.array([0, *ends, length], dtype=np.int32))
+        return np.sort(ids) if kind == "sorted" else ids
+
+    if n_q == n_kv and not plain and draw(st.booleans()):
+        return one(n_q)
+    return one(n_q), one(n_kv)
+
+
+@st.composite
+def _parents(draw: st.DrawFn, length: int) -> np.ndarray:
+    """A forest: the parent of each token is an earlier one, -1 for roots; sometimes shuffled."""
+    parents = [draw(st.integers(-1, token - 1)) for token in range(length)]
+    names = draw(st.permutations(range(length))) if draw(st.booleans()) else range(length)
+    shuffled = np.empty(length, dtype=np.int64)
+    for token, parent in enumerate(parents):
+        shuffled[names[token]] = parent if parent == -1 else names[parent]
+    return shuffled
+
+
+def walk_times(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tin, tout) of a depth-first walk over a forest given by parents."""
+    tin, tout = np.zeros(len(parents), dtype=np.int64), np.zeros(len(parents), dtype=np.int64)
+    clock = 0
+
+    def enter(token: int) -> None:
+        nonlocal clock
+        tin[token] = clock
+        clock += 1
+        for child in np.flatnonzero(parents == token):
+            enter(int(child))
+        tout[token] = clock
+
+    for root in np.flatnonzero(parents == -1):
+        enter(int(root))
+    return tin, tout

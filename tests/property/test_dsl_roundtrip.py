@@ -1,0 +1,98 @@
+"""Text, trees and meaning agree on random masks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from strategies import (
+    HEADS,
+    NAMESPACE,
+    condition_texts,
+    data_for,
+    integer_texts,
+    lengths,
+    masks,
+)
+
+import maskc as mc
+from maskc.core import expr as E
+from maskc.core.expr_text import parse_expr, to_python
+from maskc.reference.dense import dense
+from maskc.reference.formula import condition
+
+
+@given(masks(with_heads=True, with_topk=True))
+def test_text_parses_back_to_an_equal_mask(mask: mc.Mask) -> None:
+    text = str(mask)
+    note(text)
+    parsed = mc.parse(text)
+    assert parsed == mask
+    assert str(parsed) == text
+
+
+@given(condition_texts(3, with_heads=True))
+def test_a_traced_formula_means_what_python_says(text: str) -> None:
+    n_q, n_kv, heads = 11, 13, 3
+    note(text)
+    mask = mc.where(eval(f"lambda h, q, k: {text}", dict(NAMESPACE)))
+    h, q, k = np.ogrid[:heads, :n_q, :n_kv]
+    lengths = SimpleNamespace(n_q=np.int64(n_q), n_kv=np.int64(n_kv))
+    words = {"mc": lengths, "min": np.minimum, "max": np.maximum, "h": h, "q": q, "k": k}
+    meant = np.broadcast_to(eval(text, dict(NAMESPACE) | words), (heads, n_q, n_kv))
+    got = np.broadcast_to(dense(mask, n_q, n_kv, n_heads=heads), meant.shape)
+    assert np.array_equal(got, meant)
+
+
+@given(integer_texts(4), st.integers(-9, 9), st.integers(-9, 9))
+def test_integer_text_reads_back_equal(text: str, low: int, other: int) -> None:
+    mask = mc.where(eval(f"lambda q, k: min({text}, {low} * q) <= max(k, {other})", dict(NAMESPACE)))
+    note(str(mask.formula))
+    assert parse_expr(to_python(mask.formula)) == mask.formula
+
+
+@given(condition_texts(3))
+def test_negation_is_an_involution_and_a_complement(text: str) -> None:
+    formula = mc.where(eval(f"lambda q, k: {text}", dict(NAMESPACE))).formula
+    scope = {
+        "q": np.arange(8)[:, None], "k": np.arange(8)[None], "n_q": np.int64(8),
+        "n_kv": np.int64(8),
+    }  # fmt: skip
+    scope |= {name: NAMESPACE["VECTOR"] for name in E.arrays(formula)}
+    scope |= {name: NAMESPACE["BITS"] * 1 for name in _grids(formula)}
+    opposite = E.negate(formula)
+    kept = np.broadcast_to(condition(formula, scope), (8, 8))
+    assert np.array_equal(kept, ~np.broadcast_to(condition(opposite, scope), (8, 8)))
+
+
+def _grids(formula: E.Expr) -> set[str]:
+    return {n.array for n in E.walk(formula) if isinstance(n, E.Load) and len(n.index) == 2}
+
+
+@given(masks(max_depth=2, with_heads=True), masks(max_depth=2, with_heads=True), lengths(12), st.data())
+@settings(max_examples=60)
+def test_the_algebra_is_set_algebra(
+    left: mc.Mask, right: mc.Mask, sizes: tuple[int, int], data: st.DataObject
+) -> None:
+    n_q, n_kv = sizes
+    given_data = data.draw(data_for(left | right, n_q, n_kv))
+
+    def matrix(mask: mc.Mask) -> np.ndarray:
+        needed = {n: v for n, v in given_data.items() if n in _names(mask)}
+        found = dense(mask, n_q, n_kv, n_heads=HEADS, **needed)
+        return np.broadcast_to(found, (HEADS, n_q, n_kv))
+
+    a, b = matrix(left), matrix(right)
+    assert np.array_equal(matrix(left & right), a & b)
+    assert np.array_equal(matrix(left | right), a | b)
+    assert np.array_equal(matrix(left - right), a & ~b)
+    assert np.array_equal(matrix(left ^ right), a ^ b)
+    assert np.array_equal(matrix(~left), ~a)
+
+
+def _names(mask: mc.Mask) -> set[str]:
+    from strategies import declared, parameters
+
+    return set(declared(mask)) | set(parameters(mask))
