@@ -68,8 +68,8 @@ def build(
         nothing = np.zeros(rows, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8)
         return layout_of(n_q, n_kv, tile, [RowLists(*nothing)])
     values = _values(recipe, n_q, n_kv, params)
-    if recipe.loops is not None and all(values[name] == is_ for name, is_ in recipe.fixed):
-        return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops, values, rows, columns)])
+    if _loops_hold(recipe, values):
+        return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops or (), values, rows, columns)])
     keep = _with_values(recipe.keep, values)
     check_loads(keep, n_q, n_kv, arrays)
     formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
@@ -98,6 +98,13 @@ def count(
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
         return diagonals.count_differences(live, n_q, n_kv)
     return count_pairs(Elements(keep, arrays, n_q, n_kv), n_q, n_kv)
+
+
+def _loops_hold(recipe: LayoutRecipe, values: Mapping[str, int]) -> bool:
+    """Whether the recipe's closed forms speak of these lengths and parameters."""
+    fits = not recipe.square or values["n_q"] == values["n_kv"]
+    same = all(values[name] == value for name, value in recipe.fixed)
+    return recipe.loops is not None and fits and same
 
 
 def _values(recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int]) -> dict[str, int]:
@@ -130,8 +137,8 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
         DataMissing, DataShape: an array is absent, or has another rank than its index.
         DataRange: an index may lie outside.
     """
-    ends = (np.array([end]) for end in (0, n_q - 1, 0, n_kv - 1))
-    domain, analyst = Boxes(*ends), Analyst(arrays)
+    domain = Boxes(*map(np.int64, (0, n_q - 1, 0, n_kv - 1)))
+    analyst = Analyst(arrays)
     for load in sorted({n for n in E.walk(keep) if isinstance(n, E.Load)}, key=lambda n: n.key):
         if load.array not in arrays:
             raise DataMissing(load.array, f"an array of {len(load.index)} dimensions")
@@ -144,8 +151,7 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
             if low < 0 or high >= size:
                 low, high = _exact_bounds(index, n_q, n_kv, arrays) or (low, high)
             if low < 0 or high >= size:
-                read = f"{int(low)}..{int(high)}"
-                found = f"dimension {axis} is read at {read}, it has {size} entries"
+                found = f"dimension {axis} is read at {low}..{high}, it has {size} entries"
                 hint = "give a longer array, or clamp the index with min() and max()"
                 raise DataRange(load.array, found, hint, at=load.array)
 

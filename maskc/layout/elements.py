@@ -14,7 +14,7 @@ from maskc.layout.bounds import Analyst, Boxes
 _PAIRS = 1 << 19
 """Pairs evaluated at once."""
 
-_FINE = 16
+FINE = 16
 """Side of the boxes whose pairs are all looked at."""
 
 
@@ -35,7 +35,7 @@ class Elements:
         is cut into fine boxes, and only fine boxes without a certain answer are evaluated.
         """
         live, dead = np.zeros((2, len(boxes)), dtype=bool)
-        for side in (4, _FINE):
+        for side in (4, FINE):
             undecided = np.flatnonzero(~(live & dead))
             for part in _chunks(undecided, _PAIRS // side**2):
                 pairs = self._at(_samples(boxes[part], side), side, side)
@@ -53,20 +53,20 @@ class Elements:
         may, must = self.analyst.verdict(self.keep, fine)
         live[owner[must]] = True
         dead[owner[~may]] = True
-        for part in _chunks(np.flatnonzero(may & ~must), _PAIRS // _FINE**2):
+        for part in _chunks(np.flatnonzero(may & ~must), _PAIRS // FINE**2):
             part = part[~(live & dead)[owner[part]]]
-            pairs = self._at(_pairs(fine[part]), _FINE, _FINE)
+            pairs = self._at(_pairs(fine[part]), FINE, FINE)
             live[owner[part[pairs.any(axis=(1, 2))]]] = True
             dead[owner[part[~pairs.all(axis=(1, 2))]]] = True
 
     def count(self, boxes: Boxes) -> int:
-        """Live pairs of boxes of at most 16 x 16."""
+        """Live pairs of fine boxes, which are at most 16 x 16."""
         total = 0
-        for part in _chunks(np.arange(len(boxes)), _PAIRS // _FINE**2):
+        for part in _chunks(np.arange(len(boxes)), _PAIRS // FINE**2):
             chosen = boxes[part]
-            rows = np.arange(_FINE) <= (chosen.q_high - chosen.q_low)[:, None]
-            columns = np.arange(_FINE) <= (chosen.k_high - chosen.k_low)[:, None]
-            pairs = self._at(_pairs(chosen), _FINE, _FINE)
+            rows = np.arange(FINE) <= (chosen.q_high - chosen.q_low)[:, None]
+            columns = np.arange(FINE) <= (chosen.k_high - chosen.k_low)[:, None]
+            pairs = self._at(_pairs(chosen), FINE, FINE)
             total += np.count_nonzero(pairs & rows[:, :, None] & columns[:, None, :])
         return total
 
@@ -93,7 +93,7 @@ def _samples(boxes: Boxes, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _pairs(boxes: Boxes) -> tuple[np.ndarray, np.ndarray]:
     """Queries and keys [boxes, 16]; a smaller box repeats its last ones."""
-    steps = np.arange(_FINE)
+    steps = np.arange(FINE)
     q = np.minimum(boxes.q_low[:, None] + steps, boxes.q_high[:, None])
     k = np.minimum(boxes.k_low[:, None] + steps, boxes.k_high[:, None])
     return q, k
@@ -106,7 +106,7 @@ def fine_boxes(boxes: Boxes, at_once: int = 1 << 18) -> Iterator[tuple[np.ndarra
     height = int((boxes.q_high - boxes.q_low).max()) + 1
     width = int((boxes.k_high - boxes.k_low).max()) + 1
     q_step, k_step = np.meshgrid(
-        np.arange(0, height, _FINE), np.arange(0, width, _FINE), indexing="ij"
+        np.arange(0, height, FINE), np.arange(0, width, FINE), indexing="ij"
     )
     for part in _chunks(np.arange(len(boxes)), max(1, at_once // q_step.size)):
         owner = np.repeat(part, q_step.size)
@@ -115,8 +115,8 @@ def fine_boxes(boxes: Boxes, at_once: int = 1 << 18) -> Iterator[tuple[np.ndarra
         real = (q_low <= boxes.q_high[owner]) & (k_low <= boxes.k_high[owner])
         owner, q_low, k_low = owner[real], q_low[real], k_low[real]
         yield owner, Boxes(
-            q_low, np.minimum(q_low + _FINE - 1, boxes.q_high[owner]),
-            k_low, np.minimum(k_low + _FINE - 1, boxes.k_high[owner]),
+            q_low, np.minimum(q_low + FINE - 1, boxes.q_high[owner]),
+            k_low, np.minimum(k_low + FINE - 1, boxes.k_high[owner]),
         )  # fmt: skip
 
 

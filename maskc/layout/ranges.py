@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class _Whole:
         self.low, self.high = int(array.min()), int(array.max())
 
     def __call__(self, index: list[Bounds]) -> Bounds:
-        point = np.logical_and.reduce([low == high for low, high in index])
+        point = reduce(np.logical_and, [low == high for low, high in index])
         clipped = (
             np.clip(low, 0, size - 1)
             for (low, _), size in zip(index, self.array.shape, strict=True)

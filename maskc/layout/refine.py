@@ -14,7 +14,7 @@ from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES
 from maskc.core.problem import TileShape
 from maskc.layout.bounds import Boxes
-from maskc.layout.elements import Elements
+from maskc.layout.elements import FINE, Elements
 from maskc.layout.expand import RowLists, Runs, expand
 
 _CUT = 4
@@ -172,11 +172,11 @@ def _runs(leaves: Leaves, kinds: np.ndarray, columns: int) -> Runs:
 
 def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int:
     """Live pairs of any mask, exact; in bounded memory."""
-    refinement = Refinement(mask, n_q, n_kv, TileShape(16, 16))
+    refinement = Refinement(mask, n_q, n_kv, TileShape(FINE, FINE))
     total = 0
     for leaves in refinement.leaves():
         full = refinement.boxes(leaves.full.row, leaves.full.first)
         height = full.q_high - full.q_low + 1
-        width = np.minimum(leaves.full.stop * 16, n_kv) - full.k_low
+        width = np.minimum(leaves.full.stop * FINE, n_kv) - full.k_low
         total += int((height * width).sum()) + mask.count(refinement.boxes(leaves.row, leaves.col))
     return total

@@ -1,4 +1,4 @@
-"""The draw of random_blocks is fixed for ever: known numbers, and the definition in plain integers."""
+"""The draw of random_blocks is fixed for ever: known numbers, and its definition in integers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,230 @@
+"""Every way to a layout agrees with brute force, to the tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maskc.core import expr as E
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import FULL, PARTIAL, BlockLayout
+from maskc.core.problem import TileShape
+from maskc.layout import build, count, diagonals, elements, expand, refine
+from maskc.layout.bounds import Analyst, Boxes
+from maskc.layout.elements import Elements
+from maskc.layout.expand import layout_of
+from maskc.layout.ranges import extremes_of
+
+VECTOR = np.random.default_rng(1).integers(-9, 40, 37).astype(np.int32)
+SORTED = np.sort(np.random.default_rng(2).integers(0, 6, 29)).astype(np.int32)
+TABLE = (np.random.default_rng(3).random((7, 9)) < 0.6).astype(np.int32)
+GRID = np.random.default_rng(4).integers(-20, 60, (5, 6)).astype(np.int32)
+ARRAYS = {"vector": VECTOR, "sorted": SORTED, "table": TABLE, "grid": GRID}
+
+WIDTH = E.Param("width", 3)
+ATOMS = [E.Q, E.K, E.N_Q, E.N_KV, WIDTH, E.sub(E.Q, E.K), E.add(E.Q, E.sub(E.N_KV, E.N_Q))]
+
+TILES = [(1, 1), (2, 3), (4, 4), (5, 8), (16, 8), (8, 16), (20, 20), (40, 3)]
+
+
+def lengths_for(tile: int) -> st.SearchStrategy[int]:
+    return st.sampled_from([0, 1, tile - 1, tile, tile + 1, 2 * tile + 3, 47, 64])
+
+
+def load(name: str, index: list[Expr]) -> Expr:
+    """A read that stays inside the array, as the engine demands."""
+    sizes = ARRAYS[name].shape
+    return E.Load(name, tuple(E.mod(i, size) for i, size in zip(index, sizes, strict=False)))
+
+
+COMPARE = [E.ge, E.le, E.gt, E.lt, E.eq, E.ne]
+INTEGERS = ["atom", "atom", "number", "sum", "floordiv", "mod", "minimum", "maximum", "load"]
+
+
+@st.composite
+def integer(draw: st.DrawFn, atoms: list[Expr], arrays: list[str], depth: int) -> Expr:
+    inner = integer(atoms, arrays, depth - 1)
+    match draw(st.sampled_from(INTEGERS[: len(INTEGERS) if depth else 3])):
+        case "number":
+            return E.const(draw(st.integers(-5, 60)))
+        case "sum":
+            factors = [draw(st.sampled_from([-3, -2, -1, 1, 2, 5])) for _ in range(2)]
+            return E.linear(draw(st.integers(-40, 40)), [(f, draw(inner)) for f in factors])
+        case "floordiv":
+            return E.floordiv(draw(inner), draw(st.integers(2, 11)))
+        case "mod":
+            return E.mod(draw(inner), draw(st.integers(2, 11)))
+        case "minimum":
+            return E.minimum(draw(inner), draw(inner))
+        case "maximum":
+            return E.maximum(draw(inner), draw(inner))
+        case "load":
+            return load(draw(st.sampled_from(arrays)), [draw(inner), draw(inner)])
+    return draw(st.sampled_from(atoms))
+
+
+@st.composite
+def formula(draw: st.DrawFn, atoms: list[Expr], arrays: list[str], depth: int = 2) -> Expr:
+    inner, value = formula(atoms, arrays, depth - 1), integer(atoms, arrays, 2)
+    kinds = ["compare", "compare", "member", "conj", "disj", "negate"]
+    match draw(st.sampled_from(kinds[: len(kinds) if depth else 3])):
+        case "conj":
+            return E.conj(draw(inner), draw(inner))
+        case "disj":
+            return E.disj(draw(inner), draw(inner))
+        case "negate":
+            return E.negate(draw(inner))
+        case "member":
+            return E.member(draw(value), draw(st.lists(st.integers(-20, 40), max_size=9)))
+    return draw(st.sampled_from(COMPARE))(draw(value), draw(value))
+
+
+ANY_FORMULA = formula(ATOMS, list(ARRAYS))
+INVARIANT = formula(
+    [E.sub(E.K, E.Q), E.sub(E.N_KV, E.N_Q), WIDTH, E.N_KV], ["vector", "sorted", "grid"]
+)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> tuple[int, int, TileShape]:
+    tile = TileShape(*draw(st.sampled_from(TILES)))
+    return draw(lengths_for(tile.q)), draw(lengths_for(tile.k)), tile
+
+
+def dense(keep: Expr, n_q: int, n_kv: int, width: int = 3) -> np.ndarray:
+    env = {**ARRAYS, "n_q": n_q, "n_kv": n_kv, "width": width}
+    live = evaluate(keep, {**env, "q": np.arange(n_q)[:, None], "k": np.arange(n_kv)[None, :]})
+    return np.broadcast_to(live, (n_q, n_kv))
+
+
+def classes(live: np.ndarray, tile: TileShape) -> np.ndarray:
+    """0, 1 or 2 per tile, one tile at a time."""
+    n_q, n_kv = live.shape
+    out = np.zeros((-(-n_q // tile.q), -(-n_kv // tile.k)), dtype=np.uint8)
+    for i, j in np.ndindex(out.shape):
+        part = live[i * tile.q : (i + 1) * tile.q, j * tile.k : (j + 1) * tile.k]
+        out[i, j] = FULL if part.all() else PARTIAL if part.any() else 0
+    return out
+
+
+def check(layout: BlockLayout, expected: np.ndarray) -> None:
+    assert layout.row_ptr.dtype == layout.col.dtype == np.int32
+    assert layout.kind.dtype == np.uint8
+    assert layout.row_ptr.shape == (expected.shape[0] + 1,)
+    for row, (start, stop) in enumerate(zip(layout.row_ptr, layout.row_ptr[1:], strict=False)):
+        assert layout.col[start:stop].tolist() == np.flatnonzero(expected[row]).tolist()
+        assert layout.kind[start:stop].tolist() == expected[row][expected[row] > 0].tolist()
+    other = layout.transpose()
+    assert (other.to_dense() == expected).all()
+    back = other.transpose()
+    assert back.row_ptr.tolist() == layout.row_ptr.tolist()
+    assert back.col.tolist() == layout.col.tolist()
+    assert back.kind.tolist() == layout.kind.tolist()
+
+
+def elements_of(keep: Expr, n_q: int, n_kv: int) -> Elements:
+    values = {E.N_Q: E.const(n_q), E.N_KV: E.const(n_kv), WIDTH: E.const(3)}
+    return Elements(E.substitute(keep, values), ARRAYS, n_q, n_kv)
+
+
+def refined(keep: Expr, n_q: int, n_kv: int, tile: TileShape) -> BlockLayout:
+    mask = elements_of(keep, n_q, n_kv)
+    return layout_of(n_q, n_kv, tile, refine.refined_rows(mask, n_q, n_kv, tile))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_steps() -> Iterator[None]:
+    """Chunks and pyramids so small that small masks go through many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refine, "_COARSE", 4)
+        patch.setattr(refine, "_OPEN", 64)
+        patch.setattr(expand, "_CHUNK", 24)
+        patch.setattr(elements, "_PAIRS", 600)
+        patch.setattr("maskc.layout.ranges._LONGEST", 16)
+        yield
+
+
+@settings(max_examples=800, deadline=None)
+@given(ANY_FORMULA, grids(), st.integers(0, 6))
+def test_layout_of_any_formula(keep: Expr, grid: tuple[int, int, TileShape], width: int) -> None:
+    n_q, n_kv, tile = grid
+    recipe = LayoutRecipe(tile, keep, None)
+    live = dense(keep, n_q, n_kv, width)
+    check(build(recipe, n_q, n_kv, {"width": width}, ARRAYS), classes(live, tile))
+    assert count(recipe, n_q, n_kv, {"width": width}, ARRAYS) == live.sum()
+
+
+@settings(max_examples=500, deadline=None)
+@given(INVARIANT, grids())
+def test_two_engines_on_differences(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
+    n_q, n_kv, tile = grid
+    assert diagonals.of_difference(keep) is not None
+    expected = classes(dense(keep, n_q, n_kv), tile)
+    check(build(LayoutRecipe(tile, keep, None), n_q, n_kv, {}, ARRAYS), expected)
+    if expected.size:
+        check(refined(keep, n_q, n_kv, tile), expected)
+
+
+@settings(max_examples=400, deadline=None)
+@given(ANY_FORMULA, grids())
+def test_fine_boxes_and_samples(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
+    """With boxes of 2 x 2 the elements of a tile are reached through all stages."""
+    n_q, n_kv, tile = grid
+    if not n_q or not n_kv:
+        return
+    live = dense(keep, n_q, n_kv)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elements, "FINE", 2)
+        patch.setattr(refine, "FINE", 2)
+        check(refined(keep, n_q, n_kv, tile), classes(live, tile))
+        assert refine.count_pairs(elements_of(keep, n_q, n_kv), n_q, n_kv) == live.sum()
+
+
+@settings(max_examples=500, deadline=None)
+@given(ANY_FORMULA, st.lists(st.tuples(*[st.integers(0, 49)] * 4), min_size=1, max_size=8))
+def test_certain_answers_are_true(keep: Expr, corners: list[tuple[int, int, int, int]]) -> None:
+    live = dense(keep, 50, 50)
+    q, k = np.sort(np.array(corners)[:, :2]), np.sort(np.array(corners)[:, 2:])
+    boxes = Boxes(q[:, 0], q[:, 1], k[:, 0], k[:, 1])
+    may, must = Analyst(ARRAYS).verdict(elements_of(keep, 50, 50).keep, boxes)
+    for box in range(len(boxes)):
+        pairs = live[q[box, 0] : q[box, 1] + 1, k[box, 0] : k[box, 1] + 1]
+        assert may[box] or not pairs.any()
+        assert pairs.all() or not must[box]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 90), st.data())
+def test_ranges_of_a_vector(size: int, data: st.DataObject) -> None:
+    array = np.random.default_rng(size).integers(-99, 99, size).astype(np.int32)
+    low = np.array(data.draw(st.lists(st.integers(-3, size + 2), min_size=1, max_size=9)))
+    high = low + np.arange(len(low))
+    least, greatest = extremes_of(array)([(low, high)])
+    for i, (a, b) in enumerate(np.clip([low, high], 0, size - 1).T):
+        block = max(1, 1 << max(0, (size - 1).bit_length() - 4))
+        around = array[a // block * block : (b // block + 1) * block]
+        assert (least[i], greatest[i]) == (around.min(), around.max())
+
+
+@pytest.mark.parametrize("name", ["table", "grid"])
+def test_ranges_of_a_table(name: str) -> None:
+    array = ARRAYS[name]
+    corners = [
+        (top, bottom, left, right)
+        for top, left in np.ndindex(array.shape)
+        for bottom in range(top, array.shape[0])
+        for right in range(left, array.shape[1])
+    ]
+    top, bottom, left, right = np.array(corners).T
+    least, greatest = extremes_of(array)([(top, bottom), (left, right)])
+    for i, (a, b, c, d) in enumerate(corners):
+        part = array[a : b + 1, c : d + 1]
+        assert least[i] <= part.min() <= part.max() <= greatest[i]
+        if name == "table" or part.size == 1:
+            assert (least[i], greatest[i]) == (part.min(), part.max())
