@@ -1,0 +1,240 @@
+"""C sources to shared objects, with the machine's own compiler.
+
+`-march=native` never reaches a build: the compiler is asked once what it stands for, and the
+answer is what the flags, and so the cache key, name. What a compiler can do is tried, not
+assumed, and remembered in the cache for as long as compiler and processor stay the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+
+from maskc.build.binary import Binary, BuildReport
+from maskc.build.cache import Cache, content_key, open_cache
+from maskc.build.diagnostics import build_failed
+from maskc.core.bundle import SourceUnit
+from maskc.core.errors import NoCompiler
+from maskc.core.problem import Feature, Features
+
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+"""No -ffast-math: loading such a library flushes denormals in the whole process."""
+LINK = ("-shared", "-fPIC")
+_OPENMP = "-fopenmp"
+_CANDIDATES = ("cc", "gcc", "clang")
+_SECONDS = 300
+_PROBE = """\
+#ifdef _OPENMP
+#include <omp.h>
+int answer(void) { return omp_get_max_threads() > 0 ? 42 : 0; }
+#else
+int answer(void) { return 42; }
+#endif
+"""
+_SCHEMA = 1
+"""Part of every key: raised when what is stored changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCompiler:
+    """A compiler that was seen to make a shared object this process can load."""
+
+    command: tuple[str, ...]
+    """Program and leading arguments."""
+    version: str
+    """First line of its --version."""
+    machine: tuple[str, ...]
+    """What -march=native stands for here, as named flags; empty where it is not understood."""
+    openmp: bool
+    """Whether it links OpenMP; without, kernels run in one thread."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Everything that decides the machine code, for the command line and the cache key."""
+        return FLAGS + self.machine + ((_OPENMP,) if self.openmp else ()) + LINK
+
+
+def host_compiler() -> HostCompiler:
+    """The compiler of this process: `CC` if set, else the first of cc, gcc, clang that works.
+
+    Raises:
+        NoCompiler: none works; the message names each one tried and why it failed.
+    """
+    own = os.environ.get("CC", "").strip()
+    found = _find(own, os.environ.get("PATH", ""), open_cache())
+    if isinstance(found, str):
+        raise NoCompiler(found)
+    return found
+
+
+@cache
+def _find(own: str, path: str, cache: Cache) -> HostCompiler | str:
+    """The compiler, or what was tried; `path` is here because the answer depends on it."""
+    tried = []
+    for command in [shlex.split(own)] if own else [[name] for name in _CANDIDATES]:
+        shown = f"CC={own}" if own else command[0]
+        program = shutil.which(command[0], path=path)
+        if program is None:
+            tried.append(f"{shown} (not found)")
+            continue
+        answer = _remembered((program, *command[1:]), cache)
+        if isinstance(answer, HostCompiler):
+            return answer
+        tried.append(f"{shown} ({answer})")
+    return ", ".join(tried)
+
+
+def _remembered(command: tuple[str, ...], cache: Cache) -> HostCompiler | str:
+    """Try a compiler, or recall the trial: the same file on the same kind of processor."""
+    real = Path(command[0]).resolve()
+    found = real.stat()
+    key = content_key(
+        "compiler", _SCHEMA, command, str(real), found.st_size, found.st_mtime_ns, _processor()
+    )
+    stored = cache.get(key)
+    if stored is not None:
+        version, machine, openmp = json.loads(stored)
+        return HostCompiler(command, version, tuple(machine), openmp)
+    answer = _try(command)
+    if isinstance(answer, HostCompiler):
+        facts = (answer.version, answer.machine, answer.openmp)
+        cache.put(key, json.dumps(facts).encode())
+    return answer
+
+
+def _try(command: tuple[str, ...]) -> HostCompiler | str:
+    """Compile, link, load and call a small library, with the most that works."""
+    version = _version(command)
+    native = _native(command)
+    reason = ""
+    for machine in dict.fromkeys((native, native[:1], ())):
+        for openmp in (True, False):
+            compiler = HostCompiler(command, version, machine, openmp)
+            reason = _trial(compiler)
+            if not reason:
+                return compiler
+    return reason
+
+
+def _trial(compiler: HostCompiler) -> str:
+    """'' when its library loads and answers, else why not."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="maskc-") as folder:
+            done = _compile(compiler, _PROBE, (), Path(folder))
+            if done.returncode:
+                return _first_line(done.stdout) or f"exit status {done.returncode}"
+            library = ctypes.CDLL(str(Path(folder) / "kernel.so"))
+            return "" if library.answer() == 42 else "its library gives a wrong answer"
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        return _first_line(str(error)) or type(error).__name__
+
+
+def _compile(
+    compiler: HostCompiler, text: str, macros: tuple[str, ...], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run the compiler on `text` inside `folder`, by relative names: no path enters the output."""
+    (folder / "kernel.c").write_text(text, encoding="utf-8")
+    files = ("-o", "kernel.so", "kernel.c", "-lm")
+    return _run((*compiler.command, *compiler.flags, *macros, *files), folder)
+
+
+def _run(command: tuple[str, ...], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Output and errors as one text, in English whatever the locale."""
+    return subprocess.run(
+        command, cwd=folder, timeout=_SECONDS, text=True, errors="replace", check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {"LC_ALL": "C"},
+    )  # fmt: skip
+
+
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        return _first_line(_run((*command, "--version")).stdout)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _native(command: tuple[str, ...]) -> tuple[str, ...]:
+    """What the compiler's driver turns -march=native into: one processor name, then features."""
+    probe = ("-march=native", "-###", "-O3", "-x", "c", "-c", os.devnull, "-o", os.devnull)
+    try:
+        log = _run((*command, *probe)).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    for line in log.splitlines():
+        if "cc1" in line and "native" not in line:
+            return _named_flags(shlex.split(line))
+    return ()
+
+
+def _named_flags(words: list[str]) -> tuple[str, ...]:
+    """gcc passes -march=znver3 -mavx512f ...; clang -target-cpu znver3 -target-feature +avx512f."""
+    following = list(pairwise(words))
+    cpu = [value for word, value in following if word == "-target-cpu"]
+    if cpu:
+        features = [value for word, value in following if word == "-target-feature"]
+        pairs = [("-Xclang", "-target-feature", "-Xclang", feature) for feature in features]
+        return (f"-march={cpu[-1]}", *(word for pair in pairs for word in pair))
+    architecture = [word for word in words if word.startswith("-march=")]
+    rest = [word for word in words if re.match(r"-m(?!arch=)[a-z0-9]", word)]
+    return (*architecture, *rest) if architecture else ()
+
+
+@cache
+def _processor() -> str:
+    """A digest of what this processor can do; caches are shared between machines."""
+    text = platform.machine() + platform.processor()
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        first = ""
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU")
+    text += "\n".join(line for line in first.splitlines() if line.startswith(wanted))
+    return sha256(text.encode()).hexdigest()
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else ""
+
+
+def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> Binary:
+    """A shared object from the cache, or compiled now.
+
+    Raises:
+        NoCompiler: see host_compiler.
+        BuildFailed: the compiler refuses the source.
+    """
+    compiler = host_compiler()
+    macros = tuple(f"-D{feature.macro}=1" for feature in Feature if feature in features)
+    flags = compiler.flags + macros
+    key = content_key("c", _SCHEMA, unit.digest, flags, compiler.version)
+    cache = open_cache()
+    stored = cache.get(key)
+    if stored is not None:
+        return Binary(unit.target, stored, entries, key, BuildReport(compiler.version, flags, ""))
+    with tempfile.TemporaryDirectory(prefix="maskc-") as name:
+        try:
+            done = _compile(compiler, unit.text, macros, Path(name))
+        except subprocess.TimeoutExpired:
+            silence = f"no answer within {_SECONDS} seconds"
+            raise build_failed(compiler.version, unit, silence) from None
+        if done.returncode:
+            raise build_failed(compiler.version, unit, done.stdout)
+        code = (Path(name) / "kernel.so").read_bytes()
+    cache.put(key, code)
+    return Binary(
+        unit.target, code, entries, key, BuildReport(compiler.version, flags, done.stdout)
+    )
