@@ -1,0 +1,261 @@
+"""The same tiles in NumPy, for machines without a C compiler: exact, and much slower.
+
+It reads the argument block a compiled kernel would get, so nothing else knows the difference.
+A masked key's row never reaches a query, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core.bundle import Bundle, Variant
+from maskc.core.dtypes import DType
+from maskc.core.evaluate import evaluate
+from maskc.core.problem import Direction, Feature, Features, TileShape
+from maskc.layout import sequence_arrays
+from maskc.runtime.tables import Tables
+
+
+class FallbackWarning(UserWarning):
+    """A mask runs in NumPy because no C compiler works; results are the same."""
+
+
+# ------------------------------------------------------------------ memory
+
+
+def _at(pointer: int | None, shape: tuple[int, ...], strides: tuple[int, ...], code: str):  # noqa: ANN202
+    """The memory behind a pointer as an array; strides in elements."""
+    size = np.dtype(code).itemsize
+    if not pointer or 0 in shape:
+        return np.zeros(shape, code)
+    holder = type("Memory", (), {})()
+    holder.__array_interface__ = {
+        "data": (pointer, False), "shape": shape, "typestr": np.dtype(code).str,
+        "strides": tuple(size * stride for stride in strides), "version": 3,
+    }  # fmt: skip
+    return np.asarray(holder)
+
+
+_CODES = {DType.float32: "f4", DType.float16: "f2", DType.bfloat16: "u2"}
+
+
+def _load(stored: np.ndarray, dtype: DType) -> np.ndarray:
+    """fp32 values of stored elements."""
+    if dtype is DType.bfloat16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32)
+
+
+def _store(values: np.ndarray, into: np.ndarray, dtype: DType) -> None:
+    """Round to nearest even and write."""
+    if dtype is not DType.bfloat16:
+        into[...] = values
+        return
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    into[...] = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+# ------------------------------------------------------------------ arithmetic
+
+
+def _product(weights: np.ndarray, seen: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """weights @ rows, where an unseen row contributes nothing even if it is not finite.
+
+    Args:
+        weights: fp32 [n, m], 0 where not seen.
+        seen: bool [n, m].
+        rows: fp32 [m, d].
+    """
+    wild = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if not len(wild):
+        return weights @ rows
+    tame = rows.copy()
+    tame[wild] = 0
+    total = weights @ tame
+    for index in wild:
+        total += np.where(seen[:, index, None], weights[:, index, None] * rows[index], 0)
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class _RowTile:
+    """One tile row of one head: the keys of its live tiles, and which pairs are kept."""
+
+    queries: slice
+    keys: np.ndarray
+    """int [m], ascending."""
+    seen: np.ndarray
+    """bool [queries, m]."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """Scores of a row tile and what the backward needs of them."""
+
+    s: np.ndarray
+    """fp32 [queries, keys], -inf where not seen."""
+    slope: np.ndarray | float
+    """Derivative of the soft-cap at each score."""
+    distance: np.ndarray
+    """|p - k|."""
+
+
+class NumPyKernel:
+    """Stands in for CpuKernel."""
+
+    def __init__(self, bundle: Bundle, tile: TileShape, features: Features) -> None:
+        self._bundle, self._tile, self._features = bundle, tile, features
+
+    def workspace(self, block: ctypes.Structure) -> int:
+        """fp32 entries of `delta`: it is not used."""
+        return 0
+
+    def launch(
+        self, direction: Direction, block: ctypes.Structure, stream: int, grid: int, tables: Tables,
+        params: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        """Run one pass over the memory the argument block points to."""
+        run: Callable[[_Pass], None] = _forward if direction is Direction.forward else _backward
+        with np.errstate(all="ignore"):
+            run(_Pass(self._bundle, self._tile, self._features, block, tables, params))
+
+
+class _Pass:
+    """The arrays of one call and its walk over heads and tile rows."""
+
+    def __init__(
+        self, bundle: Bundle, tile: TileShape, features: Features, block: ctypes.Structure,
+        tables: Tables, params: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self.bundle, self.tile, self.features = bundle, tile, features
+        self.block, self.tables, self.params = block, tables, params
+        self.dtype = bundle.problem.dtype
+        self.parts = dict(tables.parts)
+        self.group = block.heads_q // max(block.heads_kv, 1)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """q, k, v, out, dout, dq, dk or dv as stored: [batch, heads, tokens, dim]."""
+        block, problem = self.block, self.bundle.problem
+        of_keys = name in ("k", "v", "dk", "dv")
+        wide = problem.head_dim_v if name in ("v", "dv", "out", "dout") else problem.head_dim
+        heads, tokens = (block.heads_kv, block.n_kv) if of_keys else (block.heads_q, block.n_q)
+        strides = (*getattr(block, f"{name}_stride"), 1)
+        shape = (block.batch, heads, tokens, wide)
+        return _at(getattr(block, name), shape, strides, _CODES[self.dtype])
+
+    def single(self, name: str) -> np.ndarray:
+        """lse and delta [batch, heads, queries], or a vector [heads]; contiguous fp32."""
+        block = self.block
+        if name in ("lse", "delta"):
+            shape = (block.batch, block.heads_q, block.n_q)
+            strides = (block.heads_q * block.n_q, block.n_q, 1)
+            return _at(getattr(block, name), shape, strides, "f4")
+        return _at(getattr(block, name), (block.heads_q,), (1,), "f4")
+
+    def heads(self) -> Iterator[tuple[int, int]]:
+        yield from np.ndindex(self.block.batch, self.block.heads_q)
+
+    def row_tiles(self, batch: int, head: int) -> Iterator[_RowTile]:
+        """The tile rows of a head, in order."""
+        block, tile = self.block, self.tile
+        of_head = self.parts.get("head_variant")
+        case = int(of_head[head]) if of_head is not None else 0
+        variant = self._variant(case, head)
+        pointers, entries = self.parts["row_ptr"].reshape(-1), self.parts["row_tiles"]
+        first = (batch * block.list_batch + case) * (block.tile_rows + 1)
+        env = {**self.params, "n_q": block.n_q, "n_kv": block.n_kv}
+        env |= sequence_arrays(variant.recipe(self.tile), self.tables.arrays, batch, head)
+        for row in range(block.tile_rows):
+            listed = entries[pointers[first + row] : pointers[first + row + 1]]
+            queries = np.arange(row * tile.q, min((row + 1) * tile.q, block.n_q))
+            keys = (listed[:, None] // 2 * tile.k + np.arange(tile.k)).ravel()
+            full = np.repeat(listed % 2 == 1, tile.k)[keys < block.n_kv]
+            keys = keys[keys < block.n_kv]
+            seen = np.ones((len(queries), len(keys)), dtype=bool)
+            if not full.all():
+                kept = evaluate(
+                    variant.keep, {**env, "q": queries[:, None], "k": keys[None, ~full]}
+                )
+                seen[:, ~full] = kept
+            yield _RowTile(slice(row * tile.q, row * tile.q + len(queries)), keys, seen)
+
+    def _variant(self, case: int, head: int) -> Variant:
+        """Where tables differ by head every head is a case of its own."""
+        of_head = self.bundle.head_variant
+        if any(slot.head for slot in self.tables.slots):
+            case = of_head[head] if of_head else 0
+        return self.bundle.variants[case]
+
+    def scores(self, tile: _RowTile, q: np.ndarray, k: np.ndarray, head: int) -> _Scores:
+        """Scores of fp32 rows q [n, d] against k [m, d]: scale, soft-cap, ALiBi, mask."""
+        block = self.block
+        s = np.float32(block.scale) * (q @ k.T)
+        slope: np.ndarray | float = 1.0
+        if Feature.softcap in self.features:
+            capped = np.tanh(s / np.float32(block.softcap))
+            s, slope = np.float32(block.softcap) * capped, 1 - capped * capped
+        positions = np.arange(tile.queries.start, tile.queries.stop) + (block.n_kv - block.n_q)
+        distance = np.abs(positions[:, None] - tile.keys).astype(np.float32)
+        if Feature.alibi in self.features:
+            s = s - self.single("alibi_slopes")[head] * distance
+        return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, distance)
+
+
+def _forward(call: _Pass) -> None:
+    q, k, v, out = (call.tensor(name) for name in ("q", "k", "v", "out"))
+    lse, sinks = call.single("lse"), call.single("sink_logits")
+    with_sinks = Feature.sinks in call.features
+    for batch, head in call.heads():
+        kv = head // call.group
+        for tile in call.row_tiles(batch, head):
+            rows = _load(q[batch, head, tile.queries], call.dtype)
+            s = call.scores(tile, rows, _load(k[batch, kv, tile.keys], call.dtype), head).s
+            top = s.max(axis=1, initial=-np.inf)
+            if with_sinks:
+                top = np.maximum(top, sinks[head])
+            base = np.where(np.isneginf(top), 0, top).astype(np.float32)
+            weights = np.exp(s - base[:, None])
+            total = weights.sum(axis=1)
+            if with_sinks:
+                total = total + np.exp(sinks[head] - base)
+            mixed = _product(weights, tile.seen, _load(v[batch, kv, tile.keys], call.dtype))
+            mixed = mixed / np.where(total == 0, 1, total)[:, None]
+            _store(mixed, out[batch, head, tile.queries], call.dtype)
+            lse[batch, head, tile.queries] = base + np.log(total)
+
+
+def _backward(call: _Pass) -> None:
+    names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+    q, k, v, out, dout, dq, dk, dv = (call.tensor(name) for name in names)
+    lse, dsink, dalibi = (call.single(name) for name in ("lse", "dsink", "dalibi"))
+    sinks = call.single("sink_logits")
+    sum_k = np.zeros(dk.shape, dtype=np.float32)
+    sum_v = np.zeros(dv.shape, dtype=np.float32)
+    for batch, head in call.heads():
+        kv = head // call.group
+        for tile in call.row_tiles(batch, head):
+            here = (batch, head, tile.queries)
+            rows, grads = _load(q[here], call.dtype), _load(dout[here], call.dtype)
+            keys = _load(k[batch, kv, tile.keys], call.dtype)
+            values = _load(v[batch, kv, tile.keys], call.dtype)
+            scores = call.scores(tile, rows, keys, head)
+            log_sum = np.where(np.isneginf(lse[here]), 0, lse[here])[:, None]
+            p = np.where(tile.seen, np.exp(scores.s - log_sum), 0)
+            delta = (_load(out[here], call.dtype) * grads).sum(axis=1)
+            ds = np.where(tile.seen, p * (grads @ values.T - delta[:, None]), 0)
+            through = np.where(tile.seen, ds * scores.slope, 0) * np.float32(call.block.scale)
+            _store(_product(through, tile.seen, keys), dq[here], call.dtype)
+            sum_k[batch, kv, tile.keys] += _product(through.T, tile.seen.T, rows)
+            sum_v[batch, kv, tile.keys] += _product(p.T, tile.seen.T, grads)
+            if call.block.dalibi:
+                dalibi[head] -= np.where(tile.seen, ds * scores.distance, 0).sum()
+            if call.block.dsink:
+                share = np.where(np.isneginf(lse[here]), 0, np.exp(sinks[head] - log_sum[:, 0]))
+                dsink[head] -= (share * delta).sum()
+    _store(sum_k, dk, call.dtype)
+    _store(sum_v, dv, call.dtype)

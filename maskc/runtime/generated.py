@@ -1,0 +1,117 @@
+"""What a generated module is made of: a bundle, and the right kernel for each call's device."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from maskc.build.toolchain import gpus
+from maskc.core.bundle import Bundle
+from maskc.core.errors import WrongDevice
+from maskc.core.evaluate import evaluate
+from maskc.core.layout import BlockLayout
+from maskc.core.target import Target
+from maskc.layout import check_lengths, extents, sequence_arrays
+from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.binding import Binder, mask_layout, variant_of
+from maskc.runtime.compiled import CompiledMask
+from maskc.runtime.rebuild import bundle as bundle
+from maskc.runtime.rebuild import data as data
+from maskc.runtime.rebuild import kernel as kernel
+from maskc.runtime.rebuild import loop as loop
+from maskc.runtime.rebuild import mask as mask
+from maskc.runtime.rebuild import tiles as tiles
+
+
+class GeneratedMask:
+    """A compiled mask for all of its targets: arrays on the CPU run there, others on their GPU."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Nothing is built before the first call."""
+        self.bundle = bundle
+        self._binder = Binder(bundle)
+        self._on = cache(self._compiled_for)
+
+    def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """See CompiledMask.__call__."""
+        return self.on(q)(q, k, v, **options)
+
+    def backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        """See CompiledMask.backward."""
+        return self.on(q).backward(q, k, v, out, lse, dout, **options)
+
+    def on(self, q: Any) -> CompiledMask:
+        """The callable for the device that q is on.
+
+        Raises:
+            NotAnArray: q is none.
+            WrongDevice: no target of this module runs there.
+        """
+        known = library(q, "q")
+        return self._on(LIBRARIES[type(known)].view(known, "q").device)
+
+    def _compiled_for(self, device: tuple[str, int]) -> CompiledMask:
+        kind, index = device
+        for unit in self.bundle.units:
+            target = Target.named(unit.target)
+            if (target.language == "c") == (kind == "cpu") and _runs(target, kind, index):
+                return CompiledMask(self.bundle, unit.target)
+        targets = ", ".join(unit.target for unit in self.bundle.units)
+        raise WrongDevice("q", f"{kind}:{index}", "this module", targets, at="q")
+
+    def layout(
+        self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
+        head: int = 0, batch: int = 0, **data: Any,
+    ) -> BlockLayout:  # fmt: skip
+        """See CompiledMask.layout; `block` is the first target's when None."""
+        tile = self.bundle.units[0].tile
+        return mask_layout(self.bundle, self._binder, tile, n_q, n_kv, block, head, batch, data)
+
+    def dense(self, n_q: int, n_kv: int | None = None, **data: Any) -> np.ndarray:
+        """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them.
+
+        Args:
+            n_q, n_kv: lengths; n_kv = n_q when None.
+            **data: the mask's data and parameters by name.
+
+        Raises:
+            BadLength, and MC3xx for data.
+        """
+        n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
+        bound = self._binder.bind(data, n_q, n_kv)
+        arrays = self._binder.arrays(bound, n_q, n_kv)
+        recipes = [variant.recipe(self.bundle.units[0].tile) for variant in self.bundle.variants]
+        batch, heads = map(max, zip(*(extents(recipe, arrays) for recipe in recipes), strict=True))
+        heads = max(heads, len(self.bundle.head_variant))
+        env = {
+            **bound.params, "n_q": n_q, "n_kv": n_kv,
+            "q": np.arange(n_q)[:, None], "k": np.arange(n_kv)[None, :],
+        }  # fmt: skip
+        found = np.empty((batch, heads, n_q, n_kv), dtype=bool)
+        for sequence, head in np.ndindex(batch, heads):
+            variant = variant_of(self.bundle, head)
+            recipe = variant.recipe(self.bundle.units[0].tile)
+            own = sequence_arrays(recipe, arrays, sequence, head)
+            found[sequence, head] = evaluate(variant.keep, {**env, **own})
+        return found.reshape(tuple(n for n in (batch, heads) if n > 1) + (n_q, n_kv))
+
+    def explain(self) -> str:
+        """See CompiledMask.explain."""
+        return self.bundle.report
+
+
+def _runs(target: Target, kind: str, index: int) -> bool:
+    """Whether a device of that kind executes the target; `a` targets are tied to one capability."""
+    if target.language == "c":
+        return True
+    found = gpus()
+    if kind != "cuda" or index >= len(found):
+        return False
+    number = target.name.removeprefix("sm_")
+    if number.endswith("a"):
+        return found[index].capability == int(number[:-1])
+    return not number.isdigit() or found[index].capability >= int(number)

@@ -1,0 +1,89 @@
+"""Shared objects in this process: loading, threads, and the call itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from pathlib import Path
+
+from maskc.build import Binary
+from maskc.build.cache import cache_folder
+from maskc.core import abi
+from maskc.core.errors import BuildFailed
+from maskc.core.problem import Direction
+
+
+class _Threads:
+    """Whether OpenMP threads were started, and by whom."""
+
+    started = False
+    """In this process, or in the one it was forked from."""
+    elsewhere = False
+    """By a parent: this process was forked afterwards and does not have them."""
+
+
+def _after_fork() -> None:
+    _Threads.elsewhere = _Threads.started
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def thread_count() -> int:
+    """`OMP_NUM_THREADS` where it is a number, else the processors this process may use.
+
+    1 in a process forked after its parent ran a kernel: GNU OpenMP would wait there for threads
+    that stayed with the parent.
+    """
+    if _Threads.elsewhere:
+        return 1
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+class CpuKernel:
+    """The entry points of a shared object. ctypes releases the GIL while they run."""
+
+    def __init__(self, binary: Binary) -> None:
+        library = _load(binary)
+        self._workspace = library.attention_workspace
+        self._workspace.argtypes = (ctypes.POINTER(abi.structure()),)
+        self._workspace.restype = ctypes.c_int64
+        self._functions = {}
+        for entry in binary.entries:
+            function = getattr(library, entry)
+            function.argtypes = (ctypes.POINTER(abi.structure()), ctypes.c_int32)
+            function.restype = None
+            self._functions[Direction(entry.removeprefix("attention_"))] = function
+
+    def workspace(self, block: ctypes.Structure) -> int:
+        """fp32 entries that `delta` must have."""
+        return self._workspace(ctypes.byref(block))
+
+    def launch(self, direction: Direction, block: ctypes.Structure, *_: object) -> None:
+        """Run to completion."""
+        _Threads.started = True
+        self._functions[direction](ctypes.byref(block), thread_count())
+
+
+def _load(binary: Binary) -> ctypes.CDLL:
+    """Load verified bytes from a file that only this user can reach and nobody reads again.
+
+    The temporary directory may forbid executing; the cache's is tried then.
+    """
+    refusal: OSError | None = None
+    for parent in (None, cache_folder()):
+        try:
+            with tempfile.TemporaryDirectory(prefix="maskc-", dir=parent) as folder:
+                path = Path(folder) / "kernel.so"
+                path.write_bytes(binary.code)
+                return ctypes.CDLL(str(path))
+        except OSError as error:
+            refusal = refusal or error
+    raise BuildFailed("the dynamic loader", str(refusal)) from refusal

@@ -1,0 +1,65 @@
+"""Joining attention over disjoint sets of keys by their log-sum-exp."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from maskc.core.errors import BadShape
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+    """The attention over the union of disjoint pieces, from the attention over each.
+
+    Args:
+        outs: one array [B, H, N, Dv] per piece, all of one library: torch, CuPy or NumPy.
+        lses: fp32 [B, H, N] per piece, natural log, as `return_lse=True` gives them. Sink logits
+            may be counted in one piece only.
+
+    Returns:
+        (out [B, H, N, Dv] in the dtype of the first piece, lse fp32 [B, H, N]). A row that is
+        empty in every piece gives 0 and -inf.
+
+    Raises:
+        BadShape: no pieces, or shapes that differ.
+    """
+    if not outs or len(outs) != len(lses):
+        raise BadShape(
+            "outs", f"({len(outs)} pieces)", f"{len(lses)} pieces, at least 1", at="outs"
+        )
+    for out, lse in zip(outs, lses, strict=True):
+        if tuple(out.shape) != tuple(outs[0].shape):
+            raise BadShape("outs", tuple(out.shape), tuple(outs[0].shape), at="outs")
+        if tuple(lse.shape) != tuple(out.shape[:-1]):
+            raise BadShape("lses", tuple(lse.shape), tuple(out.shape[:-1]), at="lses")
+    space, single = _namespace(outs[0])
+    with np.errstate(divide="ignore"):
+        top = reduce(space.maximum, lses)
+        base = space.where(top == -np.inf, space.zeros_like(top), top)
+        weights = [space.exp(lse - base) for lse in lses]
+        total = sum(weights[1:], weights[0])
+        lse = space.log(total) + base
+    divisor = space.where(total == 0, space.ones_like(total), total)
+    terms = [
+        single(out) * (weight / divisor)[..., None]
+        for out, weight in zip(outs, weights, strict=True)
+    ]
+    return _like(sum(terms[1:], terms[0]), outs[0]), lse
+
+
+def _namespace(x: Any) -> tuple[Any, Any]:
+    """(module with exp, log, where, ...; conversion to fp32) of an array's library."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return torch, lambda array: array.float()
+    cupy = sys.modules.get("cupy")
+    space = cupy if cupy is not None and isinstance(x, cupy.ndarray) else np
+    return space, lambda array: array.astype(np.float32)
+
+
+def _like(array: Any, example: Any) -> Any:
+    return array.to(example.dtype) if hasattr(array, "to") else array.astype(example.dtype)

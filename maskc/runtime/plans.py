@@ -1,0 +1,143 @@
+"""What repeated calls share: everything but the pointers, prepared once per signature."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from maskc.core import abi
+from maskc.core.problem import Direction
+from maskc.runtime.arrays import Device, Library, Shape
+from maskc.runtime.tables import Tables
+
+ATTENTION = abi.structure()
+
+_captured: list[object] = []
+"""Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
+
+
+class Kernel(Protocol):
+    """Built entry points, in whatever form they run."""
+
+    def capturing(self, stream: int) -> bool:
+        """Whether launches on a stream become nodes of a CUDA graph (CUDA only)."""
+
+    def workspace(self, block: ctypes.Structure) -> int:
+        """fp32 entries that `delta` must have in a backward."""
+
+    def launch(
+        self, direction: Direction, block: ctypes.Structure, stream: int, grid: int, tables: Tables,
+        params: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        """Run one pass, or enqueue it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """How to allocate one result."""
+
+    shape: Shape
+    tokens_first: bool = False
+    """Stored as [B, N, H, D], like the input it goes with."""
+
+    def make(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
+        """(array, pointer) in q's library, on its device: fp32, or q's dtype."""
+        return library.empty(q, self.shape, single, self.tokens_first)
+
+    def zeros(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
+        """The same, cleared."""
+        made = self.make(library, q, single)
+        library.clear(made[0])
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One direction of one signature."""
+
+    direction: Direction
+    kernel: Kernel | None
+    """None where every result is empty or zero."""
+    device: Device
+    grid: int
+    """CUDA blocks."""
+    params: Mapping[str, int]
+    tables: Tables
+    numbers: bytes
+    """The argument block with everything but pointers."""
+    packed: np.ndarray
+    """int32: all of `tables`."""
+    offsets: Mapping[str, int]
+    """Where each part of `packed` starts, in bytes."""
+    outputs: tuple[Output, ...]
+    """out; or dq, dk, dv."""
+    sent: dict[int, tuple[bytes, object]] = field(default_factory=dict)
+    """By stream: the argument block with pointers into that stream's copy, and the copy."""
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.packed.nbytes
+
+    def arguments(self, library: Library, q: Any) -> tuple[Any, int]:
+        """(a fresh argument block lacking only the tensors, the stream to launch on).
+
+        Every stream gets a copy of the tables of its own, allocated and filled in its order, so
+        that no launch ever waits for another stream. While a CUDA graph is being captured the
+        copy of another stream serves, which is why calls are warmed up first.
+        """
+        if self.kernel is None:
+            return ATTENTION.from_buffer_copy(self.numbers), 0
+        if self.device[0] == "cpu":
+            stream, capturing = 0, False
+        else:
+            stream = library.stream(self.device[1])
+            capturing = self.kernel.capturing(stream)
+        entry = self.sent.get(stream)
+        if entry is None and capturing:
+            entry = next(iter(self.sent.values()), None)
+        if entry is None:
+            entry = self._send(library, q, stream)
+        if capturing:
+            _captured.append(entry)
+        return ATTENTION.from_buffer_copy(entry[0]), stream
+
+    def _send(self, library: Library, q: Any, stream: int) -> tuple[bytes, object]:
+        block = ATTENTION.from_buffer_copy(self.numbers)
+        if self.device[0] == "cpu":
+            owner, base = self.packed, self.packed.ctypes.data
+        else:
+            owner, base = library.send(q, self.packed)
+        for name, offset in self.offsets.items():
+            if name.startswith("array"):
+                block.array[int(name[5:])] = base + offset
+            else:
+                setattr(block, name, base + offset)
+        entry = self.sent[stream] = (bytes(block), owner)
+        return entry
+
+    def run(self, block: Any, stream: int) -> None:
+        """Launch, unless there is nothing to compute."""
+        if self.kernel is not None:
+            self.kernel.launch(self.direction, block, stream, self.grid, self.tables, self.params)
+
+
+class PlanCache:
+    """The latest plans, by signature; bounded in number and in bytes."""
+
+    def __init__(self, most: int = 256, most_bytes: int = 1 << 28) -> None:
+        self._plans: dict[object, Plan] = {}
+        self._most, self._most_bytes = most, most_bytes
+        self.get = self._plans.get
+
+    def put(self, key: object, plan: Plan) -> None:
+        """Add a plan, dropping the oldest ones where it is too much; the caller holds a lock."""
+        plans = self._plans
+        plans[key] = plan
+        total = sum(kept.size for kept in plans.values())
+        while len(plans) > 1 and (len(plans) > self._most or total > self._most_bytes):
+            total -= plans.pop(next(iter(plans))).size

@@ -1,0 +1,229 @@
+"""Everything integer that a kernel reads, for one set of lengths: formula constants, tile lists,
+data arrays. Host memory only; launching decides where it goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant
+from maskc.core.data import DataDecl
+from maskc.core.errors import CheckFailed, DataRange, DataShape
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr, Param, Sym, const, transform
+from maskc.core.layout import FULL, BlockLayout
+from maskc.core.problem import Direction
+from maskc.layout import build, check_loads, kernel_lists, sequence_arrays
+from maskc.runtime.checks import Sizes
+
+_INT32 = np.iinfo(np.int32)
+_PAD = 4
+"""int32 entries to which every part is rounded up: 16 bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A data array of the mask, as the kernel indexes it."""
+
+    values: np.ndarray
+    """int32 [batch or 1, heads or 1, N] or [batch or 1, heads or 1, rows, cols]."""
+
+    @property
+    def batch(self) -> int:
+        """Elements from one sequence to the next, 0 if shared."""
+        return self.values[0].size if self.values.shape[0] > 1 else 0
+
+    @property
+    def head(self) -> int:
+        """Elements from one head to the next, 0 if shared."""
+        return self.values[0, 0].size if self.values.shape[1] > 1 else 0
+
+    @property
+    def row(self) -> int:
+        """Elements from one row of a table to the next."""
+        return self.values.shape[-1] if self.values.ndim == 4 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The integers of a call, ready to be copied in one piece."""
+
+    parts: tuple[tuple[str, np.ndarray], ...]
+    """(member of struct Attention, int32 values)."""
+    slots: tuple[Slot, ...]
+    """Data arrays in the order of the kernel's `array` member."""
+    list_batch: int
+    """Lists from one sequence to the next, 0 if all share theirs."""
+    arrays: Mapping[str, np.ndarray]
+    """The data as formulas name them, batch and heads in front."""
+
+    def packed(self) -> tuple[np.ndarray, dict[str, int]]:
+        """All values in one int32 array, and where each part starts, in bytes.
+
+        Data arrays are called `array0`, `array1`, ...
+        """
+        named = [*self.parts, *((f"array{i}", slot.values) for i, slot in enumerate(self.slots))]
+        offsets, total = {}, 0
+        for name, values in named:
+            offsets[name] = 4 * total
+            total += -(-max(values.size, 1) // _PAD) * _PAD
+        packed = np.zeros(total, dtype=np.int32)
+        for name, values in named:
+            start = offsets[name] // 4
+            packed[start : start + values.size] = values.ravel()
+        return packed, offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One distinct mask of a call: a variant, for one head where tables differ by head."""
+
+    variant: Variant
+    head: int
+
+
+def make_tables(
+    bundle: Bundle,
+    unit: SourceUnit,
+    sizes: Sizes,
+    params: Mapping[str, int],
+    arrays: Mapping[str, np.ndarray],
+    direction: Direction,
+    lists: bool,
+) -> Tables:
+    """Bind a mask to lengths, parameters and data.
+
+    Args:
+        bundle, unit: what was compiled.
+        sizes: of the call.
+        params: a value for every parameter.
+        arrays: int32, by the names formulas use, as `bind_arrays` gives them.
+        direction: the pass whose lists are wanted.
+        lists: whether the kernel reads tile lists at all.
+
+    Raises:
+        DataShape: a batch or head dimension of data that does not fit the call.
+        DataRange: a constant of the formula beyond 32 bits.
+    """
+    slots = tuple(make_slot(name, arrays[name], bundle.data, sizes) for name in bundle.arrays)
+    cases, of_head = _cases(bundle, slots, sizes)
+    values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+    parts = [("mask_args", _mask_args(cases, values))]
+    if of_head is not None:
+        parts.append(("head_variant", of_head))
+    batched = any(slot.batch for slot in slots)
+    sequences = range(sizes.batch if batched else 1)
+    recipes = [(case.variant.recipe(unit.tile), case.head) for case in cases]
+    seen = [
+        (recipe, sequence_arrays(recipe, arrays, sequence, head))
+        for sequence in sequences
+        for recipe, head in recipes
+    ]
+    if lists:
+        parts += _lists([_layout(recipe, sizes, params, own) for recipe, own in seen], direction)
+    elif slots and sizes.n_kv:
+        for recipe, own in seen:
+            check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
+    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays)
+
+
+def _lists(layouts: list[BlockLayout], direction: Direction) -> Iterator[tuple[str, np.ndarray]]:
+    row_ptr, row_tiles = kernel_lists(layouts)
+    yield "row_ptr", row_ptr
+    yield "row_tiles", row_tiles
+    if direction is Direction.backward:
+        col_ptr, col_tiles = kernel_lists([layout.transpose() for layout in layouts])
+        yield "col_ptr", col_ptr
+        yield "col_tiles", col_tiles
+
+
+def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes) -> Slot:
+    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...]."""
+    decl = next(decl for decl in decls if name in decl.arrays)
+    own = values.shape[values.ndim - decl.rank :]
+    leading = values.shape[: values.ndim - decl.rank]
+    batch, heads = (1, 1, *leading)[-2:] if decl.rank == 2 else ((1, *leading)[-1], 1)
+    for found, wanted, what in (
+        (heads, sizes.heads_q, "heads of q"),
+        (batch, sizes.batch, "sequences of q"),
+    ):
+        if found not in (1, wanted):
+            expected = f"{wanted} (the {what}) or 1 in place of {found}"
+            raise DataShape(decl.name, values.shape, expected, at=decl.name)
+    return Slot(values.reshape(batch, heads, *own))
+
+
+def _cases(
+    bundle: Bundle, slots: tuple[Slot, ...], sizes: Sizes
+) -> tuple[tuple[Case, ...], np.ndarray | None]:
+    """The distinct masks of the heads, and for each head which one it has (None: all the first)."""
+    of_head = bundle.head_variant or (0,) * sizes.heads_q
+    if any(slot.head for slot in slots):
+        cases = tuple(Case(bundle.variants[v], head) for head, v in enumerate(of_head))
+        return cases, np.arange(len(cases), dtype=np.int32)
+    cases = tuple(Case(variant, 0) for variant in bundle.variants)
+    return cases, np.array(of_head, dtype=np.int32) if bundle.head_variant else None
+
+
+def with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
+    """The formula over q, k and arrays alone; parameters without a value keep their defaults."""
+
+    def number(node: Expr) -> Expr | None:
+        if isinstance(node, Param):
+            return const(values.get(node.name, node.default))
+        return const(values[node.name]) if isinstance(node, Sym) and node.name in values else None
+
+    return transform(keep, number)
+
+
+def _mask_args(cases: tuple[Case, ...], values: Mapping[str, int]) -> np.ndarray:
+    """int32 [cases, 1 + constants]: the formula's shape, then the values of its constants."""
+    count = max(len(case.variant.args) for case in cases)
+    table = np.zeros((len(cases), 1 + count), dtype=np.int32)
+    for row, case in zip(table, cases, strict=True):
+        row[0] = case.variant.shape
+        for column, formula in enumerate(case.variant.args, start=1):
+            found = int(evaluate(formula, values))
+            if not _INT32.min <= found <= _INT32.max:
+                named = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+                raise DataRange(
+                    "the mask", f"a constant of its formula is {found} at {named}",
+                    "kernels compute indices in 32 bits: use smaller parameters",
+                )  # fmt: skip
+            row[column] = found
+    return table
+
+
+def _layout(
+    recipe: LayoutRecipe, sizes: Sizes, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
+) -> BlockLayout:
+    layout = build(recipe, sizes.n_q, sizes.n_kv, params, arrays)
+    if os.environ.get("MASKC_CHECK") == "1":
+        env = {**params, **arrays, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+        check_layout(layout, recipe.keep, env)
+    return layout
+
+
+def check_layout(layout: BlockLayout, keep: Expr, env: Mapping[str, object]) -> None:
+    """Compare a layout with the mask pair by pair, a tile row at a time.
+
+    Raises:
+        CheckFailed: a live pair outside the live tiles, or a dead one in a full tile.
+    """
+    keys = np.arange(layout.n_kv)
+    classes = np.repeat(layout.to_dense(), layout.tile.k, axis=1)[:, : layout.n_kv]
+    for row, kinds in enumerate(classes):
+        start = row * layout.tile.q
+        queries = np.arange(start, min(start + layout.tile.q, layout.n_q))
+        live = evaluate(keep, {**env, "q": queries[:, None], "k": keys[None, :]})
+        live = np.broadcast_to(live, (len(queries), len(keys)))
+        wrong = np.where(kinds == 0, live, (kinds == FULL) & ~live)
+        if wrong.any():
+            query, key = np.argwhere(wrong)[0]
+            kind = "empty" if kinds[key] == 0 else "full"
+            pair = f"query {start + query}, key {key}"
+            raise CheckFailed(f"the layout calls the tile of {pair} {kind}, which it is not")
