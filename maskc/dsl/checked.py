@@ -33,14 +33,18 @@ def shown(value: object) -> str:
 def count(where: str, name: str, value: object, at: SourceLoc | None) -> Expr:
     """A data integer >= 0: a literal, mc.param(...), or a formula in the lengths."""
     number = E.as_const(value.expr) if isinstance(value, Traced) else _integer(value)
-    if number is None and isinstance(value, Traced) and not E.is_condition(value.expr):
-        if E.symbols(value.expr) <= _HOST:
-            return value.expr
+    if number is None and isinstance(value, Traced) and _known_early(value.expr):
+        return value.expr
     if number is None:
         return mistake(NotAnInteger(where, name, shown(value), at=at), E.ZERO)
     if number < 0:
         return mistake(NegativeWidth(f"{where}({number})", name, number, at=at), E.ZERO)
     return E.const(number)
+
+
+def _known_early(formula: Expr) -> bool:
+    """Whether it is an integer that no query, key or head changes."""
+    return not E.is_condition(formula) and E.symbols(formula) <= _HOST
 
 
 def constant(where: str, name: str, value: object, at: SourceLoc | None, least: int = 1) -> int:

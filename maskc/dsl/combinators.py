@@ -44,9 +44,7 @@ class _Window:
     `window.flash(L, R)`, `window.gym(W)`.
     """
 
-    def __call__(
-        self, left: Count | None, right: Count | None = 0, *, align: str = END
-    ) -> Mask:
+    def __call__(self, left: Count | None, right: Count | None = 0, *, align: str = END) -> Mask:
         at = caller()
         sides = [
             None if side is None else checked.count("window", name, side, at)

@@ -21,7 +21,7 @@ def load(path: str | Path) -> dict[str, Pattern | Mask]:
     called once with their defaults, so that all its mistakes are reported together.
 
     Raises:
-        FileMissing: no such file. PatternFailed: the file itself raised. NoPattern: it defines none.
+        FileMissing: no such file. PatternFailed: the file itself raised. NoPattern: it has none.
         MaskcError: a mistake in the mask language, or SeveralErrors.
     """
     file = Path(path)

@@ -44,9 +44,7 @@ class Pattern:
             if name not in known:
                 raise BadParameter(self.name, name, ", ".join(known) or "none", at=self.loc)
             if not _fits(value, known[name]):
-                raise BadParameterValue(
-                    self.name, name, known[name].__name__, value, at=self.loc
-                )
+                raise BadParameterValue(self.name, name, known[name].__name__, value, at=self.loc)
         mask = self.function(**values)
         if not isinstance(mask, Mask):
             raise NotAMaskReturned(self.name, type(mask).__name__, at=self.loc)

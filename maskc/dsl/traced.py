@@ -16,6 +16,7 @@ from maskc.core.errors import MaskUsedAsBool, NotAnInteger, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 
+
 def _refuse(what: str) -> NoReturn:
     raise NotTraceable(what, at=caller())
 

@@ -50,7 +50,9 @@ def from_mask_mod(mask_mod: Callable[..., object]) -> Mask:
     return where(mask_mod)
 
 
-def trace(predicate: Callable[..., object], at: SourceLoc | None) -> tuple[Expr, tuple[DataDecl, ...]]:
+def trace(
+    predicate: Callable[..., object], at: SourceLoc | None
+) -> tuple[Expr, tuple[DataDecl, ...]]:
     """The formula of a predicate and the arrays it captured."""
     arguments = _arguments(predicate, at)
     tables: dict[str, DataDecl] = {}
@@ -60,7 +62,8 @@ def trace(predicate: Callable[..., object], at: SourceLoc | None) -> tuple[Expr,
     except MaskcError:
         raise
     except Exception as error:
-        raise NotTraceable(f"it raised {type(error).__name__}: {error}", at=_line(error, at)) from error
+        found = f"it raised {type(error).__name__}: {error}"
+        raise NotTraceable(found, at=_line(error, at)) from error
     formula = lift_bool(result, "the result")
     if _BATCH in E.walk(formula):
         raise BatchUsed(at=at)
@@ -108,7 +111,8 @@ class _Table:
         parts = index if isinstance(index, tuple) else (index,)
         dims = len(self.shape)
         if dims > 2:
-            raise NotTraceable(f"a captured array has {dims} dimensions, at most 2 work", at=caller())
+            found = f"a captured array has {dims} dimensions, at most 2 work"
+            raise NotTraceable(found, at=caller())
         if len(parts) != dims:
             found = f"an array of {dims} dimensions is indexed by {len(parts)}"
             raise NotTraceable(found, at=caller())

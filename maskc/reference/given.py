@@ -67,7 +67,7 @@ def for_sequence(decl: DataDecl, given: object, index: int | None) -> object:
     if isinstance(given, (CuSeqlens, Parents)):
         return type(given)(for_sequence(decl, given.array, index))
     parts = leaves(decl.name, given)
-    if len(parts) > 1 or isinstance(given, tuple) and np.ndim(given[0]):
+    if len(parts) > 1 or (isinstance(given, tuple) and np.ndim(given[0])):
         return tuple(for_sequence(decl, part, index) for part in given)  # type: ignore
     array = parts[0]
     batched = array.ndim == (4 if decl.kind is DataKind.table else 2)

@@ -266,9 +266,7 @@ def _vector(low: int, high: int, length: int) -> st.SearchStrategy[np.ndarray]:
 
 
 @st.composite
-def _array_for(
-    draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool = False
-) -> object:
+def _array_for(draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool = False) -> object:
     """One array, or a pair; `plain` leaves out cu_seqlens and parents."""
     match decl.kind:
         case DataKind.documents:

@@ -12,9 +12,11 @@ from strategies import (
     NAMESPACE,
     condition_texts,
     data_for,
+    declared,
     integer_texts,
     lengths,
     masks,
+    parameters,
 )
 
 import maskc as mc
@@ -48,7 +50,8 @@ def test_a_traced_formula_means_what_python_says(text: str) -> None:
 
 @given(integer_texts(4), st.integers(-9, 9), st.integers(-9, 9))
 def test_integer_text_reads_back_equal(text: str, low: int, other: int) -> None:
-    mask = mc.where(eval(f"lambda q, k: min({text}, {low} * q) <= max(k, {other})", dict(NAMESPACE)))
+    predicate = f"lambda q, k: min({text}, {low} * q) <= max(k, {other})"
+    mask = mc.where(eval(predicate, dict(NAMESPACE)))
     note(str(mask.formula))
     assert parse_expr(to_python(mask.formula)) == mask.formula
 
@@ -60,8 +63,8 @@ def test_negation_is_an_involution_and_a_complement(text: str) -> None:
         "q": np.arange(8)[:, None], "k": np.arange(8)[None], "n_q": np.int64(8),
         "n_kv": np.int64(8),
     }  # fmt: skip
-    scope |= {name: NAMESPACE["VECTOR"] for name in E.arrays(formula)}
-    scope |= {name: NAMESPACE["BITS"] * 1 for name in _grids(formula)}
+    scope |= dict.fromkeys(E.arrays(formula), NAMESPACE["VECTOR"])
+    scope |= dict.fromkeys(_grids(formula), NAMESPACE["BITS"] * 1)
     opposite = E.negate(formula)
     kept = np.broadcast_to(condition(formula, scope), (8, 8))
     assert np.array_equal(kept, ~np.broadcast_to(condition(opposite, scope), (8, 8)))
@@ -71,7 +74,10 @@ def _grids(formula: E.Expr) -> set[str]:
     return {n.array for n in E.walk(formula) if isinstance(n, E.Load) and len(n.index) == 2}
 
 
-@given(masks(max_depth=2, with_heads=True), masks(max_depth=2, with_heads=True), lengths(12), st.data())
+_MASKS = masks(max_depth=2, with_heads=True)
+
+
+@given(_MASKS, _MASKS, lengths(12), st.data())
 @settings(max_examples=60)
 def test_the_algebra_is_set_algebra(
     left: mc.Mask, right: mc.Mask, sizes: tuple[int, int], data: st.DataObject
@@ -93,6 +99,4 @@ def test_the_algebra_is_set_algebra(
 
 
 def _names(mask: mc.Mask) -> set[str]:
-    from strategies import declared, parameters
-
     return set(declared(mask)) | set(parameters(mask))

@@ -1,0 +1,27 @@
+"""Axial attention on an image.
+
+Jonathan Ho, Nal Kalchbrenner, Dirk Weissenborn, Tim Salimans, "Axial Attention in Multidimensional
+Transformers", 2019: the row and the column layers in one.
+
+Definition, on tokens in row-major order: p // width == k // width or p mod width == k mod width.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def axial(*, width: int = 64) -> mc.Mask:
+    """The query's row and its column."""
+    return mc.block_diagonal(width) | mc.dilated(mc.n_kv, mc.n_kv, stride=width)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(axial(width=16), 256))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""BigBird with an internal global block at each end.
+
+Manzil Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020: internal transformer
+construction, with the global and window blocks of the published code.
+
+Definition, over blocks I = p // block and J = k // block, nb = ceil(n / block) of them:
+I in {0, nb - 1} or J in {0, nb - 1} or |I - J| <= 1 or J in R(I), where R(I) holds the `n_random`
+block columns of least splitmix64(seed, I, J). The paper draws R(I) from the blocks not yet seen;
+here it is drawn from all of them.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def bigbird_itc(*, block: int = 64, n_random: int = 3, seed: int = 0) -> mc.Mask:
+    """Global end blocks, a window of three blocks and `n_random` random ones."""
+
+    def ends_and_window(q, k):
+        last = (mc.n_kv - 1) // block
+        i, j = (q + mc.n_kv - mc.n_q) // block, k // block
+        ends = (i == 0) | (i == last) | (j == 0) | (j == last)
+        return ends | (abs(i - j) <= 1)
+
+    return mc.where(ends_and_window) | mc.random_blocks(block, n_random, seed)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(bigbird_itc(block=8, n_random=2), 256))
+
+
+if __name__ == "__main__":
+    main()

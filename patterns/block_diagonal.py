@@ -1,0 +1,27 @@
+"""Block-diagonal attention.
+
+Jiezhong Qiu et al., "Blockwise Self-Attention for Long Document Understanding", 2019: the heads
+whose permutation of blocks is the identity.
+
+Definition: p // size == k // size.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def block_diagonal(*, size: int = 128) -> mc.Mask:
+    """Each block of `size` tokens sees itself."""
+    return mc.block_diagonal(size)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(block_diagonal(size=32), 256))
+
+
+if __name__ == "__main__":
+    main()

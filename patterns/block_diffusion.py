@@ -1,0 +1,38 @@
+"""Block diffusion, training: a noised copy and the clean text behind it.
+
+Marianne Arriola et al., "Block Diffusion: Interpolating Between Autoregressive and Diffusion
+Language Models", 2025.
+
+Definition, over 2 S tokens, the first S noised, qn = q < S, qb = (q mod S) // block and likewise
+for k: (qb == kb and qn == kn) or (qb > kb and qn and not kn) or (qb >= kb and not qn and not kn).
+A noised block sees itself and the clean blocks before it, a clean block the clean ones up to
+itself. Self-attention over an even number of tokens.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def block_diffusion(*, block: int = 16) -> mc.Mask:
+    """Diffusion inside blocks of `block` tokens, autoregression between them."""
+
+    def keep(q, k):
+        half = mc.n_q // 2
+        of_clean_q, of_clean_k = (q - half) // block, (k - half) // block
+        noised = (q < half) & (k < half) & (q // block == k // block)
+        across = (q < half) & (k >= half) & (q // block > of_clean_k)
+        return noised | across | ((q >= half) & (k >= half) & (of_clean_q >= of_clean_k))
+
+    return mc.where(keep)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(block_diffusion(block=16), 256))
+
+
+if __name__ == "__main__":
+    main()

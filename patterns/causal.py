@@ -1,0 +1,26 @@
+"""Causal attention.
+
+Ashish Vaswani et al., "Attention Is All You Need", 2017: the decoder.
+
+Definition: k <= p.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def causal() -> mc.Mask:
+    """Each query sees itself and what came before."""
+    return mc.causal()
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(causal(), 256))
+
+
+if __name__ == "__main__":
+    main()

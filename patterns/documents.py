@@ -1,0 +1,29 @@
+"""Packed documents that do not see each other.
+
+Mario Michael Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+
+Definition: doc[q] == doc[k], and k <= p where `causal`.
+
+Data: `doc`, one id per token (or mc.cu_seqlens of the packed lengths).
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def documents(*, causal: bool = True) -> mc.Mask:
+    """Each document sees itself only."""
+    same = mc.documents("doc")
+    return mc.causal() & same if causal else same
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(documents(), 256, doc=mc.cu_seqlens([0, 40, 130, 150, 256])))
+
+
+if __name__ == "__main__":
+    main()

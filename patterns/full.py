@@ -1,0 +1,26 @@
+"""Full attention.
+
+Ashish Vaswani et al., "Attention Is All You Need", 2017: the encoder.
+
+Definition: every query sees every key.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def full() -> mc.Mask:
+    """Every pair."""
+    return mc.full()
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(full(), 256))
+
+
+if __name__ == "__main__":
+    main()

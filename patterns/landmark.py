@@ -1,0 +1,28 @@
+"""Landmark tokens: a window and the last token of every block.
+
+Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite Context Length for
+Transformers", 2023.
+
+Definition: k <= p and (p - k < window or k mod block == block - 1). The static part only: opening
+the blocks whose landmarks score best is a selection at run time.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def landmark(*, window: int = 256, block: int = 64) -> mc.Mask:
+    """The last `window` keys, and the landmark that ends each block."""
+    return mc.causal() & (mc.window.hf(window) | mc.strided(block, block - 1))
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(landmark(window=32, block=16), 256))
+
+
+if __name__ == "__main__":
+    main()

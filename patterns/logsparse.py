@@ -1,0 +1,32 @@
+"""LogSparse: keys at distances that are powers of two.
+
+Shiyang Li et al., "Enhancing the Locality and Breaking the Memory Bottleneck of Transformer on Time
+Series Forecasting", 2019.
+
+Definition: k == p or p - k is a power of two; with `local`, or 0 <= p - k < local (local attention,
+itself counted); with `restart`, and p // restart == k // restart (restart attention). 0 leaves
+either out. Powers up to 2^30 cover every length.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def logsparse(*, local: int = 0, restart: int = 0) -> mc.Mask:
+    """The query itself and keys 1, 2, 4, 8, ... before it."""
+    mask = mc.offsets([0, *(2**i for i in range(31))])
+    if local:
+        mask = mask | mc.window.hf(local)
+    return mask & mc.block_diagonal(restart) if restart else mask
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(logsparse(local=8), 256))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Neighborhood attention along one axis.
+
+Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
+2022; dilation from Ali Hassani, Humphrey Shi, "Dilated Neighborhood Attention Transformer", 2022;
+stride from Ali Hassani et al., "Generalized Neighborhood Attention", 2025.
+
+Definition, n tokens: those with the same residue g = q mod dilation form a class of
+L = ceil((n - g) / dilation) tokens, i = q // dilation the index inside it. The leader of i is
+min((i // stride) * stride + stride // 2, L - 1), its window the `kernel` tokens of the class
+centred there, moved inwards at the borders, never shrunk:
+c = clamp(leader, kernel // 2, L - 1 - (kernel // 2 + kernel mod 2 - 1)) and
+c - kernel // 2 <= k // dilation <= c + kernel // 2 + kernel mod 2 - 1, k in the same class.
+Causal: leader = min((i // stride) * stride + stride - 1, L - 1) and
+leader - kernel + 1 <= k // dilation <= i. A class shorter than the kernel sees all of itself.
+Self-attention: as many queries as keys.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+def near(q, k, length, kernel, dilation, stride, causal):
+    """Whether coordinate k lies in the neighborhood of coordinate q on an axis of `length`."""
+    residue, i = q % dilation, q // dilation
+    last = (length - residue + dilation - 1) // dilation - 1
+    if causal:
+        first, final = min(i // stride * stride + stride - 1, last) - kernel + 1, i
+    else:
+        before, after = kernel // 2, kernel // 2 + kernel % 2 - 1
+        leader = min(i // stride * stride + stride // 2, last)
+        centre = max(min(leader, last - after), before)
+        first, final = centre - before, centre + after
+    j = k // dilation
+    return (k % dilation == residue) & (first <= j) & (j <= final)
+
+
+@mc.pattern
+def natten_1d(
+    *, kernel: int = 127, dilation: int = 1, stride: int = 1, causal: bool = False
+) -> mc.Mask:
+    """The `kernel` nearest tokens, `dilation` apart, shared by groups of `stride` queries."""
+    return mc.where(lambda q, k: near(q, k, mc.n_kv, kernel, dilation, stride, causal))
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(natten_1d(kernel=33, dilation=2, stride=8), 256))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Neighborhood attention on a video.
+
+Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
+2022, with the dilation and stride of its successors (see natten_1d.py).
+
+Definition, on tokens ordered by frame, then row, then column: each of the three coordinates of k is
+in the 1-D neighborhood of that of q, among n // (height * width) frames, `height` rows and `width`
+columns.
+"""
+
+from __future__ import annotations
+
+from natten_1d import near
+
+import maskc as mc
+
+
+@mc.pattern
+def natten_3d(
+    *,
+    height: int = 16,
+    width: int = 16,
+    kernel: tuple[int, ...] = (5, 5, 5),
+    dilation: tuple[int, ...] = (1, 1, 1),
+    stride: tuple[int, ...] = (1, 1, 1),
+    causal: bool = False,
+) -> mc.Mask:
+    """A box of kernel[0] frames, kernel[1] rows and kernel[2] columns around the query."""
+
+    def coordinates(token):
+        return token // (height * width), token // width % height, token % width
+
+    def inside(q, k):
+        lengths = mc.n_kv // (height * width), height, width
+        axes = zip(coordinates(q), coordinates(k), lengths, kernel, dilation, stride, strict=True)
+        frames, rows, columns = (near(*axis, causal) for axis in axes)
+        return frames & rows & columns
+
+    return mc.where(inside)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(natten_3d(height=8, width=8, kernel=(3, 3, 3)), 256))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Native sparse attention, the compressed branch.
+
+Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse
+Attention", 2025.
+
+Definition: key k stands for the tokens k * stride .. k * stride + length - 1, and query q sees it
+when all of them have been: k * stride + length - 1 <= q. There are (n - length) // stride + 1 keys
+for n tokens, so lengths differ and q is the token's index from the start of the sequence. The
+selected branch chooses its blocks at run time and is not a static mask.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def nsa_compressed(*, length: int = 32, stride: int = 16) -> mc.Mask:
+    """The compressed keys whose tokens all lie in the past."""
+    return mc.where(lambda q, k: k * stride + length - 1 <= q)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(nsa_compressed(length=8, stride=4), 256, 63))
+
+
+if __name__ == "__main__":
+    main()

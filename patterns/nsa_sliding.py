@@ -1,0 +1,29 @@
+"""Native sparse attention, the sliding branch.
+
+Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse
+Attention", 2025.
+
+Definition: 0 <= p - k < window; the window counts the query itself. The branches are three
+attentions whose gates are the caller's; the selected branch chooses its blocks at run time and is
+not a static mask.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def nsa_sliding(*, window: int = 512) -> mc.Mask:
+    """The last `window` keys."""
+    return mc.window.hf(window)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(nsa_sliding(window=32), 256))
+
+
+if __name__ == "__main__":
+    main()

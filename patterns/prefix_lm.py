@@ -1,0 +1,27 @@
+"""Prefix language model.
+
+Colin Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer", 2019.
+
+Definition: k <= p or k < n_prefix.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def prefix_lm(*, n_prefix: int = 256) -> mc.Mask:
+    """Causal, with a prefix that every query sees whole."""
+    return mc.causal() | mc.prefix(n_prefix)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(prefix_lm(n_prefix=64), 256))
+
+
+if __name__ == "__main__":
+    main()

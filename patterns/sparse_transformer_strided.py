@@ -1,0 +1,28 @@
+"""Sparse Transformer, strided.
+
+Rewon Child, Scott Gray, Alec Radford, Ilya Sutskever, "Generating Long Sequences with Sparse
+Transformers", 2019.
+
+Definition: 0 <= p - k < stride, or k <= p and (p - k) mod stride == 0. The union of the paper's two
+heads; its window holds stride + 1 keys in the text and stride in the code, here as in the code.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def sparse_transformer_strided(*, stride: int = 128) -> mc.Mask:
+    """The last `stride` keys, and every `stride`-th one before."""
+    return mc.window.hf(stride) | mc.dilated(mc.n_kv, stride=stride)
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    print(draw(sparse_transformer_strided(stride=16), 256))
+
+
+if __name__ == "__main__":
+    main()

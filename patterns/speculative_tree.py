@@ -1,0 +1,34 @@
+"""A tree of draft tokens, verified at once.
+
+Xupeng Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based
+Speculative Inference and Verification", 2023.
+
+Definition: k is q or an ancestor of q: tin[k] <= tin[q] < tout[k], entry and exit times of a
+depth-first walk.
+
+Data: `tree`, a pair (tin, tout) or mc.parents of every token's parent. The context is part of the
+tree, a chain above the first draft tokens. With a key/value cache, n_kv keys for n_q draft queries,
+the arrays have n_kv entries and query q is token q: put the draft's keys first, the cache behind.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def speculative_tree() -> mc.Mask:
+    """Each draft token sees itself and its ancestors."""
+    return mc.tree("tree")
+
+
+def main() -> None:
+    from maskc.viz.terminal import draw
+
+    context = list(range(-1, 63))
+    draft = [63 if token < 3 else 64 + (token - 3) // 3 for token in range(64)]
+    print(draw(speculative_tree(), 128, tree=mc.parents(context + draft)))
+
+
+if __name__ == "__main__":
+    main()
