@@ -1,5 +1,7 @@
 """maskc: write an attention mask as a set; get a proved layout and a specialised kernel."""
 
+from maskc.api import attention as attention
+from maskc.api import merge as merge
 from maskc.core.errors import MaskcError as MaskcError
 from maskc.core.errors import SeveralErrors as SeveralErrors
 from maskc.core.layout import BlockLayout as BlockLayout

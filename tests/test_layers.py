@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {"build", "layout"},
     "integrations": {"build", "layout", "runtime"},
     "driver": {"dsl", "reference", "ir", "analysis", "layout", "plan", "emit", "build", "runtime"},
+    "api": {"dsl", "ir", "runtime", "integrations", "driver"},
     "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "driver"},
     "bench": {
         "dsl", "reference", "ir", "analysis", "layout", "plan", "emit", "build", "runtime",

@@ -1,0 +1,79 @@
+"""Calls that compile by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from maskc.core.errors import BadShape
+from maskc.dsl.mask import Mask
+
+if TYPE_CHECKING:
+    from maskc.runtime.arrays import Array
+    from maskc.runtime.compiled import CompiledMask
+
+
+def attention(q: Any, k: Any, v: Any, mask: Mask, **options: Any) -> Any:
+    """Attention restricted to a mask, compiled on first use and remembered.
+
+    Args:
+        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]. Where they live decides the
+            target; torch tensors that require gradients get them.
+        mask: which query sees which key.
+        options: as of CompiledMask: scale, return_lse, softcap, alibi_slopes, sink_logits, and the
+            mask's data and parameters by name.
+
+    Returns:
+        out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
+
+    Raises:
+        MaskcError: see CompiledMask.
+    """
+    of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
+    target = "cpu" if of_q.device[0] == "cpu" else None
+    attn = _compiled(mask, of_q.shape[-1], of_v.shape[-1], of_q.shape[1], of_q.dtype, target)
+    if type(q).__module__.partition(".")[0] == "torch":
+        from maskc.integrations import torch as with_torch
+
+        if with_torch.differentiable(q, k, v, options):
+            return with_torch.attention(attn, q, k, v, options)
+    return attn(q, k, v, **options)
+
+
+def _tensor(x: Any, name: str) -> Array:
+    """Shape, dtype and device of a tensor with four dimensions."""
+    from maskc.runtime.arrays import LIBRARIES, library
+
+    known = library(x, name)
+    found = LIBRARIES[type(known)].view(known, name)
+    if len(found.shape) != 4:
+        raise BadShape(name, found.shape, "four dimensions", at=name)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _compiled(
+    mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: str, target: str | None
+) -> CompiledMask:
+    from maskc import driver
+    from maskc.ir.lower import differs_by_head
+
+    n_heads = heads if differs_by_head(mask) else None
+    return driver.compile(
+        mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype, target=target
+    )
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+    """Attention over the union of disjoint pieces, from the pieces' results.
+
+    Args:
+        outs: each [B, H, N, Dv]; lses: each fp32 [B, H, N], natural log.
+
+    Returns:
+        (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
+    """
+    from maskc.runtime.merge import merge as join
+
+    return join(outs, lses)
