@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from maskc.build import BuildReport, build
@@ -22,6 +23,7 @@ from maskc.runtime.launch_cpu import CpuKernel
 from maskc.runtime.launch_cuda import CudaKernel, current_device, device_arch
 from maskc.runtime.plans import Kernel, Plan, PlanCache
 from maskc.runtime.prepare import check_call, launches, make_plan
+from maskc.runtime.tables import NOTHING, make_tables
 
 _BACKWARD = ("q", "k", "v", "out", "dout", "lse")
 
@@ -165,6 +167,10 @@ class CompiledMask:
         sinks: Any, nan_safe: bool, data: Mapping[str, Any],
     ) -> tuple[Plan, Library, Any, Any, int]:  # fmt: skip
         """(plan, q's library, q, argument block with all inputs, stream)."""
+        if scale is not None:
+            scale = checks.number("scale", scale, positive=False)
+        if softcap is not None:
+            softcap = checks.number("softcap", softcap, positive=True)
         if alibi is not None:
             given["alibi_slopes"] = alibi
         if sinks is not None:
@@ -176,7 +182,11 @@ class CompiledMask:
             if lib is None:
                 x = given[name] = library(x, name)
                 lib = LIBRARIES[type(x)]
-            kind, place = lib.read(x)
+            try:
+                kind, place = lib.read(x)
+            except RuntimeError:
+                lib.view(x, name)  # says what is wrong with it
+                raise
             signature.append(kind)
             places.append(place)
         if data or self._binder.needs_data:
@@ -194,9 +204,9 @@ class CompiledMask:
         for name, place in zip(given, places, strict=True):
             setattr(block, name, place)
         if scale is not None:
-            block.scale = checks.number("scale", scale, positive=False)
+            block.scale = scale
         if softcap is not None:
-            block.softcap = checks.number("softcap", softcap, positive=True)
+            block.softcap = softcap
         return plan, lib, q, block, stream
 
     def _misaligned(self, places: list[int]) -> bool:
@@ -218,14 +228,20 @@ class CompiledMask:
     ) -> Plan:
         """Check everything, build what is missing, prepare and remember."""
         views = {name: LIBRARIES[type(x)].view(x, name) for name, x in given.items()}
+        direction = Direction.backward if "lse" in views else Direction.forward
         sizes = check_call(views, self.bundle, self.unit)
-        kernel = None
-        if launches(sizes, backward="lse" in views):
-            kernel = self._kernel(features, views["q"].device[1])
+        params, lists = bound.params, not self.unit.ranges
         arrays = self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
+        kernel, tables = None, NOTHING
+        if launches(sizes, direction):
+            bind = partial(make_tables, self.bundle, self.unit, sizes, params, arrays, direction)
+            tables = bind(lists)
+            kernel = self._kernel(features, views["q"].device[1])
+            if isinstance(kernel, NumPyKernel) and not lists:
+                tables = bind(True)
         ordered = LIBRARIES[type(given["q"])].ordered
         plan = make_plan(
-            self.bundle, self.unit, kernel, views, sizes, bound.params, arrays, ordered
+            self.bundle, self.unit, direction, kernel, views, sizes, params, tables, ordered
         )
         with self._lock:
             self._plans.put(key, plan)

@@ -5,19 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 
-import numpy as np
-
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import Array, Shape, out_strides
 from maskc.runtime.checks import Sizes
-from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
-from maskc.runtime.tables import Tables, make_tables
-
-_NOTHING = Tables((), (), 0, {})
+from maskc.runtime.tables import Tables
 
 
 def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> Sizes:
@@ -51,11 +46,12 @@ def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> 
 def make_plan(
     bundle: Bundle,
     unit: SourceUnit,
+    direction: Direction,
     kernel: Kernel | None,
     views: Mapping[str, Array],
     sizes: Sizes,
     params: Mapping[str, int],
-    arrays: Mapping[str, np.ndarray],
+    tables: Tables,
     ordered: bool,
 ) -> Plan:
     """Everything a signature fixes.
@@ -64,15 +60,9 @@ def make_plan(
         kernel: None where nothing will be launched.
         views: checked.
         sizes: from `check_call`.
-        params, arrays: the mask's, as `Binder` gives them.
+        params, tables: the mask's, bound to these sizes.
         ordered: whether q's library can store results with tokens before heads.
     """
-    direction = Direction.backward if "lse" in views else Direction.forward
-    if kernel is None:
-        tables = _NOTHING
-    else:
-        lists = not unit.ranges or isinstance(kernel, NumPyKernel)
-        tables = make_tables(bundle, unit, sizes, params, arrays, direction, lists)
     outputs = _outputs(bundle, direction, views, sizes, ordered)
     block = _block(bundle, unit, views, sizes, tables, outputs)
     if kernel is not None and direction is Direction.backward:
@@ -92,9 +82,10 @@ def make_plan(
     )
 
 
-def launches(sizes: Sizes, backward: bool) -> bool:
+def launches(sizes: Sizes, direction: Direction) -> bool:
     """Whether there is anything to compute; without keys a forward still writes empty rows."""
-    return 0 not in (sizes.batch, sizes.heads_q, sizes.n_q) and (sizes.n_kv > 0 or not backward)
+    rows = 0 not in (sizes.batch, sizes.heads_q, sizes.n_q)
+    return rows and (sizes.n_kv > 0 or direction is Direction.forward)
 
 
 def _outputs(

@@ -78,6 +78,10 @@ class Tables:
         return packed, offsets
 
 
+NOTHING = Tables((), (), 0, {})
+"""For calls that launch nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One distinct mask of a call: a variant, for one head where tables differ by head."""

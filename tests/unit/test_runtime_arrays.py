@@ -1,0 +1,206 @@
+"""Arrays of every library in, results of the same library out, and what a call costs in copies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from maskc.core.errors import NotAnArray, NotContiguous
+from maskc.runtime import CompiledMask, arrays
+from tests.support.bundles import bundle
+from tests.support.caches import binaries  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("binaries")
+torch = pytest.importorskip("torch")
+
+
+class Exporter:
+    """An array known by DLPack alone."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+class Standard(Exporter):
+    """An array of a library that follows the array API standard."""
+
+    @property
+    def dtype(self):
+        return self._array.dtype
+
+    @property
+    def device(self):
+        return "cpu"
+
+    def __array_namespace__(self):
+        return Standard
+
+    float32 = np.float32
+
+    @staticmethod
+    def zeros(shape, dtype, device):
+        return Standard(np.zeros(shape, dtype))
+
+
+@pytest.fixture(scope="module")
+def mask(binaries) -> CompiledMask:  # noqa: F811
+    made = CompiledMask(bundle("band"), "cpu")
+    made.warmup()
+    return made
+
+
+@pytest.fixture(scope="module")
+def qkv() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    shapes = ((2, 4, 70, 32), (2, 2, 90, 32), (2, 2, 90, 48))
+    return tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+
+
+def test_torch(mask, qkv):
+    want, want_lse = mask(*qkv, return_lse=True)
+    given = [torch.from_numpy(x) for x in qkv]
+    out, lse = mask(*given, return_lse=True)
+    assert type(out) is torch.Tensor
+    assert (out.dtype, lse.dtype) == (torch.float32, torch.float32)
+    np.testing.assert_array_equal(out.numpy(), want)
+    np.testing.assert_array_equal(lse.numpy(), want_lse)
+    gradients = mask.backward(*given, out, lse, out)
+    for found, expected in zip(gradients, mask.backward(*qkv, want, want_lse, want), strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_parameters_that_require_grad(mask, qkv):
+    given = [torch.nn.Parameter(torch.from_numpy(x)) for x in qkv]
+    out = mask(*given)
+    assert not out.requires_grad
+    np.testing.assert_array_equal(out.numpy(), mask(*qkv))
+
+
+def test_torch_bfloat16_equals_ml_dtypes():
+    mask = CompiledMask(bundle("band", dtype="bfloat16"), "cpu")
+    rng = np.random.default_rng(0)
+    shapes = ((1, 2, 20, 32), (1, 2, 20, 32), (1, 2, 20, 48))
+    given = [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes]
+    tensors = [torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) for x in given]
+    out, exported = mask(*given), mask(*map(Exporter, tensors))
+    assert out.dtype == ml_dtypes.bfloat16
+    assert exported.dtype == ml_dtypes.bfloat16
+    found = mask(*tensors)
+    assert found.dtype == torch.bfloat16
+    np.testing.assert_array_equal(found.view(torch.int16).numpy(), out.view(np.int16))
+    np.testing.assert_array_equal(exported.view(np.int16), out.view(np.int16))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_tokens_before_heads(mask, qkv, library):
+    """[B, N, H, D] storage works, and the result is stored alike."""
+    swapped = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in qkv]
+    if library == "torch":
+        swapped = [torch.from_numpy(x) for x in swapped]
+    out = mask(*swapped)
+    np.testing.assert_array_equal(np.asarray(out), mask(*qkv))
+    stored = out.transpose(1, 2) if library == "torch" else out.swapaxes(1, 2)
+    contiguous = stored.is_contiguous() if library == "torch" else stored.flags.c_contiguous
+    assert contiguous
+
+
+def test_strides_of_any_kind(mask, qkv):
+    """Slices, reversed tokens and expanded heads."""
+    q, k, v = qkv
+    wide = np.concatenate([q, q], axis=3)[..., 32:]
+    np.testing.assert_array_equal(mask(wide, k, v), mask(q, k, v))
+    backwards = np.ascontiguousarray(k[:, :, ::-1])[:, :, ::-1]
+    np.testing.assert_array_equal(mask(q, backwards, v), mask(q, k, v))
+    shared = np.broadcast_to(k[:, :1], k.shape)
+    np.testing.assert_array_equal(mask(q, shared, v), mask(q, np.ascontiguousarray(shared), v))
+
+
+def test_dlpack(mask, qkv):
+    out, lse = mask(*map(Exporter, qkv), return_lse=True)
+    assert type(out) is np.ndarray
+    np.testing.assert_array_equal(out, mask(*qkv))
+    gradients = mask.backward(*map(Exporter, (*qkv, out, lse, out)))
+    for found, expected in zip(gradients, mask.backward(*qkv, out, lse, out), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_array_api_standard(mask, qkv):
+    out = mask(*map(Standard, qkv))
+    assert type(out) is Standard
+    np.testing.assert_array_equal(out._array, mask(*qkv))
+
+
+def test_dlpack_without_cuda_core(mask, qkv, monkeypatch):
+    monkeypatch.setattr(arrays, "_strided_view", lambda: None)
+    np.testing.assert_array_equal(mask(*map(Exporter, qkv)), mask(*qkv))
+
+
+def test_libraries_mix(mask, qkv):
+    q, k, v = qkv
+    out = mask(torch.from_numpy(q), k, Exporter(v))
+    assert type(out) is torch.Tensor
+    np.testing.assert_array_equal(out.numpy(), mask(*qkv))
+
+
+@pytest.mark.parametrize("thing", [None, [[1.0]], 3, "q", np.float32])
+def test_not_an_array(mask, qkv, thing):
+    with pytest.raises(NotAnArray, match="q is a"):
+        mask(thing, *qkv[1:])
+
+
+def test_a_tensor_without_memory(mask, qkv):
+    sparse = torch.from_numpy(qkv[0]).to_sparse()
+    with pytest.raises(NotAnArray, match="torch tensor without memory"):
+        mask(sparse, *qkv[1:])
+
+
+def test_a_device_dlpack_numbers_but_nobody_knows(mask, qkv):
+    class Elsewhere(Exporter):
+        def __dlpack_device__(self):
+            return 7, 0
+
+    with pytest.raises(NotAnArray, match="DLPack device type 7"):
+        mask(Elsewhere(qkv[0]), *qkv[1:])
+
+
+def test_strides_that_are_no_whole_elements():
+    packed = np.zeros(10, np.dtype([("x", "f4"), ("y", "i1")]))["x"]
+    with pytest.raises(NotContiguous):
+        arrays.LIBRARIES[np.ndarray].view(packed, "q")
+
+
+def test_another_byte_order_has_another_name():
+    view = arrays.LIBRARIES[np.ndarray].view(np.zeros(2, ">f4"), "q")
+    assert view.dtype == ">f4"
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (2, 0, 3, 4)])
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_strides_of_results(shape, tokens_first):
+    for x in (np.zeros(1, np.float32), torch.zeros(1)):
+        library = arrays.LIBRARIES.get(type(x)) or arrays.LIBRARIES[type(arrays.library(x, "x"))]
+        made, pointer = library.empty(x, shape, True, tokens_first)
+        view = library.view(made, "made")
+        assert view.pointer == pointer or 0 in shape
+        assert view.shape == shape
+        if 0 not in shape:
+            assert view.strides == arrays.out_strides(shape, tokens_first)
+
+
+def test_importing_the_runtime_and_calling_with_numpy_loads_no_array_library():
+    script = (
+        "import sys, maskc.runtime.generated\n"
+        "print([n for n in ('torch', 'cupy', 'sympy', 'islpy', 'jinja2') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
