@@ -1,0 +1,359 @@
+"""Every published mask against its paper's definition, written out once more in plain Python."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.reference.dense import dense
+
+FOLDER = Path(__file__).parents[2] / "patterns"
+FILES = sorted(FOLDER.glob("*.py"))
+
+SQUARE = [(1, 1), (2, 2), (17, 17), (48, 48)]
+RECTANGLES = [*SQUARE, (5, 40), (1, 33), (20, 9)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """keep(q, k, p, n, h): whether query q at position p sees key k among n keys, on head h."""
+
+    name: str
+    keep: Callable[..., bool]
+    parameters: dict[str, object] = field(default_factory=dict)
+    sizes: list[tuple[int, int]] = field(default_factory=lambda: RECTANGLES)
+    data: dict[str, object] = field(default_factory=dict)
+    heads: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{n}={v}' for n, v in self.parameters.items())})"
+
+
+@cache
+def pattern(name: str) -> mc.Pattern:
+    return mc.load(FOLDER / f"{name}.py")[name]
+
+
+# ------------------------------------------------------------------ definitions
+
+
+def full(q, k, p, n, h):
+    return True
+
+
+def causal(q, k, p, n, h):
+    return k <= p
+
+
+def last(window):
+    """The `window` keys that end with the query."""
+    return lambda q, k, p, n, h: k in range(p - window + 1, p + 1)
+
+
+def streaming(q, k, p, n, h):
+    return k <= p and (k in (0, 1, 2) or p - k < 7)
+
+
+def tri_shape(q, k, p, n, h):
+    in_last_rows = p >= n - 4
+    return k <= p and (in_last_rows or k < 2 or p - k < 5)
+
+
+def vertical_slash(q, k, p, n, h):
+    return k <= p and (k in (0, 3, 20) or p - k in (0, 1, 9))
+
+
+def same_block(size):
+    return lambda q, k, p, n, h: any(
+        p in range(b, b + size) and k in range(b, b + size) for b in range(-10 * size, 60, size)
+    )
+
+
+def chunked(q, k, p, n, h):
+    return same_block(6)(q, k, p, n, h) and k <= p
+
+
+def prefix_lm(q, k, p, n, h):
+    return k <= p or k < 5
+
+
+DOC = [0] * 5 + [1] * 11 + [2] * 1 + [3] * 7
+LENGTHS = mc.cu_seqlens([0, 5, 16, 17, 24])
+
+
+def document(q, k, p, n, h):
+    return DOC[q] == DOC[k] and k <= q
+
+
+def shared_prefix(q, k, p, n, h):
+    return k <= q and (DOC[q] == DOC[k] or k < 5)
+
+
+def longformer(q, k, p, n, h):
+    return abs(p - k) <= 3 or 0 <= p < 2 or k < 2
+
+
+def dilated_longformer(q, k, p, n, h):
+    return k in [p + 3 * step for step in range(-2, 3)] or 0 <= p < 2 or k < 2
+
+
+def step(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return x ^ (x >> 31)
+
+
+@cache
+def drawn(seed: int, row: int, columns: int, count: int) -> tuple[int, ...]:
+    start = step(step(seed) + row % 2**64)
+    hashes = sorted((step(start + column), column) for column in range(columns))
+    return tuple(column for _, column in hashes[:count])
+
+
+def bigbird(block, n_random, seed):
+    def keep(q, k, p, n, h):
+        i, j, blocks = p // block, k // block, -(-n // block)
+        if i in (0, blocks - 1) or j in (0, blocks - 1):
+            return True
+        return j in (i - 1, i, i + 1) or j in drawn(seed, i, blocks, n_random)
+
+    return keep
+
+
+def bigbird_etc(q, k, p, n, h):
+    return 0 <= p < 3 or k < 3 or bigbird(4, 2, 7)(q, k, p, n, h)
+
+
+def sparse_strided(q, k, p, n, h):
+    return k <= p and (p - k < 6 or (p - k) % 6 == 0)
+
+
+def sparse_fixed(q, k, p, n, h):
+    return k <= p and (p // 8 == k // 8 or k % 8 in (6, 7))
+
+
+def exponential(q, k, p, n, h):
+    return any(k == p - step * 2**level for level in range(3) for step in range(4))
+
+
+def logsparse(local, restart):
+    def keep(q, k, p, n, h):
+        near = p == k or p - k in (1, 2, 4, 8, 16, 32, 64) or (0 <= p - k < local)
+        return near and (not restart or p // restart == k // restart)
+
+    return keep
+
+
+def longnet(q, k, p, n, h):
+    for w, r in ((8, 1), (24, 2), (48, 4)):
+        segment = range(p // w * w, p // w * w + w)
+        chosen = list(segment)[h % r :: r]
+        if p in chosen and k in chosen:
+            return k <= p
+    return False
+
+
+def landmark(q, k, p, n, h):
+    return k <= p and (p - k < 5 or k % 8 == 7)
+
+
+def swin(q, k, p, n, h, width=12, size=4, shift=2):
+    """As the paper runs it: roll, partition, and mask what the roll brought together."""
+    height = n // width
+    rolled = np.roll(np.arange(n).reshape(height, width), (-shift, -shift), (0, 1))
+    region = np.zeros((height, width), dtype=int)
+    for i, rows in enumerate((slice(0, -size), slice(-size, -shift), slice(-shift, None))):
+        for j, columns in enumerate((slice(0, -size), slice(-size, -shift), slice(-shift, None))):
+            region[rows, columns] = 3 * i + j
+    (a, b), (c, d) = (map(int, np.argwhere(rolled == token)[0]) for token in (q, k))
+    same_window = (a // size, b // size) == (c // size, d // size)
+    return same_window and region[a, b] == region[c, d]
+
+
+def axial(q, k, p, n, h):
+    return p // 7 == k // 7 or p % 7 == k % 7
+
+
+def neighbours(i, length, kernel, dilation, stride, causal):
+    """Coordinates that coordinate i sees: the kernel slides inwards until it fits."""
+    same = list(range(i % dilation, length, dilation))
+    at = same.index(i)
+    group = at // stride * stride
+    if causal:
+        leader = min(group + stride - 1, len(same) - 1)
+        return [same[j] for j in range(leader - kernel + 1, at + 1) if j >= 0]
+    start = min(group + stride // 2, len(same) - 1) - kernel // 2
+    while start + kernel > len(same):
+        start -= 1
+    while start < 0:
+        start += 1
+    return same[start : start + kernel]
+
+
+def natten(**options):
+    return lambda q, k, p, n, h: k in neighbours(q, n, **options)
+
+
+def natten_2d(q, k, p, n, h):
+    rows = neighbours(q // 6, n // 6, 3, 2, 1, False)
+    columns = neighbours(q % 6, 6, 4, 1, 3, False)
+    return k // 6 in rows and k % 6 in columns
+
+
+def natten_3d(q, k, p, n, h):
+    t, x, y = q // 12, q // 4 % 3, q % 4
+    frames = neighbours(t, n // 12, 2, 1, 1, True)
+    rows, columns = neighbours(x, 3, 3, 1, 1, True), neighbours(y, 4, 2, 1, 2, True)
+    return k // 12 in frames and k // 4 % 3 in rows and k % 4 in columns
+
+
+def sta(q, k, p, n, h, canvas=(2, 3, 4), window=(1, 3, 3), tile=2):
+    tiles = list(np.ndindex(*canvas))
+    seen = []
+    for x, length, size in zip(tiles[q // tile], canvas, window, strict=True):
+        starts = range(length - size + 1)
+        start = min(starts, key=lambda s: abs(s + size // 2 - x))
+        seen.append(range(start, start + size))
+    return all(y in axis for y, axis in zip(tiles[k // tile], seen, strict=True))
+
+
+def block_diffusion(q, k, p, n, h):
+    half = n // 2
+    qn, kn = q < half, k < half
+    qb, kb = q % half // 4, k % half // 4
+    if qn and kn:
+        return qb == kb
+    if qn:
+        return qb > kb
+    return not kn and qb >= kb
+
+
+IMAGE = [-1] * 3 + [0] * 4 + [2] * 2
+
+
+def flamingo(q, k, p, n, h):
+    return IMAGE[q] == k // 5
+
+
+PARENT = [-1, 0, 1, 1, 0, 4, 4, 6, -1, 8]
+TIMES = np.arange(10), np.array([8, 4, 3, 4, 8, 6, 8, 8, 10, 10])
+
+
+def above(token):
+    return [] if token == -1 else [token, *above(PARENT[token])]
+
+
+def tree(q, k, p, n, h):
+    return k in above(q)
+
+
+def ast_tree(q, k, p, n, h):
+    return k in above(q) or q in above(k) or PARENT[q] == PARENT[k]
+
+
+def nsa_compressed(q, k, p, n, h):
+    return all(token <= q for token in range(k * 3, k * 3 + 5))
+
+
+CASES = [
+    Case("full", full),
+    Case("causal", causal),
+    Case("sliding_window", last(5), {"window": 5}),
+    Case("sliding_window", last(1), {"window": 1}),
+    Case("streaming", streaming, {"n_sinks": 3, "window": 7}),
+    Case("tri_shape", tri_shape, {"n_sinks": 2, "window": 5, "last": 4}),
+    Case("vertical_slash", vertical_slash, {"columns": (0, 3, 20), "slashes": (0, 1, 9)}),
+    Case("block_diagonal", same_block(6), {"size": 6}),
+    Case("chunked", chunked, {"size": 6}),
+    Case("prefix_lm", prefix_lm, {"n_prefix": 5}),
+    Case("documents", document, sizes=[(24, 24)], data={"doc": LENGTHS}),
+    Case("documents", lambda q, k, p, n, h: DOC[q] == DOC[k], {"causal": False}, [(24, 24)],
+         {"doc": np.array(DOC)}),
+    Case("shared_prefix", shared_prefix, {"n_prefix": 5}, [(24, 24)], {"doc": LENGTHS}),
+    Case("longformer", longformer, {"window": 3, "n_global": 2}),
+    Case("dilated_longformer", dilated_longformer, {"window": 2, "dilation": 3, "n_global": 2}),
+    Case("bigbird_itc", bigbird(4, 2, 7), {"block": 4, "n_random": 2, "seed": 7}),
+    Case("bigbird_itc", bigbird(3, 9, 0), {"block": 3, "n_random": 9}),
+    Case("bigbird_etc", bigbird_etc, {"block": 4, "n_random": 2, "seed": 7, "n_global": 3}),
+    Case("sparse_transformer_strided", sparse_strided, {"stride": 6}),
+    Case("sparse_transformer_fixed", sparse_fixed, {"length": 8, "summary": 2}),
+    Case("exponential_dilation", exponential, {"window": 4, "levels": 3}),
+    Case("logsparse", logsparse(0, 0), {}, [*RECTANGLES, (70, 70)]),
+    Case("logsparse", logsparse(4, 20), {"local": 4, "restart": 20}),
+    Case("longnet", longnet, {"segments": (8, 24, 48), "rates": (1, 2, 4)}, RECTANGLES, {}, 5),
+    Case("landmark", landmark, {"window": 5, "block": 8}),
+    Case("swin", swin, {"width": 12, "window": 4, "shift": 2}, [(96, 96)]),
+    Case("axial", axial, {"width": 7}),
+    Case("natten_2d", natten_2d, {"width": 6, "kernel": (3, 4), "dilation": (2, 1),
+                                  "stride": (1, 3)}, [(36, 36), (48, 48)]),
+    Case("natten_3d", natten_3d, {"height": 3, "width": 4, "kernel": (2, 3, 2),
+                                  "stride": (1, 1, 2), "causal": True}, [(60, 60)]),
+    Case("sta", sta, {"canvas": (2, 3, 4), "window": (1, 3, 3), "tile": 2}, [(48, 48)]),
+    Case("block_diffusion", block_diffusion, {"block": 4}, [(2, 2), (24, 24), (46, 46)]),
+    Case("flamingo", flamingo, {}, [(9, 15)],
+         {"image": (np.array(IMAGE), np.repeat([0, 1, 2], 5))}),
+    Case("speculative_tree", tree, {}, [(10, 10), (4, 10)], {"tree": mc.parents(PARENT)}),
+    Case("speculative_tree", tree, {}, [(10, 10)], {"tree": TIMES}),
+    Case("ast_tree", ast_tree, {}, [(10, 10)],
+         {"tree": TIMES, "below": TIMES, "parent": np.array(PARENT)}),
+    Case("nsa_sliding", last(6), {"window": 6}),
+    Case("nsa_compressed", nsa_compressed, {"length": 5, "stride": 3}, [(20, 6), (4, 1)]),
+]  # fmt: skip
+CASES += [
+    Case("natten_1d", natten(**options), options, [(n, n) for n in (1, 7, 20, 47)])
+    for options in (
+        {"kernel": kernel, "dilation": dilation, "stride": stride, "causal": is_causal}
+        for kernel in (1, 3, 4, 7)
+        for dilation in (1, 3)
+        for stride in (1, 2, 5)
+        for is_causal in (False, True)
+    )
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_mask_is_its_definition(case: Case) -> None:
+    mask = pattern(case.name)(**case.parameters)
+    for n_q, n_kv in case.sizes:
+        expected = [
+            [[case.keep(q, k, q + n_kv - n_q, n_kv, h) for k in range(n_kv)] for q in range(n_q)]
+            for h in range(case.heads or 1)
+        ]
+        found = dense(mask, n_q, n_kv, n_heads=case.heads, **case.data)
+        expected_shape = found.shape if case.heads else (1, *found.shape)
+        assert np.array_equal(found.reshape(expected_shape), np.array(expected)), (n_q, n_kv)
+
+
+def test_every_pattern_has_a_case() -> None:
+    assert {file.stem for file in FILES} == {case.name for case in CASES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_file(file: Path) -> None:
+    found = mc.load(file)
+    assert list(found) == [file.stem]
+    made = found[file.stem]
+    assert made.doc
+    assert len(file.stem) <= 40
+    text = file.read_text()
+    assert re.search(r'",\s20\d\d', text), "the docstring cites the paper with its year"
+    assert "\nDefinition" in text
+    assert mc.parse(str(made())) == made()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_draws_itself(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    runpy.run_path(str(file), run_name="__main__")
+    assert capsys.readouterr().out.count("\n") > 10
