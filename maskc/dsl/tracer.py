@@ -140,14 +140,14 @@ class _Rebinder:
         if id(fn) in self.done:
             return self.done[id(fn)]  # type: ignore[return-value]
         scope = dict(fn.__globals__)
+        cells = tuple(CellType() for _ in fn.__closure__ or ())
+        copy = FunctionType(fn.__code__, scope, fn.__name__, None, cells or None)
+        self.done[id(fn)] = copy  # before its names, which may lead back to it
         for name in _names(fn.__code__):
             if name in scope:
                 scope[name] = self.value(scope[name])
             elif name in self._BUILTINS and hasattr(builtins, name):
                 scope[name] = self._BUILTINS[name]
-        cells = tuple(CellType() for _ in fn.__closure__ or ())
-        copy = FunctionType(fn.__code__, scope, fn.__name__, None, cells or None)
-        self.done[id(fn)] = copy
         copy.__defaults__ = tuple(map(self.value, fn.__defaults__ or ())) or None
         copy.__kwdefaults__ = {n: self.value(v) for n, v in (fn.__kwdefaults__ or {}).items()}
         for cell, original in zip(cells, fn.__closure__ or (), strict=True):

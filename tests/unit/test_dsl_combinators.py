@@ -1,0 +1,229 @@
+"""Every combinator against its definition, one pair at a time, at equal and unequal lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.core.errors import DataRange
+from maskc.reference.dense import dense
+
+SIZES = [(0, 0), (0, 3), (3, 0), (1, 1), (9, 9), (16, 16), (3, 14), (14, 5)]
+
+Keep = Callable[[int, int, int, int, int], bool]
+"""keep(q, k, p, n_q, n_kv): whether query q at position p sees key k."""
+
+
+def matrix(keep: Keep, n_q: int, n_kv: int, align: str = "end") -> np.ndarray:
+    offset = n_kv - n_q if align == "end" else 0
+    found = np.zeros((n_q, n_kv), dtype=bool)
+    for q, k in np.ndindex(n_q, n_kv):
+        found[q, k] = keep(q, k, q + offset, n_q, n_kv)
+    return found
+
+
+ALIGNED: list[tuple[Callable[[str], mc.Mask], Keep]] = [
+    (lambda a: mc.causal(align=a), lambda q, k, p, m, n: k <= p),
+    (lambda a: mc.window(3, align=a), lambda q, k, p, m, n: k in (p - 3, p - 2, p - 1, p)),
+    (lambda a: mc.window(1, 2, align=a), lambda q, k, p, m, n: k in (p - 1, p, p + 1, p + 2)),
+    (lambda a: mc.window(None, 1, align=a), lambda q, k, p, m, n: k < p + 2),
+    (lambda a: mc.window(2, None, align=a), lambda q, k, p, m, n: k > p - 3),
+    (lambda a: mc.window(None, None, align=a), lambda q, k, p, m, n: True),
+    (lambda a: mc.window(0, align=a), lambda q, k, p, m, n: k == p),
+    (
+        lambda a: mc.dilated(2, 1, stride=3, align=a),
+        lambda q, k, p, m, n: k in (p - 6, p - 3, p, p + 3),
+    ),
+    (lambda a: mc.dilated(2, stride=1, align=a), lambda q, k, p, m, n: k in (p - 2, p - 1, p)),
+    (lambda a: mc.offsets([0, 4, -2, 4], align=a), lambda q, k, p, m, n: k in (p, p - 4, p + 2)),
+    (lambda a: mc.offsets([], align=a), lambda q, k, p, m, n: False),
+    (lambda a: mc.global_tokens(2, align=a), lambda q, k, p, m, n: p in (0, 1) or k in (0, 1)),
+    (
+        lambda a: mc.global_tokens([1, 7, 99], align=a),
+        lambda q, k, p, m, n: p in (1, 7, 99) or k in (1, 7, 99),
+    ),
+    (lambda a: mc.global_tokens([1, 7], align=a).rows, lambda q, k, p, m, n: p in (1, 7)),
+    (lambda a: mc.global_tokens(2, align=a).rows, lambda q, k, p, m, n: p in (0, 1)),
+    (lambda a: mc.global_tokens([1, 7], align=a).columns, lambda q, k, p, m, n: k in (1, 7)),
+    (lambda a: mc.block_diagonal(4, align=a), lambda q, k, p, m, n: p // 4 == k // 4),
+    (lambda a: mc.chunked(4, align=a), lambda q, k, p, m, n: p // 4 == k // 4 and k <= p),
+]
+
+PLAIN: list[tuple[mc.Mask, Keep]] = [
+    (mc.full(), lambda q, k, p, m, n: True),
+    (~mc.full(), lambda q, k, p, m, n: False),
+    (mc.strided(4), lambda q, k, p, m, n: k in (0, 4, 8, 12)),
+    (mc.strided(4, 3), lambda q, k, p, m, n: k in (3, 7, 11, 15)),
+    (mc.strided(1), lambda q, k, p, m, n: True),
+    (mc.sinks(3), lambda q, k, p, m, n: k in (0, 1, 2)),
+    (mc.sinks(0), lambda q, k, p, m, n: False),
+    (mc.prefix(99), lambda q, k, p, m, n: True),
+    (mc.prefix(mc.n_kv // 2), lambda q, k, p, m, n: k < n // 2),
+    (mc.window(mc.n_q - 4), lambda q, k, p, m, n: p - (m - 4) <= k <= p),
+    (mc.causal() & mc.sinks(2), lambda q, k, p, m, n: k <= p and k < 2),
+    (mc.causal() | mc.prefix(2), lambda q, k, p, m, n: k <= p or k < 2),
+    (mc.causal() - mc.sinks(2), lambda q, k, p, m, n: k <= p and k >= 2),
+    (mc.causal() ^ mc.sinks(2), lambda q, k, p, m, n: (k <= p) != (k < 2)),
+    (~mc.causal(), lambda q, k, p, m, n: k > p),
+    (mc.where(lambda q, k: q - k < 2), lambda q, k, p, m, n: q - k < 2),
+    (mc.where(lambda q, k: q + mc.n_kv - mc.n_q >= k), lambda q, k, p, m, n: k <= p),
+]
+
+
+@pytest.mark.parametrize("align", ["end", "start"])
+@pytest.mark.parametrize(("build", "keep"), ALIGNED, ids=[str(b("end")) for b, _ in ALIGNED])
+def test_aligned(build: Callable[[str], mc.Mask], keep: Keep, align: str) -> None:
+    for n_q, n_kv in SIZES:
+        assert np.array_equal(dense(build(align), n_q, n_kv), matrix(keep, n_q, n_kv, align))
+
+
+@pytest.mark.parametrize(("mask", "keep"), PLAIN, ids=[str(m) for m, _ in PLAIN])
+def test_plain(mask: mc.Mask, keep: Keep) -> None:
+    for n_q, n_kv in SIZES:
+        assert np.array_equal(dense(mask, n_q, n_kv), matrix(keep, n_q, n_kv))
+
+
+def test_alignment_is_at_the_end_by_default() -> None:
+    assert np.array_equal(dense(mc.causal(), 1, 5), [[True] * 5])
+    assert np.array_equal(dense(mc.causal(align="start"), 1, 5), [[True] + [False] * 4])
+
+
+CONVENTIONS = {
+    "hf": (mc.window.hf(4), 4, 0),
+    "hf_one": (mc.window.hf(1), 1, 0),
+    "hf_bidirectional": (mc.window.hf_bidirectional(4), 5, 4),
+    "longformer": (mc.window.longformer(8), 5, 4),
+    "longformer_odd": (mc.window.longformer(7), 4, 3),
+    "jax": (mc.window.jax(3, 2), 4, 2),
+    "jax_open": (mc.window.jax(3, None), 4, 99),
+    "flash": (mc.window.flash(3, 2), 4, 2),
+    "flash_open": (mc.window.flash(-1, 0), 99, 0),
+    "gym": (mc.window.gym(4), 5, 0),
+}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_window_conventions(name: str) -> None:
+    """Keys up to the query, itself counted, and keys after it."""
+    mask, until, after = CONVENTIONS[name]
+    seen = np.flatnonzero(dense(mask, 41)[20])
+    assert (seen <= 20).sum() == min(until, 21)
+    assert (seen > 20).sum() == min(after, 20)
+
+
+def test_conventions_take_parameters() -> None:
+    mask = mc.causal() & mc.window.hf(mc.param("w", 3))
+    assert dense(mask, 9)[8].sum() == 3
+    assert dense(mask, 9, w=5)[8].sum() == 5
+    assert dense(mc.window.longformer(mc.param("w", 6)), 9, w=2)[4].sum() == 3
+
+
+def test_random_blocks_draw_the_least_hashes_also_before_the_first_key() -> None:
+    def step(x: int) -> int:
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+        return x ^ (x >> 31)
+
+    def least(row: int, columns: int) -> list[int]:
+        start = step(step(5) + row % 2**64)
+        return sorted(range(columns), key=lambda column: (step(start + column), column))[:2]
+
+    mask = mc.random_blocks(3, 2, 5)
+    for n_q, n_kv in [(20, 20), (4, 17), (17, 4), (2, 5)]:
+        found = dense(mask, n_q, n_kv)
+        for q in range(n_q):
+            row = least((q + n_kv - n_q) // 3, -(-n_kv // 3))
+            assert [k // 3 in row for k in range(n_kv)] == found[q].tolist()
+    assert dense(mc.random_blocks(4, 99, 0), 9).all()
+    assert not dense(mc.random_blocks(4, 0, 0), 9).any()
+
+
+# ------------------------------------------------------------------ data
+
+
+def test_documents_by_ids_by_lengths_and_by_pairs() -> None:
+    ids = np.array([3, 3, 1, 3, -1, -1])
+    assert np.array_equal(dense(mc.documents("doc"), 6, doc=ids), ids[:, None] == ids)
+    ends = mc.cu_seqlens([0, 2, 2, 6])
+    lengths = np.array([0, 0, 2, 2, 2, 2])
+    assert np.array_equal(dense(mc.documents("doc"), 6, doc=ends), lengths[:, None] == lengths)
+    pair = np.array([1, 2]), np.array([2, 2, 1])
+    found = dense(mc.documents("doc"), 2, 3, doc=pair)
+    assert np.array_equal(found, [[False, False, True], [True, True, False]])
+    mixed = mc.cu_seqlens([0, 1, 2]), mc.cu_seqlens([0, 2, 3])
+    found = dense(mc.documents("doc"), 2, 3, doc=mixed)
+    assert np.array_equal(found, [[True, True, False], [False, False, True]])
+
+
+def test_flags_intervals_and_tables() -> None:
+    flag = np.array([1, 0, 1, 1], dtype=bool)
+    assert np.array_equal(dense(mc.flags("seen"), 2, 4, seen=flag), [flag, flag])
+    assert np.array_equal(dense(mc.flags("f", on="q"), 4, 2, f=flag), np.array([flag, flag]).T)
+    low, high = np.array([0, -3, 2, 4]), np.array([2, 9, 2, 1])
+    found = dense(mc.intervals("span"), 4, 5, span=(low, high))
+    assert [np.flatnonzero(row).tolist() for row in found] == [[0, 1], [0, 1, 2, 3, 4], [], []]
+    table = np.array([[1, 0], [0, 1]])
+    expected = np.kron(table, np.ones((3, 3)))[:5, :4] > 0
+    assert np.array_equal(dense(mc.block_table("t", 3), 5, 4, t=table), expected)
+    assert np.array_equal(dense(mc.block_table(table, 3), 5, 4), expected)
+
+
+def test_a_tree_sees_ancestors_whichever_way_it_is_given() -> None:
+    parent = np.array([2, -1, 1, 2, 1, -1])
+    above = [{0, 2, 1}, {1}, {2, 1}, {3, 2, 1}, {4, 1}, {5}]
+    tin, tout = np.array([2, 0, 1, 3, 4, 5]), np.array([3, 5, 4, 4, 5, 6])
+    for given in (mc.parents(parent), (tin, tout)):
+        found = dense(mc.tree("walk"), 6, walk=given)
+        assert [set(np.flatnonzero(row)) for row in found] == above
+    with pytest.raises(DataRange):
+        dense(mc.tree("walk"), 2, walk=mc.parents([1, 0]))
+
+
+def test_a_leading_batch_dimension_of_data_leads_the_result() -> None:
+    ids = np.array([[0, 0, 1], [0, 1, 1]])
+    mask = mc.causal() & mc.documents("doc")
+    found = dense(mask, 3, doc=ids)
+    assert found.shape == (2, 3, 3)
+    for b in range(2):
+        assert np.array_equal(found[b], dense(mask, 3, doc=ids[b]))
+    table = np.zeros((2, 3, 1, 1), dtype=bool)
+    table[1, 2] = True
+    both = mc.documents("doc") & mc.block_table("t", 4)
+    found = dense(both, 3, doc=ids, t=table)
+    assert found.shape == (2, 3, 3, 3)
+    assert np.array_equal(found[1, 2], dense(mc.documents("doc"), 3, doc=ids[1]))
+    assert not found[0].any()
+
+
+# ------------------------------------------------------------------ heads
+
+
+def test_heads() -> None:
+    mask = (mc.heads(1) & mc.causal()) | (mc.heads(0, 2) & mc.sinks(1))
+    found = dense(mask, 4, n_heads=4)
+    causal, sink = dense(mc.causal(), 4), dense(mc.sinks(1), 4)
+    assert np.array_equal(found, [sink, causal, sink, np.zeros((4, 4))])
+
+
+def test_per_head() -> None:
+    found = dense(mc.per_head([mc.causal(), mc.full()]) - mc.sinks(1), 3, n_heads=2)
+    sink = dense(mc.sinks(1), 3)
+    assert np.array_equal(found, [dense(mc.causal(), 3) & ~sink, ~sink])
+    assert dense(mc.per_head([mc.causal(), mc.causal()]), 3).shape == (3, 3)
+
+
+def test_formulas_of_the_head() -> None:
+    found = dense(mc.where(lambda h, q, k: (q + k) % 3 == h), 3, n_heads=2)
+    total = np.add.outer(np.arange(3), np.arange(3)) % 3
+    assert np.array_equal(found, [total == 0, total == 1])
+
+
+def test_tables_by_head() -> None:
+    table = np.array([[[True, False]], [[False, True]]])
+    expected = [[[True, True, False]] * 2, [[False, False, True]] * 2]
+    assert np.array_equal(dense(mc.block_table("t", 2), 2, 3, t=table), expected)
+    assert np.array_equal(dense(mc.block_table(table, 2), 2, 3), expected)
