@@ -1,0 +1,170 @@
+"""A mask through a window: some queries, some keys, one head, everything bound but q and k.
+
+The window has coordinates of its own, so a range of a million-token mask is a small mask whose
+formula has q + q0 for q and k + k0 for k. Whatever asks about it stays exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc import driver
+from maskc.core import expr as E
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.errors import DataRange, HeadsUnknown
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import BlockLayout
+from maskc.core.problem import TileShape
+from maskc.dsl.mask import Mask
+from maskc.ir.types import MaskIR
+from maskc.layout import bind_arrays, build, extents, sequence_arrays, split_call_data
+from maskc.layout import count as count_by_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The queries q0 .. q1 - 1 and the keys k0 .. k1 - 1."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+
+    def __str__(self) -> str:
+        return f"{self.q0}:{self.q1},{self.k0}:{self.k1}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(queries, keys)."""
+        return self.q1 - self.q0, self.k1 - self.k0
+
+    def check(self, n_q: int, n_kv: int) -> Span:
+        """Itself.
+
+        Raises:
+            DataRange: it is no part of n_q queries and n_kv keys.
+        """
+        inside = 0 <= self.q0 <= self.q1 <= n_q and 0 <= self.k0 <= self.k1 <= n_kv
+        if not inside:
+            hint = "a range is Q0:Q1,K0:K1 with ends not included, for example 0:256,768:1024"
+            found = f"{self} is not inside {n_q} queries and {n_kv} keys"
+            raise DataRange("range", found, hint, at="range")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One head's mask in one window."""
+
+    keep: Expr
+    """Over q and k, counted from the window's corner, and arrays."""
+    arrays: Mapping[str, np.ndarray]
+    """int32: one sequence's and one head's."""
+    n_q: int
+    n_kv: int
+    """Queries and keys of the window."""
+
+    def elements(self) -> np.ndarray:
+        """bool [n_q, n_kv]: True where the query sees the key."""
+        env = {
+            **self.arrays,
+            "q": np.arange(self.n_q, dtype=np.int64)[:, None],
+            "k": np.arange(self.n_kv, dtype=np.int64)[None, :],
+        }
+        kept = evaluate(self.keep, env) if self.n_q and self.n_kv else False
+        return np.broadcast_to(np.asarray(kept, dtype=bool), (self.n_q, self.n_kv))
+
+    def layout(self, tile: TileShape) -> BlockLayout:
+        """The window's tiles, exact."""
+        from maskc.plan.recipe import layout_recipe
+
+        return build(layout_recipe(self.keep, tile), self.n_q, self.n_kv, {}, self.arrays)
+
+    def count(self) -> int:
+        """The window's live pairs, exact."""
+        from maskc.analysis.counts import count_pairs
+
+        if not self.n_q or not self.n_kv:
+            return 0
+        if len(self.arrays) == 0:
+            found = count_pairs(self.keep, self.n_q, self.n_kv, {})
+            if found is not None:
+                return found
+        recipe = LayoutRecipe(TileShape(128, 128), self.keep, None)
+        return count_by_tiles(recipe, self.n_q, self.n_kv, {}, self.arrays)
+
+
+def views(
+    mask: Mask,
+    n_q: int,
+    n_kv: int,
+    span: Span,
+    *,
+    n_heads: int | None = None,
+    data: Mapping[str, object],
+) -> dict[tuple[int, ...], View]:
+    """The distinct sets of all heads: their heads, () where all heads share one, and the view.
+
+    Args:
+        mask: any mask without run-time selection.
+        n_q, n_kv: lengths of the whole mask.
+        span: the window.
+        n_heads: needed where heads differ.
+        data: the arrays and parameters the mask names; of a batch the first sequence is shown.
+
+    Raises:
+        MaskcError: as Mask.layout.
+    """
+    found: dict[object, tuple[list[int], View]] = {}
+    for head, view in _of_heads(mask, n_q, n_kv, span, n_heads, data):
+        tables = tuple(array.tobytes() for array in view.arrays.values() if array.ndim > 1)
+        found.setdefault((view.keep, tables), ([], view))[0].append(head)
+    shared = len(found) == 1
+    return {() if shared else tuple(heads): view for heads, view in found.values()}
+
+
+def _of_heads(
+    mask: Mask, n_q: int, n_kv: int, span: Span, n_heads: int | None, data: Mapping[str, object]
+) -> Iterator[tuple[int, View]]:
+    irs = _lowered(mask, n_heads)
+    decls = {decl.name: decl for ir in irs for decl in ir.data}
+    defaults = {name: default for ir in irs for name, default in ir.params.items()}
+    params, given = split_call_data(tuple(decls.values()), tuple(defaults.items()), data)
+    arrays = bind_arrays(tuple(decls.values()), given, n_q, n_kv)
+    values = {"n_q": n_q, "n_kv": n_kv, **params}
+    if len(irs) == 1:  # tables may still tell heads apart
+        irs *= extents(_recipe(irs[0]), arrays)[1]
+    for head, ir in enumerate(irs):
+        chosen = sequence_arrays(_recipe(ir), arrays, 0, head)
+        yield head, View(_moved(ir.keep, values, span), chosen, *span.shape)
+
+
+def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
+    from maskc.ir.lower import differs_by_head
+
+    if not differs_by_head(mask):
+        return [driver.lowered(mask, 0)]
+    if n_heads is None:
+        raise HeadsUnknown(at=getattr(mask, "loc", None))
+    return [driver.lowered(mask, head, n_heads) for head in range(n_heads)]
+
+
+def _recipe(ir: MaskIR) -> LayoutRecipe:
+    return LayoutRecipe(TileShape(128, 128), ir.keep, None)
+
+
+def _moved(keep: Expr, values: Mapping[str, int], span: Span) -> Expr:
+    """The formula in the window's coordinates, with numbers for lengths and parameters."""
+    corner = {"q": E.add(E.Q, E.const(span.q0)), "k": E.add(E.K, E.const(span.k0))}
+
+    def leaf(node: Expr) -> Expr | None:
+        if isinstance(node, E.Sym) and node.name in corner:
+            return corner[node.name]
+        named = isinstance(node, (E.Sym, E.Param)) and node.name in values
+        return E.const(values[node.name]) if named else None
+
+    return E.transform(keep, leaf)
