@@ -32,7 +32,7 @@ class Elements:
         """uint8 [boxes]: 0 no pair of the box is live, 1 some are, 2 all are. Exact.
 
         Most boxes show a live and a dead pair among a few samples. What samples leave undecided
-        is cut into fine boxes, and only fine boxes without a certain answer are evaluated.
+        is cut up, and only small boxes without a certain answer are evaluated.
         """
         live, dead = np.zeros((2, len(boxes)), dtype=bool)
         for side in (4, FINE):
@@ -42,20 +42,25 @@ class Elements:
                 live[part] |= pairs.any(axis=(1, 2))
                 dead[part] |= ~pairs.all(axis=(1, 2))
         undecided = np.flatnonzero(~(live & dead))
-        for owner, fine in fine_boxes(boxes[undecided]):
-            self._look_closely(undecided[owner], fine, live, dead)
+        self._settle(undecided, boxes[undecided], live, dead)
         return np.where(live, np.where(dead, PARTIAL, FULL), 0).astype(np.uint8)
 
-    def _look_closely(
-        self, owner: np.ndarray, fine: Boxes, live: np.ndarray, dead: np.ndarray
-    ) -> None:
-        """Note for their owners whether fine boxes have live and dead pairs."""
-        may, must = self.analyst.verdict(self.keep, fine)
+    def _settle(self, owner: np.ndarray, boxes: Boxes, live: np.ndarray, dead: np.ndarray) -> None:
+        """Note for the owners of these boxes whether they have live pairs, and dead ones."""
+        may, must = self.analyst.verdict(self.keep, boxes)
         live[owner[must]] = True
         dead[owner[~may]] = True
         for part in _chunks(np.flatnonzero(may & ~must), _PAIRS // FINE**2):
             part = part[~(live & dead)[owner[part]]]
-            pairs = self._at(_pairs(fine[part]), FINE, FINE)
+            if not len(part):
+                continue
+            chosen = boxes[part]
+            height, width = _largest(chosen)
+            if max(height, width) > FINE:
+                piece, pieces = _cut(chosen, height, width)
+                self._settle(owner[part[piece]], pieces, live, dead)
+                continue
+            pairs = self._at(_pairs(chosen), FINE, FINE)
             live[owner[part[pairs.any(axis=(1, 2))]]] = True
             dead[owner[part[~pairs.all(axis=(1, 2))]]] = True
 
@@ -99,25 +104,24 @@ def _pairs(boxes: Boxes) -> tuple[np.ndarray, np.ndarray]:
     return q, k
 
 
-def fine_boxes(boxes: Boxes, at_once: int = 1 << 18) -> Iterator[tuple[np.ndarray, Boxes]]:
-    """Cut boxes into fine ones: (index of the box each comes from, fine boxes), in chunks."""
-    if not len(boxes):
-        return
-    height = int((boxes.q_high - boxes.q_low).max()) + 1
-    width = int((boxes.k_high - boxes.k_low).max()) + 1
-    q_step, k_step = np.meshgrid(
-        np.arange(0, height, FINE), np.arange(0, width, FINE), indexing="ij"
-    )
-    for part in _chunks(np.arange(len(boxes)), max(1, at_once // q_step.size)):
-        owner = np.repeat(part, q_step.size)
-        q_low = boxes.q_low[owner] + np.tile(q_step.ravel(), len(part))
-        k_low = boxes.k_low[owner] + np.tile(k_step.ravel(), len(part))
-        real = (q_low <= boxes.q_high[owner]) & (k_low <= boxes.k_high[owner])
-        owner, q_low, k_low = owner[real], q_low[real], k_low[real]
-        yield owner, Boxes(
-            q_low, np.minimum(q_low + FINE - 1, boxes.q_high[owner]),
-            k_low, np.minimum(k_low + FINE - 1, boxes.k_high[owner]),
-        )  # fmt: skip
+def _largest(boxes: Boxes) -> tuple[int, int]:
+    """The most queries and the most keys any of the boxes has."""
+    height, width = boxes.q_high - boxes.q_low, boxes.k_high - boxes.k_low
+    return int(height.max()) + 1, int(width.max()) + 1
+
+
+def _cut(boxes: Boxes, height: int, width: int) -> tuple[np.ndarray, Boxes]:
+    """Quarter the sides, down to fine boxes: (the box each piece comes from, the pieces)."""
+    q_side, k_side = (max(FINE, -(-side // 4)) for side in (height, width))
+    q_step, k_step = np.arange(0, height, q_side), np.arange(0, width, k_side)
+    shape = (len(boxes), len(q_step), len(k_step))
+    q_low = np.broadcast_to((boxes.q_low[:, None] + q_step)[:, :, None], shape).ravel()
+    k_low = np.broadcast_to((boxes.k_low[:, None] + k_step)[:, None, :], shape).ravel()
+    piece = np.repeat(np.arange(len(boxes)), len(q_step) * len(k_step))
+    q_last, k_last = boxes.q_high[piece], boxes.k_high[piece]
+    real = (q_low <= q_last) & (k_low <= k_last)
+    q_high, k_high = np.minimum(q_low + q_side - 1, q_last), np.minimum(k_low + k_side - 1, k_last)
+    return piece[real], Boxes(q_low, q_high, k_low, k_high)[real]
 
 
 def magnitude(expr: Expr, symbols: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> int:

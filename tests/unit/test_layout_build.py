@@ -159,14 +159,27 @@ def test_no_queries_or_no_keys(n_q: int, n_kv: int, rows: int) -> None:
 
 
 def test_large_values_do_not_wrap() -> None:
-    big = np.array([2**30, -(2**30)] * 8, dtype=np.int32)
-    twice = E.add(E.scale(2, E.Load("a", (E.Q,))), E.scale(3, E.Load("b", (E.K,))))
-    keep = E.ge(twice, E.ZERO)
-    arrays = {"a": big, "b": np.roll(big, 1)}
-    expected = dense_classes(keep, 16, {name: a.astype(object) for name, a in arrays.items()})
-    assert build(LayoutRecipe(TILE, keep, None), 16, 16, {}, arrays).to_dense().tolist() == (
-        expected.tolist()
-    )
+    twice = E.scale(2, E.Load("a", (E.Q,)))
+    keep = E.ge(E.absolute(twice), E.ZERO)  # 2^31, which 32 bits read as -2^31
+    arrays = {"a": np.array([2**30, -(2**30)] * 8, dtype=np.int32)}
+    recipe = LayoutRecipe(TILE, keep, None)
+    assert build(recipe, 16, 16, {}, arrays).to_dense().tolist() == [[FULL, FULL]] * 2
+    assert count(recipe, 16, 16, {}, arrays) == 256
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_pocket_between_the_samples(inside: bool) -> None:
+    """Tiles that look uniform at every sample, with a few other pairs in the middle."""
+    pocket = E.conj(*(
+        bound
+        for x in (E.Q, E.K)
+        for bound in (E.ge(E.floordiv(x, 16), E.const(1)), E.le(E.floordiv(x, 16), E.const(1)))
+    ))  # fmt: skip
+    keep = pocket if inside else E.negate(pocket)
+    layout = build(LayoutRecipe(TileShape(1024, 1024), keep, None), 2048, 1024, {}, {})
+    assert layout.to_dense().tolist() == [[PARTIAL], [0 if inside else FULL]]
+    live = count(LayoutRecipe(TILE, keep, None), 2048, 1024, {}, {})
+    assert live == (256 if inside else 2048 * 1024 - 256)
 
 
 def test_long_sequences_without_a_table() -> None:
