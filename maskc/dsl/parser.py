@@ -26,8 +26,10 @@ _CALLS: dict[str, Callable[..., Mask]] = {
         D.flags, D.intervals, D.tree, D.block_table,
     )
 } | {"window": C.window}  # fmt: skip
-
-_WINDOWS = ("hf", "hf_bidirectional", "longformer", "jax", "flash", "gym")
+_CALLS |= {
+    f"window.{convention}": getattr(C.window, convention)
+    for convention in ("hf", "hf_bidirectional", "longformer", "jax", "flash", "gym")
+}
 
 
 def parse_mask(text: str) -> Mask:
@@ -68,12 +70,7 @@ def _mask(node: ast.expr) -> Mask:
 
 
 def _call(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Mask:
-    if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
-        if func.value.id == "window" and func.attr in _WINDOWS:
-            return _apply(getattr(C.window, func.attr), args, keywords)
-        if func.value.id in ("mc", "maskc"):
-            func = ast.Name(id=func.attr)
-    name = func.id if isinstance(func, ast.Name) else ast.unparse(func)
+    name = ast.unparse(func).removeprefix("mc.").removeprefix("maskc.")
     if name == "where" and len(args) == 1 and isinstance(args[0], ast.Lambda):
         return _where(args[0], keywords)
     if name not in _CALLS:
