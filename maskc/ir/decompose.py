@@ -11,7 +11,7 @@ from dataclasses import replace
 from maskc.core import expr as E
 from maskc.core.errors import MaskcError
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, budget, mask_set
+from maskc.ir.sets import TooHard, budget, domain, token_universe
 from maskc.ir.simplify import simplify
 from maskc.ir.types import MaskIR, Piece
 
@@ -48,10 +48,12 @@ def _check(keep: Expr, pieces: tuple[Piece, ...]) -> None:
         return
     try:
         with budget():
-            whole = mask_set(keep)
+            universe = token_universe(keep)
+            inside = domain(universe)
+            whole = universe.set(keep).intersect(inside)
             union = whole.subtract(whole)
             for piece in pieces:
-                part = mask_set(piece.keep).align_params(whole.get_space())
+                part = universe.set(piece.keep).intersect(inside)
                 if not union.is_disjoint(part):
                     raise DecompositionBroken("two of them overlap")
                 union = union.union(part)

@@ -74,8 +74,10 @@ class _Lifter:
 
     def _inner(self, expr: Expr) -> Expr:
         """A term inside a comparison: its length-dependent parts become arguments."""
+        if _is_host(expr):
+            return expr if E.as_const(expr) is not None else self._argument(expr)
         match expr:
-            case E.Sym() | E.Truth():
+            case E.Sym():
                 return expr
             case E.Load(array, index):
                 return E.Load(array, tuple(map(self._inner, index)))
