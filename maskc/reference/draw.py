@@ -5,7 +5,8 @@ from __future__ import annotations
 _WORD = 1 << 64
 
 
-def _step(x: int) -> int:
+def step(x: int) -> int:
+    """One output of SplitMix64 from state x."""
     z = (x + 0x9E3779B97F4A7C15) % _WORD
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % _WORD
@@ -14,7 +15,7 @@ def _step(x: int) -> int:
 
 def splitmix64(seed: int, row: int, column: int) -> int:
     """The hash of block (row, column); a negative row counts modulo 2^64."""
-    return _step((_step((_step(seed % _WORD) + row) % _WORD) + column) % _WORD)
+    return step((step((step(seed % _WORD) + row) % _WORD) + column) % _WORD)
 
 
 def drawn_columns(seed: int, row: int, columns: int, per_row: int) -> list[int]:
