@@ -51,7 +51,7 @@ class CpuKernel:
     """The entry points of a shared object. ctypes releases the GIL while they run."""
 
     def __init__(self, binary: Binary) -> None:
-        library = _load(binary)
+        library = load_library(binary)
         self._workspace = library.attention_workspace
         self._workspace.argtypes = (ctypes.POINTER(abi.structure()),)
         self._workspace.restype = ctypes.c_int64
@@ -72,10 +72,13 @@ class CpuKernel:
         self._functions[direction](ctypes.byref(block), thread_count())
 
 
-def _load(binary: Binary) -> ctypes.CDLL:
+def load_library(binary: Binary) -> ctypes.CDLL:
     """Load verified bytes from a file that only this user can reach and nobody reads again.
 
     The temporary directory may forbid executing; the cache's is tried then.
+
+    Raises:
+        BuildFailed: the loader refuses it, for a missing symbol say.
     """
     refusal: OSError | None = None
     for parent in (None, cache_folder()):

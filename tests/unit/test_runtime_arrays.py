@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +17,7 @@ from tests.support.caches import binaries  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("binaries")
 torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
 
 
 class Exporter:
@@ -202,5 +204,5 @@ def test_importing_the_runtime_and_calling_with_numpy_loads_no_array_library():
         "import sys, maskc.runtime.generated\n"
         "print([n for n in ('torch', 'cupy', 'sympy', 'islpy', 'jinja2') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,85 @@
+"""Joining disjoint pieces by their log-sum-exp."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from maskc.core.errors import BadShape
+from maskc.reference.attention import attention
+from maskc.runtime import merge
+
+
+def pieces(seed=0, dtype=np.float32):
+    """q, k, v and three disjoint masks; row 3 sees nothing, row 5 one piece only."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((2, 3, 9, 8)) for _ in range(3))
+    owner = rng.integers(0, 4, (9, 9))
+    owner[3], owner[5] = 3, 1
+    return q, k, v, [owner == i for i in range(3)]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_union(library):
+    q, k, v, masks = pieces()
+    parts = [attention(q, k, v, mask) for mask in masks]
+    outs = [out.astype(np.float32) for out, _ in parts]
+    lses = [lse.astype(np.float32) for _, lse in parts]
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        outs, lses = [torch.from_numpy(x) for x in outs], [torch.from_numpy(x) for x in lses]
+    out, lse = merge(outs, lses)
+    assert type(out) is type(outs[0])
+    want_out, want_lse = attention(q, k, v, np.logical_or.reduce(masks))
+    np.testing.assert_allclose(np.asarray(out), want_out, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(lse), want_lse, rtol=1e-5)
+    assert (np.asarray(out)[:, :, 3] == 0).all()
+    assert np.isneginf(np.asarray(lse)[:, :, 3]).all()
+
+
+def test_order_does_not_matter_much_and_one_piece_is_itself():
+    q, k, v, masks = pieces(1)
+    parts = [attention(q, k, v, mask) for mask in masks]
+    outs, lses = (list(side) for side in zip(*parts, strict=True))
+    out, lse = merge(outs, lses)
+    turned = merge(outs[::-1], lses[::-1])
+    np.testing.assert_allclose(out, turned[0], atol=1e-6)
+    np.testing.assert_allclose(lse, turned[1], atol=1e-12)
+    alone = merge(outs[:1], lses[:1])
+    np.testing.assert_allclose(alone[0], outs[0], atol=1e-7)
+    np.testing.assert_array_equal(alone[1], lses[0])
+
+
+def test_the_result_has_the_dtype_of_the_pieces():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    out = np.ones((1, 1, 2, 4), ml_dtypes.bfloat16)
+    lse = np.zeros((1, 1, 2), np.float32)
+    merged, total = merge([out, out], [lse, lse])
+    assert (merged.dtype, total.dtype) == (ml_dtypes.bfloat16, np.float32)
+    assert (merged == 1).all()
+    torch = pytest.importorskip("torch")
+    merged, _ = merge([torch.ones(1, 1, 2, 4, dtype=torch.bfloat16)], [torch.zeros(1, 1, 2)])
+    assert merged.dtype == torch.bfloat16
+
+
+def test_extreme_logarithms():
+    out = [np.full((1, 1, 1, 2), x, np.float32) for x in (1, 2)]
+    for far in (500.0, -500.0, 1e30):
+        lse = [np.full((1, 1, 1), x, np.float32) for x in (far, far)]
+        merged, total = merge(out, lse)
+        np.testing.assert_allclose(merged, 1.5)
+        np.testing.assert_allclose(total, np.float32(far + np.log(2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("outs", "lses"),
+    [
+        ([], []),
+        ([np.zeros((1, 1, 2, 4))], []),
+        ([np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 3, 4))], [np.zeros((1, 1, 2))] * 2),
+        ([np.zeros((1, 1, 2, 4))], [np.zeros((1, 1, 3))]),
+    ],
+)
+def test_pieces_that_do_not_fit(outs, lses):
+    with pytest.raises(BadShape):
+        merge(outs, lses)
