@@ -10,6 +10,7 @@ import ctypes
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,9 +27,12 @@ from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
 
 TEMPLATE = "cpu/attention.c.j2"
 FLAGS = (
-    "-O3 -std=gnu11 -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -shared -fPIC "
-    "-Wall -Wextra -Werror -Wno-unused-function -Wno-unused-parameter -Wno-psabi"
-).split()
+    "-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+    "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
+    "-Wno-unused-parameter", "-Wno-psabi",
+)  # fmt: skip
+NATIVE = ("-march=native",)
+TILE = TileShape(64, 64)
 NUMPY = {
     DType.float32: np.dtype(np.float32),
     DType.bfloat16: np.dtype(ml_dtypes.bfloat16),
@@ -43,7 +47,7 @@ def spec(
     dtype: DType = DType.float32,
     head_dim: int = 64,
     head_dim_v: int | None = None,
-    tile: TileShape = TileShape(64, 64),
+    tile: TileShape = TILE,
     iteration: Iteration = Iteration.csr,
 ) -> KernelSpec:
     """A KernelSpec for the CPU, made by hand."""
@@ -66,23 +70,16 @@ def shape(
 
 
 @cache
-def native_flags() -> tuple[str, ...]:
-    """What -march=native stands for: the architecture's name alone would lose AVX-512."""
-    return ("-march=native",)
-
-
-@cache
 def build(
     source: KernelSpec,
     features: frozenset[Feature] = frozenset(),
-    flags: tuple[str, ...] | None = None,
+    flags: tuple[str, ...] = NATIVE,
 ) -> ctypes.CDLL:
     """Compile and load; warnings are errors."""
     folder = Path(tempfile.mkdtemp(prefix="maskc-test-"))
     (folder / "kernel.c").write_text(render(TEMPLATE, source))
-    machine = native_flags() if flags is None else flags
     macros = [f"-D{feature.macro}=1" for feature in sorted(features, key=lambda f: f.name)]
-    command = ["gcc", *FLAGS, *machine, *macros, "-o", "kernel.so", "kernel.c"]
+    command = ["gcc", *FLAGS, *flags, *macros, "-o", "kernel.so", "kernel.c"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} in {folder}\n{done.stderr}")
@@ -102,8 +99,8 @@ class Lists:
     col_tiles: np.ndarray
 
 
-def lists(masks: np.ndarray, tile: TileShape) -> Lists:
-    """CSR and CSC of bool [lists, n_q, n_kv]."""
+def lists(masks: Iterable[np.ndarray], tile: TileShape) -> Lists:
+    """CSR and CSC of bool [n_q, n_kv] masks."""
     found = [_lists(mask, tile) for mask in masks]
     return Lists(*(_joined([pair[i] for pair in found], i % 2 == 0) for i in range(4)))
 
@@ -154,7 +151,7 @@ class Call:
     alibi: np.ndarray | None = None
     sinks: np.ndarray | None = None
     threads: int = 2
-    flags: tuple[str, ...] | None = None
+    flags: tuple[str, ...] = NATIVE
     batched: bool = False
 
     def __post_init__(self) -> None:
@@ -168,7 +165,7 @@ class Call:
             if value is not None
         )
         self.library = build(self.source, self.features, self.flags)
-        masks = self.masks.reshape(-1, *self.masks.shape[-2:])
+        masks = [mask for part in (self.masks if self.batched else [self.masks]) for mask in part]
         self._lists = lists(masks, self.source.tile)
         self._held: list[np.ndarray] = []
         self.block = self._block()
@@ -225,9 +222,7 @@ class Call:
         self.library.attention_forward(ctypes.byref(self.block), self.threads)
         return out, lse
 
-    def backward(
-        self, out: np.ndarray, lse: np.ndarray, dout: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    def backward(self, out: np.ndarray, lse: np.ndarray, dout: np.ndarray) -> dict[str, np.ndarray]:
         """Gradients by name: dq, dk, dv and those of the features in use."""
         p = self.block
         self._tensor(p, "out", out)
