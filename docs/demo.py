@@ -27,9 +27,7 @@ def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     width = HEADS * HEAD_DIM
     place = np.arange(len(tokens))[:, None] / 10000 ** (np.arange(width) / width)
     embedded = rng.standard_normal((256, width))[tokens] + np.sin(place)
-    projected = [
-        embedded @ rng.standard_normal((width, width)) / np.sqrt(width) for _ in range(3)
-    ]
+    projected = [embedded @ rng.standard_normal((width, width)) / np.sqrt(width) for _ in range(3)]
     return tuple(  # type: ignore[return-value]
         x.reshape(1, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3).astype(np.float32)
         for x in projected

@@ -193,9 +193,7 @@ def count(
     mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
 ) -> int:
     """See Mask.count."""
-    return sum(
-        _count(ir, head, n_q, n_kv, data) for head, ir in enumerate(_lowered(mask, n_heads))
-    )
+    return sum(_count(ir, head, n_q, n_kv, data) for head, ir in enumerate(_lowered(mask, n_heads)))
 
 
 def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, object]) -> int:

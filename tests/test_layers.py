@@ -165,7 +165,9 @@ def test_what_an_import_loads(module: str, absent: list[str]):
 
 def test_the_import_test_can_fail():
     script = FRESH.format(module="jinja2", names=["jinja2"])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "jinja2"
 
 

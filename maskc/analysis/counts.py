@@ -68,7 +68,9 @@ def closed_form(keep: Expr) -> ClosedForm | None:
     start = (least, *defaults.values())
     monomials = [m for m in product(range(3), repeat=len(symbols)) if sum(m) <= 2]
     points = list(_points(start, period, len(symbols), len(monomials) + 3))
-    counts = [count_pairs(keep, p[0], p[0], dict(zip(defaults, p[1:], strict=True))) for p in points]
+    counts = [
+        count_pairs(keep, p[0], p[0], dict(zip(defaults, p[1:], strict=True))) for p in points
+    ]
     if any(count is None for count in counts):
         return None
     return _fit(symbols, monomials, points, counts, least, period)
@@ -115,7 +117,7 @@ def _fit(
         solution, free = table.gauss_jordan_solve(sympy.Matrix(counts))
     except ValueError:
         return None
-    solution = solution.subs({symbol: 0 for symbol in free})
+    solution = solution.subs(dict.fromkeys(free, 0))
     pairs = sum(
         c * sympy.prod(s**e for s, e in zip(symbols, m, strict=True))
         for c, m in zip(solution, monomials, strict=True)

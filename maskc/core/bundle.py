@@ -12,7 +12,6 @@ from maskc.core.expr import Expr
 from maskc.core.problem import Problem, TileShape
 from maskc.core.source import SourceLoc
 
-
 _COMMENT = re.compile(r"//.*")
 
 

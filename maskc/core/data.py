@@ -9,10 +9,11 @@ from enum import Enum
 from maskc.core.errors import ReservedName
 from maskc.core.source import SourceLoc
 
-RESERVED = frozenset(
-    "q k v h b out lse dout scale softcap alibi_slopes sink_logits return_lse deterministic "
-    "n_q n_kv n_heads head block mask normalizer alpha nan_safe min max abs param member".split()
-)
+RESERVED = frozenset({
+    "q", "k", "v", "h", "b", "out", "lse", "dout", "scale", "softcap", "alibi_slopes",
+    "sink_logits", "return_lse", "deterministic", "n_q", "n_kv", "n_heads", "head", "block", "mask",
+    "normalizer", "alpha", "nan_safe", "min", "max", "abs", "param", "member",
+})  # fmt: skip
 """Keywords of the calls and words of the formula language."""
 
 

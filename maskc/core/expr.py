@@ -353,8 +353,10 @@ def member(value: Expr, ids: Iterable[int]) -> Expr:
         return NEVER
     if len(ranges) == 1:
         low, high = ranges[0]
-        return eq(value, const(low)) if low == high else conj(
-            ge(value, const(low)), le(value, const(high))
+        return (
+            eq(value, const(low))
+            if low == high
+            else conj(ge(value, const(low)), le(value, const(high)))
         )
     constant, terms = _linear(value)
     if constant:
@@ -380,7 +382,9 @@ def xor(left: Expr, right: Expr) -> Expr:
     return disj(conj(left, negate(right)), conj(negate(left), right))
 
 
-def _join(node: type[All] | type[Any], absorbing: Truth, unit: Truth, terms: tuple[Expr, ...]) -> Expr:
+def _join(
+    node: type[All] | type[Any], absorbing: Truth, unit: Truth, terms: tuple[Expr, ...]
+) -> Expr:
     flat = set(chain.from_iterable(t.terms if isinstance(t, node) else (t,) for t in terms))
     flat.discard(unit)
     if absorbing in flat or any(negate(term) in flat for term in flat):

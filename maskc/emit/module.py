@@ -62,9 +62,7 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
         report=_in_docstring(bundle.report),
     )  # fmt: skip
     files = {f"{bundle.name}.py": text}
-    files |= {
-        file: unit.text for unit, (_, file) in zip(bundle.units, sources, strict=True)
-    }
+    files |= {file: unit.text for unit, (_, file) in zip(bundle.units, sources, strict=True)}
     return files
 
 

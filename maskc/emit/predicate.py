@@ -15,7 +15,9 @@ from maskc.ir.types import MaskIR, Origin
 from maskc.plan.ranges import RowRange, TileRange
 
 
-def predicate_lines(ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> tuple[PredicateLine, ...]:
+def predicate_lines(
+    ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]
+) -> tuple[PredicateLine, ...]:
     """The predicate over q, k and `Mask m`."""
     return tuple(_Writer(ir, lifted, arrays).lines(lifted.shape, "", ""))
 

@@ -95,8 +95,9 @@ class _Scramble:
         self.salt = int.from_bytes(sha256(name.encode()).digest()[:4], "little")
 
     def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
-        mixed = sum((np.asarray(part, np.int64) * f for part, f in zip(index, (31, 17), strict=False)),
-                    start=np.int64(self.salt))  # fmt: skip
+        mixed = np.int64(self.salt)
+        for part, factor in zip(index, (31, 17), strict=False):
+            mixed = mixed + np.asarray(part, np.int64) * factor
         return (mixed * 2654435761 >> 7) % 3
 
 

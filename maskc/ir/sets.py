@@ -135,7 +135,9 @@ def domain(universe: Universe) -> isl.Set:
     return universe.set(E.conj(inside, *counts))
 
 
-def mask_set(keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None) -> isl.Set:
+def mask_set(
+    keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None
+) -> isl.Set:
     """The mask as a set of [q, k], symbolic in the lengths and in parameters not given."""
     bound = {
         node: E.const(params[node.name])

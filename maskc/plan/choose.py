@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from maskc.core import expr as E
+from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import Target
@@ -35,6 +37,9 @@ def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
         MaskcError: the target has no kernel for this problem.
     """
     target.check(problem)
+    reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
+    if len(reads) > MAX_ARRAYS:
+        raise TooManyArrays(len(reads), MAX_ARRAYS)
     schedule = _SCHEDULES[target.family](problem)
     masks = tuple(_planned(ir, schedule.tile) for ir in heads.masks)
     use_ranges = all(mask.ranges for mask in masks)

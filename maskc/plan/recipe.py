@@ -111,9 +111,7 @@ class _Reader:
     def __init__(self, defaults: dict[str, int]) -> None:
         self.defaults = defaults
 
-    def loops(
-        self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]
-    ) -> Iterator[_Loop]:
+    def loops(self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]) -> Iterator[_Loop]:
         kind = node.get_type()
         if kind == isl.ast_node_type.block:
             children = node.block_get_children()

@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from strategies import (
+
+import maskc as mc
+from maskc.core import expr as E
+from maskc.core.expr_text import parse_expr, to_python
+from maskc.reference.dense import dense
+from maskc.reference.formula import condition
+from tests.property.strategies import (
     HEADS,
     NAMESPACE,
     condition_texts,
@@ -18,12 +24,6 @@ from strategies import (
     masks,
     parameters,
 )
-
-import maskc as mc
-from maskc.core import expr as E
-from maskc.core.expr_text import parse_expr, to_python
-from maskc.reference.dense import dense
-from maskc.reference.formula import condition
 
 
 @given(masks(with_heads=True, with_topk=True))

@@ -1,0 +1,91 @@
+"""Targets and builds (MC5xx), the command line (MC6xx)."""
+
+from __future__ import annotations
+
+from maskc.core.errors.base import MaskcError
+
+
+class UnknownDType(MaskcError):
+    code = "MC501"
+    exit_code = 2
+    message = "unknown dtype {0!r}; known: {1}"
+    hint = "write it as a string, for example dtype='bfloat16'"
+
+
+class UnknownTarget(MaskcError):
+    code = "MC502"
+    exit_code = 2
+    message = "unknown target {0!r}; known: {1}"
+    hint = "target=None picks what this machine has"
+
+
+class TargetNotBuilt(MaskcError):
+    code = "MC503"
+    message = "target {0} has no {1} kernels yet: {2}"
+    hint = "{3}"
+
+
+class HeadDimUnsupported(MaskcError):
+    code = "MC504"
+    message = "target {0} has no kernel for head_dim={1}, head_dim_v={2}; it has: {3}"
+    hint = "pad the head dimension, or compile for target='cpu', which takes any up to 512"
+
+
+class DTypeUnsupported(MaskcError):
+    code = "MC505"
+    message = "target {0} has no {1} kernel; it has: {2}"
+    hint = "choose one of these dtypes, or another target"
+
+
+class NoCompiler(MaskcError):
+    code = "MC506"
+    message = "no working C compiler: tried {0}"
+    hint = "install gcc or clang, or set CC; until then the CPU path runs in NumPy, slower"
+
+
+class ExtraMissing(MaskcError):
+    code = "MC507"
+    message = "{0} needs {1}, which is not installed"
+    hint = "pip install 'maskc[{2}]'"
+
+
+class BuildFailed(MaskcError):
+    code = "MC508"
+    message = "{0} refused the generated source: {1}"
+    hint = "this is a defect of maskc, not of your mask: please report it with this text"
+
+
+class NoDevice(MaskcError):
+    code = "MC509"
+    message = "target {0} needs an NVIDIA GPU, and {1}"
+    hint = "compile(target='cpu') runs anywhere; `maskc doctor` says what is missing"
+
+
+class SharedMemoryExceeded(MaskcError):
+    code = "MC510"
+    message = "the plan needs {0} bytes of shared memory, target {1} has {2}"
+    hint = "a smaller tile fits"
+
+
+# ---------------------------------------------------------------- command line
+
+
+class Drift(MaskcError):
+    code = "MC601"
+    exit_code = 3
+    message = "{0} differs from what the pattern gives now"
+    hint = "run `maskc compile {1} -o {2}` and commit the result"
+
+
+class CheckFailed(MaskcError):
+    code = "MC602"
+    exit_code = 3
+    message = "{0}"
+    hint = "the kernel and the dense oracle disagree: please report this with the pattern"
+
+
+class UsageMistake(MaskcError):
+    code = "MC603"
+    exit_code = 2
+    message = "{0}"
+    hint = "{1}"

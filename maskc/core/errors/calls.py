@@ -1,0 +1,104 @@
+"""Mistakes at call time: lengths and data (MC3xx), tensors and options (MC4xx)."""
+
+from __future__ import annotations
+
+from maskc.core.errors.base import MaskcError
+
+
+class DataMissing(MaskcError):
+    code = "MC301"
+    message = "the mask needs {0!r} ({1}), which was not given"
+    hint = "pass it by name: attn(q, k, v, {0}=...)"
+
+
+class DataUnknown(MaskcError):
+    code = "MC302"
+    message = "the mask has no data or parameter named {0!r}; it has: {1}"
+    hint = "remove the argument or correct its name"
+
+
+class DataShape(MaskcError):
+    code = "MC303"
+    message = "{0!r} has shape {1}, expected {2}"
+    hint = "lengths follow q and k; a leading batch dimension is allowed"
+
+
+class DataType(MaskcError):
+    code = "MC304"
+    message = "{0!r} has dtype {1}, expected {2}"
+    hint = "convert it first; nothing is rounded silently"
+
+
+class DataRange(MaskcError):
+    code = "MC305"
+    message = "{0!r}: {1}"
+    hint = "{2}"
+
+
+class BadLength(MaskcError):
+    code = "MC306"
+    message = "{0} must be an integer in 0..{1}, found {2}"
+    hint = "lengths are numbers of tokens"
+
+
+class BadBlock(MaskcError):
+    code = "MC307"
+    message = "block must be two integers in 1..65536, found {0}"
+    hint = "for example block=(128, 128)"
+
+
+class TooManyTiles(MaskcError):
+    code = "MC308"
+    message = "the layout has {0} live tiles, more than 2^30"
+    hint = "use larger tiles, or shorter lengths"
+
+
+# ---------------------------------------------------------------- tensors and options
+
+
+class BadShape(MaskcError):
+    code = "MC401"
+    message = "{0} has shape {1}, expected {2}"
+    hint = "q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]"
+
+
+class HeadsDoNotDivide(MaskcError):
+    code = "MC402"
+    message = "q has {0} heads and k has {1}: the first must be a multiple of the second"
+    hint = "grouped-query attention shares each key/value head among Hq / Hkv query heads"
+
+
+class WrongDType(MaskcError):
+    code = "MC403"
+    message = "{0} is {1}, but this kernel was compiled for {2}"
+    hint = "convert the tensor, or compile(dtype={1!r})"
+
+
+class WrongDevice(MaskcError):
+    code = "MC404"
+    message = "{0} lives on {1}, but {2} runs on {3}"
+    hint = "move the tensor, or compile for the other target"
+
+
+class NotContiguous(MaskcError):
+    code = "MC405"
+    message = "the last dimension of {0} has stride {1}, it must be 1"
+    hint = "call .contiguous() on it; every other dimension may have any stride"
+
+
+class NotAnArray(MaskcError, TypeError):
+    code = "MC406"
+    message = "{0} is a {1}, not an array"
+    hint = "pass a torch, CuPy or NumPy array, or anything with __dlpack__"
+
+
+class BadOption(MaskcError):
+    code = "MC407"
+    message = "{0} must be {1}, found {2}"
+    hint = "see help(maskc.CompiledMask.__call__)"
+
+
+class Misaligned(MaskcError):
+    code = "MC408"
+    message = "{0} starts at an address or has strides that are not multiples of 16 bytes"
+    hint = "call .contiguous() on it, or slice at multiples of 8 elements"

@@ -1,0 +1,134 @@
+"""Generated CPU kernels against masked dense attention in fp64, on random masks.
+
+One compilation holds several random masks, one per head, so every example tests them all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc import driver
+from maskc.core import expr as E
+from maskc.core.abi import MAX_ARRAYS
+from maskc.reference.attention import attention, gradients
+from tests.property.strategies import data_for, masks
+
+HEADS = 4
+SIZES = [(0, 0), (1, 1), (63, 63), (64, 64), (65, 65), (40, 150), (150, 40), (129, 128), (1, 90)]
+
+
+def arrays_read(mask: mc.Mask) -> int:
+    heads = [driver.lowered(mask, head, HEADS).keep for head in range(HEADS)]
+    return len({name for keep in heads for name in E.arrays(keep)})
+
+
+def tensors(rng: np.random.Generator, n_q: int, n_kv: int, dim: int) -> tuple[np.ndarray, ...]:
+    """q with HEADS heads, k and v with half as many."""
+    shapes = [(2, HEADS, n_q, dim), (2, HEADS // 2, n_kv, dim), (2, HEADS // 2, n_kv, dim)]
+    return tuple(rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
+
+
+def worst(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest error over the largest value; infinities must agree in place and sign."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    odd = np.isinf(expected)
+    assert (np.where(odd, found, 0) == np.where(odd, expected, 0)).all()
+    assert not np.isnan(found).any()
+    scale = max(1.0, np.abs(expected[~odd]).max(initial=0))
+    return np.abs(found[~odd] - expected[~odd]).max(initial=0) / scale
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
+def test_random_masks_forward_and_backward(data, parts):
+    mask = mc.per_head(parts)
+    assume(arrays_read(mask) <= MAX_ARRAYS)
+    attn = mask.compile(head_dim=20, dtype="float32", n_heads=HEADS, target="cpu")
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
+    features = {
+        "softcap": data.draw(st.sampled_from([None, 2.0])),
+        "sink_logits": data.draw(st.sampled_from([None, rng.standard_normal(HEADS)])),
+        "alibi_slopes": data.draw(st.sampled_from([None, rng.random(HEADS)])),
+    }
+    features = {
+        name: value.astype(np.float32) if isinstance(value, np.ndarray) else value
+        for name, value in features.items()
+        if value is not None
+    }
+    for n_q, n_kv in SIZES:
+        given_data = data.draw(data_for(mask, n_q, n_kv))
+        dense = mask.dense(n_q, n_kv, n_heads=HEADS, **given_data)
+        dense = np.broadcast_to(dense, (HEADS, n_q, n_kv))
+        q, k, v = tensors(rng, n_q, n_kv, 20)
+        dout = rng.standard_normal(q.shape, dtype=np.float32)
+        out, lse = attn(q, k, v, return_lse=True, **features, **given_data)
+        expected, expected_lse = attention(q, k, v, dense, **features)
+        assert worst(out, expected) < 1e-5
+        assert worst(lse, expected_lse) < 1e-5
+        found = attn.backward(q, k, v, out, lse, dout, **features, **given_data)
+        wanted = gradients(q, k, v, dense, dout, **features)
+        for name, gradient in zip(("dq", "dk", "dv"), found, strict=False):
+            assert worst(gradient, wanted[name]) < 2e-5, name
+        extra = [n for n in ("sink_logits", "alibi_slopes") if n in features]
+        for name, gradient in zip(extra, found[3:], strict=True):
+            key = {"sink_logits": "dsink_logits", "alibi_slopes": "dalibi_slopes"}[name]
+            assert worst(gradient, wanted[key]) < 5e-5, key
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_probe_reads_the_mask_back(dtype):
+    """Zero q makes every live key weigh the same: one-hot v shows exactly which those are."""
+    import ml_dtypes
+
+    kind = {"bfloat16": ml_dtypes.bfloat16}.get(dtype, dtype)
+    mask = (mc.causal() & (mc.sinks(3) | mc.window(20))) | mc.global_tokens([50]).rows
+    n = 96
+    attn = mask.compile(head_dim=16, head_dim_v=n, dtype=dtype, target="cpu")
+    q = np.zeros((1, 1, n, 16), dtype=kind)
+    v = np.eye(n, dtype=kind)[None, None]
+    out = attn(q, q, v).astype(np.float64)[0, 0]
+    assert ((out > 0) == mask.dense(n)).all()
+
+
+def test_nan_reaches_only_who_sees_it():
+    mask, n = mc.causal() & mc.window(30), 150
+    attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 1, n, 16), dtype=np.float32) for _ in range(3))
+    clean = attn(q, k, v)
+    dense = mask.dense(n)
+    for poisoned in (k, v):
+        kept = poisoned[0, 0, 70].copy()
+        poisoned[0, 0, 70] = np.nan
+        out = attn(q, k, v)
+        sees = dense[:, 70]
+        assert np.isnan(out[0, 0, sees]).all()
+        assert (out[0, 0, ~sees] == clean[0, 0, ~sees]).all()
+        poisoned[0, 0, 70] = kept
+
+
+def test_bits_do_not_depend_on_the_batch():
+    mask = mc.causal() & mc.window(40)
+    attn = mask.compile(head_dim=32, dtype="float32", target="cpu")
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((3, 2, 100, 32), dtype=np.float32) for _ in range(3))
+    whole = attn(q, k, v)
+    alone = attn(q[1:2], k[1:2], v[1:2])
+    assert (whole[1:2] == alone).all()
+
+
+def test_a_parameter_changes_without_compiling():
+    mask = mc.window(mc.param("w", 10))
+    attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((1, 1, 200, 16), dtype=np.float32) for _ in range(3))
+    attn(q, k, v)
+    built = dict(attn.reports)
+    for width in (0, 7, 150):
+        expected, _ = attention(q, k, v, mask.dense(200, w=width))
+        assert worst(attn(q, k, v, w=width), expected) < 1e-5
+    assert dict(attn.reports) == built
