@@ -16,6 +16,7 @@ from maskc.core.errors import (
     DataShape,
     DataType,
     HeadsUnknown,
+    NameClash,
     NoSuchHead,
 )
 from maskc.core.expr import Expr
@@ -54,27 +55,27 @@ def dense(
         an array or the scores have one.
 
     Raises:
-        BadLength, DataMissing, DataUnknown, DataShape, DataType, DataRange, HeadsUnknown,
-        NoSuchHead.
+        BadLength, NameClash, DataMissing, DataUnknown, DataShape, DataType, DataRange,
+        NotAnArray, HeadsUnknown, NoSuchHead.
     """
     n_q = _length("n_q", n_q)
     n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
     nodes = list(walk(mask))
-    wanted = {d.name: d for node in nodes for d in declarations(node) if d.from_caller}
-    params = {name for node in nodes for f in formulas(node) for name in E.params(f)}
+    wanted, params = _named(nodes)
     given.check_names(wanted, params, data)
+    arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     ranking = None if scores is None else np.asarray(scores, dtype=np.float64)
     if ranking is None and any(isinstance(node, N.TopK) for node in nodes):
         raise DataMissing("scores", "what topk ranks", at="scores")
-    heads = _heads(nodes, wanted, data, ranking, n_heads)
-    batch = given.batch_of(wanted, data)
+    heads = _heads(nodes, arrays, ranking, n_heads)
+    batch = given.batch_of(wanted, arrays)
     if ranking is not None and ranking.ndim == 4:
         batch = len(ranking)
-    by_head = differs_by_head(mask, wanted, data, ranking)
+    by_head = differs_by_head(mask, arrays, ranking)
     scope = _scope(n_q, n_kv, params, data)
     sequences = []
     for b in range(1 if batch is None else batch):
-        part = {name: given.for_sequence(d, data[name], b) for name, d in wanted.items()}
+        part = {name: given.for_sequence(d, arrays[name], b) for name, d in wanted.items()}
         ranks = ranking[b] if ranking is not None and ranking.ndim == 4 else ranking
         here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks)
         own = [keep(mask, replace(here, head=h)) for h in range(here.n_heads if by_head else 1)]
@@ -93,6 +94,28 @@ def _length(name: str, value: object) -> int:
 
 
 # ------------------------------------------------------------------ what a mask is made of
+
+
+def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
+    """The arrays a call must give, and the names of the parameters.
+
+    Raises:
+        NameClash: one name for two things.
+    """
+    wanted: dict[str, DataDecl] = {}
+    defaults: dict[str, int] = {}
+    for node in nodes:
+        for decl in declarations(node):
+            known = wanted.setdefault(decl.name, decl)
+            if known != decl:
+                raise NameClash(decl.name, known.kind.value, decl.kind.value, at=node.loc)
+        for name, default in (pair for f in formulas(node) for pair in E.params(f).items()):
+            if defaults.setdefault(name, default) != default:
+                both = f"a parameter of default {defaults[name]}", f"one of {default}"
+                raise NameClash(name, *both, at=node.loc)
+            if name in wanted:
+                raise NameClash(name, "data", "a parameter", at=node.loc)
+    return {name: decl for name, decl in wanted.items() if decl.from_caller}, set(defaults)
 
 
 def walk(mask: Mask) -> Iterator[N.Node]:
@@ -115,9 +138,7 @@ def formulas(node: N.Node) -> tuple[Expr, ...]:
     return tuple(field for field in fields if isinstance(field, Expr))
 
 
-def differs_by_head(
-    mask: Mask, wanted: dict[str, DataDecl], data: given.Given, scores: np.ndarray | None
-) -> bool:
+def differs_by_head(mask: Mask, data: given.Given, scores: np.ndarray | None) -> bool:
     """Whether the result has a dimension of heads."""
     for node in walk(mask):
         match node:
@@ -136,13 +157,12 @@ def differs_by_head(
 
 def _table_heads(decl: DataDecl, data: given.Given) -> int | None:
     shape = np.shape(data[decl.name]) if decl.from_caller else decl.shape  # type: ignore[arg-type]
-    return shape[-3] if len(shape) > 2 else None
+    return shape[-3] if len(shape) > 2 and shape[-3] > 1 else None
 
 
 def _heads(
-    nodes: list[N.Node], wanted: dict[str, DataDecl], data: given.Given,
-    scores: np.ndarray | None, n_heads: int | None,
-) -> int | None:  # fmt: skip
+    nodes: list[N.Node], data: given.Given, scores: np.ndarray | None, n_heads: int | None
+) -> int | None:
     """How many query heads there are; None where nothing asks."""
     found = n_heads
     for node in nodes:
@@ -155,7 +175,7 @@ def _heads(
             if scores.shape[-3] != found:
                 raise DataShape("scores", scores.shape, f"[{found}, n_q, n_kv]", at="scores")
     for node in nodes:
-        if found is None and differs_by_head(node, wanted, data, scores):
+        if found is None and differs_by_head(node, data, scores):
             raise HeadsUnknown(at=node.loc)
         count = len(node.masks) if isinstance(node, N.PerHead) else None
         if count is not None and found is not None and count != found:

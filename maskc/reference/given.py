@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+
 import numpy as np
 
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents
-from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, DataUnknown
+from maskc.core.errors import (
+    DataMissing,
+    DataRange,
+    DataShape,
+    DataType,
+    DataUnknown,
+    NotAnArray,
+)
 
 Given = dict[str, object]
-"""By declaration name: an array, a pair of them, CuSeqlens or Parents."""
+"""By declaration name: what the caller passed, or what `read` made of it."""
 
 
 def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> None:
@@ -25,24 +35,65 @@ def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> N
             raise DataMissing(name, decl.kind.value, at=name)
 
 
-def leaves(name: str, given: object) -> list[np.ndarray]:
-    """The arrays inside what was given under one name."""
-    if isinstance(given, (CuSeqlens, Parents)):
-        return [_integers(name, given.array)]
-    if isinstance(given, tuple) and not all(np.ndim(_inner(part)) == 0 for part in given):
-        return [array for part in given for array in leaves(name, part)]
-    return [_integers(name, given)]
+def read(decl: DataDecl, raw: object) -> object:
+    """What was passed for one declaration, with int64 arrays inside.
+
+    Returns:
+        An array, a pair of what stands for queries and keys (or ends), CuSeqlens or Parents.
+
+    Raises:
+        DataShape: no pair where one is needed. DataType, NotAnArray: not integers or booleans.
+    """
+    match decl.kind:
+        case DataKind.documents:
+            if isinstance(raw, tuple) and len(raw) == 2 and not all(map(_is_number, raw)):
+                return _ids_of(decl, raw[0]), _ids_of(decl, raw[1])
+            return _ids_of(decl, raw)
+        case DataKind.tree if isinstance(raw, Parents):
+            return Parents(_array(decl, raw.array))
+        case DataKind.tree | DataKind.intervals:
+            parts = tuple(raw) if isinstance(raw, Iterable) else ()
+            if len(parts) != 2:
+                raise DataShape(decl.name, type(raw).__name__, "a pair of arrays", at=decl.name)
+            return _array(decl, parts[0]), _array(decl, parts[1])
+    return _array(decl, raw)
 
 
-def _inner(part: object) -> object:
-    return part.array if isinstance(part, (CuSeqlens, Parents)) else part
+def _is_number(part: object) -> bool:
+    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0  # type: ignore[arg-type]
 
 
-def _integers(name: str, given: object) -> np.ndarray:
-    array = np.asarray(given)
-    if array.dtype.kind not in "biu" and array.size:
-        raise DataType(name, array.dtype, "integers or booleans", at=name)
+def _ids_of(decl: DataDecl, raw: object) -> object:
+    if isinstance(raw, CuSeqlens):
+        return CuSeqlens(_array(decl, raw.array))
+    return _array(decl, raw)
+
+
+def _array(decl: DataDecl, raw: object) -> np.ndarray:
+    """int64, from NumPy, torch, CuPy or lists."""
+    if hasattr(raw, "detach") and hasattr(raw, "cpu"):
+        raw = raw.detach().cpu()
+    elif hasattr(raw, "get") and hasattr(raw, "__cuda_array_interface__"):
+        raw = raw.get()
+    try:
+        array = np.asarray(raw)
+    except (TypeError, ValueError):
+        raise NotAnArray(decl.name, type(raw).__name__, at=decl.name) from None
+    truths = decl.kind in (DataKind.flags, DataKind.table)
+    if array.size and array.dtype.kind not in ("biu" if truths else "iu"):
+        wanted = "booleans or integers" if truths else "integers"
+        raise DataType(decl.name, array.dtype, wanted, at=decl.name)
     return array.astype(np.int64)
+
+
+def _leaves(value: object) -> list[np.ndarray]:
+    if isinstance(value, tuple):
+        return [array for part in value for array in _leaves(part)]
+    return [value.array if isinstance(value, (CuSeqlens, Parents)) else value]  # type: ignore
+
+
+def _has_batch(decl: DataDecl, array: np.ndarray) -> bool:
+    return array.ndim == (4 if decl.kind is DataKind.table else 2)
 
 
 def batch_of(wanted: dict[str, DataDecl], data: Given) -> int | None:
@@ -53,25 +104,22 @@ def batch_of(wanted: dict[str, DataDecl], data: Given) -> int | None:
     """
     size = None
     for name, decl in wanted.items():
-        for array in leaves(name, data[name]):
-            if array.ndim != (4 if decl.kind is DataKind.table else 2):
-                continue
+        for array in filter(partial(_has_batch, decl), _leaves(data[name])):
             if size not in (None, 1, len(array)) and len(array) != 1:
                 raise DataShape(name, array.shape, f"batch {size}", at=name)
-            size = max(size or 0, len(array))
+            size = len(array) if size is None else max(size, len(array))
     return size
 
 
-def for_sequence(decl: DataDecl, given: object, index: int | None) -> object:
+def for_sequence(decl: DataDecl, value: object, index: int) -> object:
     """The part of one sequence: the same kind of thing without its batch dimension."""
-    if isinstance(given, (CuSeqlens, Parents)):
-        return type(given)(for_sequence(decl, given.array, index))
-    parts = leaves(decl.name, given)
-    if len(parts) > 1 or (isinstance(given, tuple) and np.ndim(given[0])):
-        return tuple(for_sequence(decl, part, index) for part in given)  # type: ignore
-    array = parts[0]
-    batched = array.ndim == (4 if decl.kind is DataKind.table else 2)
-    return array[min(index or 0, len(array) - 1)] if batched else array
+    if isinstance(value, tuple):
+        return tuple(for_sequence(decl, part, index) for part in value)
+    if isinstance(value, (CuSeqlens, Parents)):
+        return type(value)(for_sequence(decl, value.array, index))
+    if _has_batch(decl, value):  # type: ignore[arg-type]
+        return value[index if len(value) > 1 else 0]  # type: ignore[arg-type,index]
+    return value
 
 
 # ------------------------------------------------------------------ one sequence
@@ -83,17 +131,15 @@ def vector(name: str, given: object, length: int) -> np.ndarray:
     Raises:
         DataShape: another shape.
     """
-    array = _integers(name, given)
-    if array.shape != (length,):
-        raise DataShape(name, array.shape, f"[{length}]", at=name)
-    return array
+    if np.shape(given) != (length,):  # type: ignore[arg-type]
+        raise DataShape(name, np.shape(given), f"[{length}]", at=name)  # type: ignore[arg-type]
+    return given  # type: ignore[return-value]
 
 
 def pair(name: str, given: object, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Two int64 [length]."""
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise DataShape(name, type(given).__name__, "a pair of arrays", at=name)
-    return vector(name, given[0], length), vector(name, given[1], length)
+    first, second = given  # type: ignore[misc]
+    return vector(name, first, length), vector(name, second, length)
 
 
 def document_ids(name: str, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,14 +147,15 @@ def document_ids(name: str, given: object, n_q: int, n_kv: int) -> tuple[np.ndar
     if isinstance(given, tuple):
         return _ids(name, given[0], n_q), _ids(name, given[1], n_kv)
     if n_q != n_kv:
-        raise DataShape(name, np.shape(_inner(given)), "a pair, for queries and for keys", at=name)
+        found = type(given).__name__ if isinstance(given, CuSeqlens) else np.shape(given)  # type: ignore
+        raise DataShape(name, found, "a pair, for queries and for keys", at=name)
     return _ids(name, given, n_q), _ids(name, given, n_kv)
 
 
 def _ids(name: str, given: object, length: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
         return vector(name, given, length)
-    ends = [int(end) for end in _integers(name, given.array)]
+    ends = [int(end) for end in given.array]  # type: ignore[attr-defined]
     if not ends or ends[0] != 0 or ends[-1] != length or ends != sorted(ends):
         raise DataRange(name, f"{ends} do not rise from 0 to {length}", "", at=name)
     ids = np.empty(length, dtype=np.int64)

@@ -156,7 +156,8 @@ def _table(decl: DataDecl, at: Place) -> np.ndarray:
     """bool [query blocks, key blocks] of this head."""
     array = at.data[decl.name] if decl.from_caller else values(decl)
     table = np.asarray(array)
-    table = table[at.head] if table.ndim == 3 else table
+    if table.ndim == 3:
+        table = table[at.head if len(table) > 1 else 0]
     expected = (-(-at.n_q // decl.block), -(-at.n_kv // decl.block))
     if table.shape != expected:
         raise DataShape(decl.name, table.shape, expected, at=decl.name)

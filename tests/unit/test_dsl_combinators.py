@@ -197,6 +197,20 @@ def test_a_leading_batch_dimension_of_data_leads_the_result() -> None:
     assert found.shape == (2, 3, 3, 3)
     assert np.array_equal(found[1, 2], dense(mc.documents("doc"), 3, doc=ids[1]))
     assert not found[0].any()
+    shared = dense(both, 3, doc=ids, t=table[:, :1])
+    assert shared.shape == (2, 3, 3)
+
+
+def test_data_of_other_libraries() -> None:
+    torch = pytest.importorskip("torch")
+    ids = torch.tensor([0, 0, 1], dtype=torch.int32)
+    assert np.array_equal(dense(mc.documents("doc"), 3, doc=ids), (ids[:, None] == ids).numpy())
+    ends = mc.cu_seqlens(torch.tensor([0, 2, 3]))
+    assert np.array_equal(dense(mc.documents("doc"), 3, doc=ends), (ids[:, None] == ids).numpy())
+    span = [torch.tensor([0, 1]), [1, 2]]
+    assert np.array_equal(dense(mc.intervals("span"), 2, span=span), np.eye(2))
+    walk = mc.parents(torch.tensor([-1, 0]))
+    assert np.array_equal(dense(mc.tree("walk"), 2, walk=walk), [[True, False], [True, True]])
 
 
 # ------------------------------------------------------------------ heads

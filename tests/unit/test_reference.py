@@ -17,7 +17,9 @@ from maskc.core.errors import (
     DataUnknown,
     HeadsUnknown,
     MaskcError,
+    NameClash,
     NoSuchHead,
+    NotAnArray,
 )
 from maskc.reference.attention import attention, gradients
 from maskc.reference.dense import dense
@@ -284,7 +286,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[MaskcError]]] = {
     "cu_seqlens that end early": (lambda: dense(DOC, 4, doc=mc.cu_seqlens([0, 3])), DataRange),
     "cu_seqlens that fall": (lambda: dense(DOC, 4, doc=mc.cu_seqlens([0, 3, 2, 4])), DataRange),
     "a single interval end": (
-        lambda: dense(mc.intervals("s"), 2, s=np.array([0, 1])), DataShape,
+        lambda: dense(mc.intervals("s"), 3, s=np.array([0, 1, 2])), DataShape,
+    ),
+    "booleans as ids": (lambda: dense(DOC, 2, doc=np.array([True, False])), DataType),
+    "no array": (lambda: dense(DOC, 2, doc=[[1], [1, 2]]), NotAnArray),
+    "one name, two kinds": (lambda: dense(DOC & mc.flags("doc"), 2, doc=[0, 1]), NameClash),
+    "one name, two defaults": (
+        lambda: dense(mc.window(mc.param("w", 3)) | mc.sinks(mc.param("w", 4)), 2), NameClash,
+    ),
+    "data named like a parameter": (
+        lambda: dense(DOC & mc.sinks(mc.param("doc", 4)), 2, doc=[0, 1]), NameClash,
     ),
     "a table of another size": (
         lambda: dense(mc.block_table("t", 2), 4, t=np.ones((3, 2), dtype=bool)), DataShape,
