@@ -7,6 +7,7 @@ import operator
 from maskc.core import expr as E
 from maskc.core.errors import (
     BadAlign,
+    BadChoice,
     BadIds,
     NegativeWidth,
     NotAMask,
@@ -30,16 +31,23 @@ def shown(value: object) -> str:
     return to_python(value.expr) if isinstance(value, Traced) else repr(value)
 
 
-def count(where: str, name: str, value: object, at: SourceLoc | None) -> Expr:
-    """A data integer >= 0: a literal, mc.param(...), or a formula in the lengths."""
+def count(where: str, name: str, value: object, at: SourceLoc | None, least: int = 0) -> Expr:
+    """A data integer >= least: a literal, mc.param(...), or a formula in the lengths."""
     number = E.as_const(value.expr) if isinstance(value, Traced) else _integer(value)
     if number is None and isinstance(value, Traced) and _known_early(value.expr):
         return value.expr
     if number is None:
-        return mistake(NotAnInteger(where, name, shown(value), at=at), E.ZERO)
-    if number < 0:
-        return mistake(NegativeWidth(f"{where}({number})", name, number, at=at), E.ZERO)
+        return mistake(NotAnInteger(where, name, shown(value), at=at), E.const(least))
+    if number < least:
+        return mistake(_too_small(where, name, number, least, at), E.const(least))
     return E.const(number)
+
+
+def _too_small(
+    where: str, name: str, number: int, least: int, at: SourceLoc | None
+) -> NotPositive | NegativeWidth:
+    wrong = NotPositive if least == 1 else NegativeWidth
+    return wrong(f"{where}({number})", name, number, at=at)
 
 
 def _known_early(formula: Expr) -> bool:
@@ -53,8 +61,7 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
     if number is None:
         return mistake(NotConstant(where, name, shown(value), at=at), least)
     if number < least:
-        wrong = NotPositive if least == 1 else NegativeWidth
-        return mistake(wrong(f"{where}({number})", name, number, at=at), least)
+        return mistake(_too_small(where, name, number, least, at), least)
     return number
 
 
@@ -68,6 +75,16 @@ def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0)
     if any(item is None or (least is not None and item < least) for item in found):
         return mistake(BadIds(where, bound, shown(values), at=at), ())
     return tuple(sorted({item for item in found if item is not None}))
+
+
+def choice(
+    where: str, name: str, value: object, known: tuple[str, ...], at: SourceLoc | None
+) -> str:
+    """One of a few words."""
+    if isinstance(value, str) and value in known:
+        return value
+    listed = ", ".join(map(repr, known))
+    return mistake(BadChoice(where, name, listed, value, at=at), known[0])
 
 
 def align(where: str, value: str, at: SourceLoc | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from maskc.core.errors import BadPhase, NoSuchHead, NotAMask, UsageMistake
+from maskc.core.errors import BadPhase, NoSuchHead, NotAMask
 from maskc.core.source import caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
@@ -31,9 +31,9 @@ def causal(*, align: str = END) -> Mask:
     return nodes.Causal(checked.align("causal", align, at), loc=at)
 
 
-def _sized(where: str, name: str, value: Count) -> Traced:
+def _sized(where: str, name: str, value: Count, least: int) -> Traced:
     """A count that arithmetic follows."""
-    return Traced(checked.count(where, name, value, caller()))
+    return Traced(checked.count(where, name, value, caller(), least))
 
 
 class _Window:
@@ -54,7 +54,7 @@ class _Window:
 
     def hf(self, size: Count) -> Mask:
         """Hugging Face's causal sliding window: `size` keys, the query itself included."""
-        return self(_sized("window.hf", "size", size) - 1, 0)
+        return self(_sized("window.hf", "size", size, 1) - 1, 0)
 
     def hf_bidirectional(self, size: Count) -> Mask:
         """Hugging Face's bidirectional sliding window: 2 * size + 1 keys."""
@@ -62,7 +62,7 @@ class _Window:
 
     def longformer(self, attention_window: Count) -> Mask:
         """Longformer's attention_window: half of it on each side."""
-        side = _sized("window.longformer", "attention_window", attention_window) // 2
+        side = _sized("window.longformer", "attention_window", attention_window, 0) // 2
         return self(side, side)
 
     def jax(self, left: Count | None, right: Count | None) -> Mask:
@@ -205,12 +205,10 @@ def topk(
     Equal scores: the lower index wins.
     """
     at = caller()
-    for value, known in ((score, _SCORES), (share, _SHARES)):
-        if value not in known:
-            wrong = UsageMistake(f"topk does not know {value!r}", f"use one of {known}", at=at)
-            return mistake(wrong, checked.mask("topk", of, at))
     return nodes.TopK(
-        checked.constant("topk", "k", k, at, least=0), checked.mask("topk", of, at), score,
+        checked.constant("topk", "k", k, at, least=0), checked.mask("topk", of, at),
+        checked.choice("topk", "score", score, _SCORES, at),
         checked.constant("topk", "block", block, at),
-        checked.constant("topk", "q_block", q_block, at), share, loc=at,
+        checked.constant("topk", "q_block", q_block, at),
+        checked.choice("topk", "share", share, _SHARES, at), loc=at,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents, check_name
-from maskc.core.errors import BadOption, BadTable, DataRange, MaskcError
+from maskc.core.errors import BadTable, DataRange, MaskcError
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
@@ -37,8 +37,7 @@ def flags(name: str, on: str = "k") -> Mask:
     """flag[k] (or flag[q] with on="q"): booleans [n_kv] (or [n_q]) given at call time."""
     at = caller()
     found = _name(name, at)
-    if on not in ("q", "k"):
-        on = mistake(BadOption("flags: on", '"q" or "k"', repr(on), at=at), "k")
+    on = checked.choice("flags", "on", on, ("k", "q"), at)
     decl = DataDecl(found, DataKind.flags, (found,), options=(int(on == "q"),))
     return nodes.Flags(decl, on, loc=at)
 
@@ -77,8 +76,9 @@ def block_table(table: object, block: int) -> Mask:
         return nodes.BlockTable(DataDecl(name, DataKind.table, (name,), size), loc=at)
     try:
         array = np.asarray(table)
-    except (TypeError, ValueError) as error:  # a ragged list, a tensor on a device
-        return mistake(BadTable("block_table", error, at=at), nodes.Full(loc=at))
+    except (TypeError, ValueError):  # a ragged list, a tensor on a device
+        found = f"a {type(table).__name__} that NumPy cannot read"
+        return mistake(BadTable("block_table", found, at=at), nodes.Full(loc=at))
     if array.ndim not in (2, 3) or array.dtype.kind not in "biu" or not array.size:
         wrong = BadTable("block_table", f"shape {array.shape} of {array.dtype}", at=at)
         return mistake(wrong, nodes.Full(loc=at))

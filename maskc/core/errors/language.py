@@ -123,6 +123,12 @@ class BadIds(MaskcError):
     hint = "pass a list of ints"
 
 
+class BadChoice(MaskcError):
+    code = "MC119"
+    message = "{0}: {1} must be one of {2}, found {3!r}"
+    hint = "these words are all there are"
+
+
 # ---------------------------------------------------------------- pattern files
 
 
