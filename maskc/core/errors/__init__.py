@@ -38,6 +38,7 @@ from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import WrongDevice as WrongDevice
 from maskc.core.errors.calls import WrongDType as WrongDType
 from maskc.core.errors.language import BadAlign as BadAlign
+from maskc.core.errors.language import BadChoice as BadChoice
 from maskc.core.errors.language import BadExpression as BadExpression
 from maskc.core.errors.language import BadIds as BadIds
 from maskc.core.errors.language import BadParameter as BadParameter
