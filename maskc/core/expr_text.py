@@ -253,8 +253,9 @@ def _arithmetic(left: Expr, op: ast.operator, right: Expr) -> Expr:
         return E.floordiv(left, number)
     if number and isinstance(op, ast.Mod):
         return E.mod(left, number)
-    if isinstance(op, (ast.Mult, ast.FloorDiv, ast.Mod)):
-        raise BadExpression(f"{type(op).__name__} needs a plain integer other than 0 on one side")
+    needs = {ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}.get(type(op))
+    if needs:
+        raise BadExpression(f"{needs} needs a plain integer other than 0 on one side")
     raise BadExpression(f"{type(op).__name__} is not part of the formula language")
 
 

@@ -43,20 +43,31 @@ def caller() -> SourceLoc | None:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_PACKAGE, "<string>", "<frozen")):
-            return _position(frame)
+            return _position(frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
-def _position(frame: FrameType) -> SourceLoc:
+def raised_at(error: BaseException, file: str) -> SourceLoc | None:
+    """The innermost position in `file` (as messages show it) that an exception passed through."""
+    found = None
+    trail = error.__traceback__
+    while trail is not None:
+        if _shown(trail.tb_frame) == file:
+            found = _position(trail.tb_frame, trail.tb_lasti, trail.tb_lineno)
+        trail = trail.tb_next
+    return found
+
+
+def _position(frame: FrameType, instruction: int, lineno: int) -> SourceLoc:
     positions = frame.f_code.co_positions()
     for index, (line, end_line, col, end_col) in enumerate(positions):
-        if index == frame.f_lasti // 2:
+        if index == instruction // 2:
             if line is None or col is None:
                 break
             last = _chars(frame, line, end_col) + 1 if end_line == line and end_col else 0
             return SourceLoc(_shown(frame), line, _chars(frame, line, col) + 1, last)
-    return SourceLoc(_shown(frame), frame.f_lineno, 1)
+    return SourceLoc(_shown(frame), lineno, 1)
 
 
 def _chars(frame: FrameType, line: int, column: int) -> int:

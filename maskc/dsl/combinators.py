@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from maskc.core.errors import BadPhase, NoSuchHead, NotAMask
+from maskc.core.errors import BadPhase, NotAMask
 from maskc.core.source import caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
@@ -174,7 +174,7 @@ def per_head(masks: Sequence[Mask]) -> Mask:
         return mistake(wrong, nodes.Full(loc=at))
     found = tuple(checked.mask("per_head", item, at) for item in masks)
     if not found:
-        return mistake(NoSuchHead(0, 0, at=at), nodes.Full(loc=at))
+        return mistake(NotAMask("per_head", "an empty list", at=at), nodes.Full(loc=at))
     return nodes.PerHead(found, loc=at)
 
 

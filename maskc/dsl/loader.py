@@ -5,10 +5,10 @@ from __future__ import annotations
 import linecache
 import sys
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 from maskc.core.errors import FileMissing, MaskcError, NoPattern, PatternFailed
-from maskc.core.source import SourceLoc
+from maskc.core.source import SourceLoc, raised_at
 from maskc.dsl.collect import collecting, mistake
 from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import Pattern
@@ -56,7 +56,7 @@ def _run(file: Path, module: ModuleType) -> None:
         at = SourceLoc(name, error.lineno or 1, error.offset or 1)
         mistake(PatternFailed("SyntaxError", error.msg, at=at), None)
     except (Exception, SystemExit) as error:
-        at = _place(error.__traceback__, name)
+        at = raised_at(error, name) or name
         mistake(PatternFailed(type(error).__name__, error, at=at), None)
     finally:
         sys.path.remove(str(file.resolve().parent))
@@ -68,18 +68,8 @@ def _try(pattern: Pattern, file: Path) -> None:
     except MaskcError as error:
         mistake(error, None)
     except (Exception, SystemExit) as error:
-        at = _place(error.__traceback__, _shown(file))
+        at = raised_at(error, _shown(file)) or _shown(file)
         mistake(PatternFailed(type(error).__name__, error, at=at), None)
-
-
-def _place(trail: TracebackType | None, name: str) -> SourceLoc | str:
-    """The innermost line of the file that took part in the failure."""
-    line = 0
-    while trail is not None:
-        if trail.tb_frame.f_code.co_filename == name:
-            line = trail.tb_lineno
-        trail = trail.tb_next
-    return SourceLoc(name, line, 1) if line else name
 
 
 def _defined_here(value: object, file: Path) -> bool:

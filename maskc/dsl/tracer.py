@@ -14,7 +14,7 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BatchUsed, MaskcError, NotTraceable
 from maskc.core.expr import Expr
-from maskc.core.source import SourceLoc, caller
+from maskc.core.source import SourceLoc, caller, raised_at
 from maskc.dsl import nodes
 from maskc.dsl.collect import mistake
 from maskc.dsl.data_atoms import captured
@@ -63,7 +63,8 @@ def trace(
         raise
     except Exception as error:
         found = f"it raised {type(error).__name__}: {error}"
-        raise NotTraceable(found, at=_line(error, at)) from error
+        where_it_raised = raised_at(error, at.file) if at is not None else None
+        raise NotTraceable(found, at=where_it_raised or at) from error
     formula = lift_bool(result, "the result")
     if _BATCH in E.walk(formula):
         raise BatchUsed(at=at)
@@ -86,16 +87,6 @@ def _arguments(predicate: Callable[..., object], at: SourceLoc | None) -> tuple[
         found = f"{count} arguments" if count >= 0 else "* or keyword-only arguments"
         raise NotTraceable(f"it takes {found}, expected (q, k) or (h, q, k)", at=at)
     return tuple(map(Traced, names[count]))
-
-
-def _line(error: Exception, at: SourceLoc | None) -> SourceLoc | None:
-    """The line of the user's function that raised."""
-    trail = error.__traceback__
-    while trail is not None and trail.tb_next is not None:
-        trail = trail.tb_next
-    if at is None or trail is None or not trail.tb_frame.f_code.co_filename.endswith(at.file):
-        return at
-    return SourceLoc(at.file, trail.tb_lineno, 1)
 
 
 class _Table:

@@ -1,0 +1,75 @@
+"""The full text of every mistake in the mask language and in pattern files.
+
+language.txt holds, case by case, what a pattern file says after `import maskc as mc` and what maskc
+answers. After a deliberate change, `python tests/messages/test_language_messages.py` writes the
+answers anew; read the difference.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import maskc as mc
+from maskc.core.errors import language
+
+TEXTS = Path(__file__).with_name("language.txt")
+
+
+def cases() -> dict[str, tuple[str, str]]:
+    """name -> (body of the file, the message)."""
+    found = {}
+    for block in TEXTS.read_text().split("\n==== ")[1:]:
+        name, _, rest = block.partition("\n")
+        body, _, message = rest.partition("\n----\n")
+        found[name] = body, message.rstrip("\n")
+    return found
+
+
+def answer(body: str) -> str:
+    """What loading a file bad.py of this body in the working directory says."""
+    Path("bad.py").write_text(f"import maskc as mc\n\n{body}\n")
+    linecache.clearcache()
+    try:
+        mc.load("bad.py")
+    except mc.MaskcError as error:
+        return str(error)
+    return "no mistake"
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    body, message = cases()[name]
+    assert answer(body) == message
+
+
+def test_every_class_has_a_text() -> None:
+    classes = [
+        item
+        for item in vars(language).values()
+        if isinstance(item, type) and issubclass(item, mc.MaskcError) and item is not mc.MaskcError
+    ]
+    codes = {item.code for item in classes}
+    assert len(codes) == len(classes)
+    assert {name.split()[0] for name in cases()} == codes | {"MC001"}
+    for name, (_, message) in cases().items():
+        assert name.startswith(("MC001", message.split()[0]))
+
+
+def main() -> None:
+    old = cases()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        new = {name: (body, answer(body)) for name, (body, _) in old.items()}
+    head = TEXTS.read_text().partition("\n==== ")[0]
+    blocks = (f"\n==== {n}\n{body}\n----\n{message}\n" for n, (body, message) in new.items())
+    TEXTS.write_text(head + "".join(blocks))
+
+
+if __name__ == "__main__":
+    main()
