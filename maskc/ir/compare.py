@@ -98,7 +98,7 @@ class _Scramble:
         mixed = np.int64(self.salt)
         for part, factor in zip(index, (31, 17), strict=False):
             mixed = mixed + np.asarray(part, np.int64) * factor
-        return (mixed * 2654435761 >> 7) % 3
+        return (mixed % 1000003 * 7919 >> 4) % 3
 
 
 def _points(n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,21 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.core import expr as E
-from maskc.core.errors import MaskcError
+from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
 from maskc.ir.sets import TooHard, budget, domain, token_universe
 from maskc.ir.simplify import simplify
 from maskc.ir.types import MaskIR, Piece
 
 _MOST = 12
-
-
-class DecompositionBroken(MaskcError):
-    """The exit check failed: a defect of maskc, found before any kernel is built."""
-
-    code = "MC901"
-    message = "the pieces of this mask do not add up to it: {0}"
-    hint = "this is a defect of maskc: please report it with the pattern"
 
 
 def decompose(ir: MaskIR) -> MaskIR:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
-from maskc.core.errors import MaskcError
+from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import Target
 from maskc.ir.lift import lift
@@ -20,14 +20,6 @@ _SCHEDULES: dict[str, Callable[[Problem], Schedule]] = {
     "cpu": cpu.schedule,
     "sm80": sm80.schedule,
 }
-
-
-class TooManyArrays(MaskcError):
-    """A mask reads more data arrays than the argument block holds."""
-
-    code = "MC511"
-    message = "the mask reads {0} data arrays, a kernel takes {1}"
-    hint = "merge tables, or express some of them as formulas"
 
 
 def plan(heads: Heads, problem: Problem, target: Target) -> Plan:

@@ -10,6 +10,7 @@ from maskc.core.errors.base import MaskcError as MaskcError
 from maskc.core.errors.base import SeveralErrors as SeveralErrors
 from maskc.core.errors.builds import BuildFailed as BuildFailed
 from maskc.core.errors.builds import CheckFailed as CheckFailed
+from maskc.core.errors.builds import DecompositionBroken as DecompositionBroken
 from maskc.core.errors.builds import Drift as Drift
 from maskc.core.errors.builds import DTypeUnsupported as DTypeUnsupported
 from maskc.core.errors.builds import ExtraMissing as ExtraMissing
@@ -18,6 +19,7 @@ from maskc.core.errors.builds import NoCompiler as NoCompiler
 from maskc.core.errors.builds import NoDevice as NoDevice
 from maskc.core.errors.builds import SharedMemoryExceeded as SharedMemoryExceeded
 from maskc.core.errors.builds import TargetNotBuilt as TargetNotBuilt
+from maskc.core.errors.builds import TooManyArrays as TooManyArrays
 from maskc.core.errors.builds import UnknownDType as UnknownDType
 from maskc.core.errors.builds import UnknownTarget as UnknownTarget
 from maskc.core.errors.builds import UsageMistake as UsageMistake

@@ -67,13 +67,27 @@ class SharedMemoryExceeded(MaskcError):
     hint = "a smaller tile fits"
 
 
+class TooManyArrays(MaskcError):
+    """A mask reads more data arrays than the argument block holds."""
+
+    code = "MC511"
+    message = "the mask reads {0} data arrays, a kernel takes {1}"
+    hint = "merge tables, or express some of them as formulas"
+
+
+class DecompositionBroken(MaskcError):
+    code = "MC512"
+    message = "the pieces of this mask do not add up to it: {0}"
+    hint = "this is a defect of maskc: please report it with the pattern"
+
+
 # ---------------------------------------------------------------- command line
 
 
 class Drift(MaskcError):
     code = "MC601"
     exit_code = 3
-    message = "{0} differs from what the pattern gives now"
+    message = "the files differ from what the patterns give now: {0}"
     hint = "run `maskc compile {1} -o {2}` and commit the result"
 
 
