@@ -1,0 +1,1 @@
+"""Measuring: a mask's kernels against what PyTorch offers, every result checked in the same run."""

@@ -1,0 +1,162 @@
+"""The named problems that kernels are compared on, as maskc masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+import numpy as np
+
+from maskc.bench.case import Case
+from maskc.core.dtypes import DType
+from maskc.core.errors import ExtraMissing
+from maskc.dsl.combinators import (
+    block_diagonal,
+    causal,
+    dilated,
+    full,
+    global_tokens,
+    prefix,
+    sinks,
+    window,
+)
+from maskc.dsl.data_atoms import block_table, documents
+from maskc.dsl.mask import Mask
+from maskc.dsl.tracer import where
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A mask and the sizes it is run at; windows count the query itself, as in `window.hf`."""
+
+    name: str
+    mask: Callable[[], Mask]
+    batch: int
+    heads: int
+    n: int
+    head_dim: int
+    data: Callable[[], dict[str, object]] = dict
+
+    def case(self, dtype: DType) -> Case:
+        """The problem itself; its data are drawn here."""
+        return Case(
+            self.name, self.mask(), self.batch, self.heads, self.heads, self.n, self.n,
+            self.head_dim, dtype, self.data(),
+        )  # fmt: skip
+
+
+def streaming(n_sinks: int, size: int) -> Mask:
+    """Attention sinks and a causal window of `size` keys."""
+    return causal() & (sinks(n_sinks) | window.hf(size))
+
+
+def longformer(side: int, n_global: int) -> Mask:
+    """A window of `side` keys on each side, and global tokens."""
+    return window(side, side) | global_tokens(n_global)
+
+
+def sparse_strided(stride: int) -> Mask:
+    """Sparse Transformer, strided: the last `stride` keys and every stride-th one behind."""
+    return causal() & (window.hf(stride) | where(lambda q, k: (q - k) % stride == 0))
+
+
+def exponential(size: int, levels: int) -> Mask:
+    """`size` keys at each of the strides 1, 2, 4, ..."""
+    return reduce(or_, (dilated(size - 1, stride=2**level) for level in range(levels)))
+
+
+# ------------------------------------------------------------------ data, drawn by PyTorch
+
+# Other projects were timed on these very tables, and they come from PyTorch's generator.
+
+
+def _generator():  # noqa: ANN202
+    try:
+        import torch
+    except ImportError:
+        raise ExtraMissing("this anchor's data", "torch", "torch") from None
+    return torch, torch.Generator().manual_seed(0)
+
+
+def bigbird_blocks(blocks: int, near: int, drawn: int, n_global: int) -> np.ndarray:
+    """bool [blocks, blocks]: `near` diagonals, global rows and columns, `drawn` random ones."""
+    torch, seeded = _generator()
+    index = np.arange(blocks)
+    found = abs(index[:, None] - index) <= near // 2
+    found[:, :n_global] = found[:n_global] = True
+    for row in range(blocks):
+        found[row, torch.randperm(blocks, generator=seeded)[:drawn].numpy()] = True
+    return found
+
+
+def random_blocks(blocks: int, share: float) -> np.ndarray:
+    """bool [blocks, blocks]: each block with probability `share`, the diagonal always."""
+    torch, seeded = _generator()
+    return (torch.rand(blocks, blocks, generator=seeded) < share).numpy() | np.eye(
+        blocks, dtype=bool
+    )
+
+
+def document_ids(n: int) -> np.ndarray:
+    """int32 [n]: packed documents of 64 to 4095 tokens."""
+    torch, seeded = _generator()
+    lengths: list[int] = []
+    while sum(lengths) < n:
+        lengths.append(int(torch.randint(64, 4096, (1,), generator=seeded)))
+    return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[:n]
+
+
+def _random(name: str, batch: int, n: int, share: float) -> Anchor:
+    """A random table of 128 x 128 blocks."""
+    return Anchor(
+        name, lambda: block_table("table", 128), batch, 16, n, 128,
+        lambda: {"table": random_blocks(n // 128, share)},
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ the lists
+
+CPU = (
+    Anchor("window512_4k", lambda: window.hf(512), 1, 8, 4096, 64),
+    Anchor("streaming_16_256_4k", lambda: streaming(16, 256), 1, 8, 4096, 64),
+    Anchor("blockdiag128_4k", lambda: block_diagonal(128), 1, 8, 4096, 64),
+    Anchor("causal_4k", causal, 1, 8, 4096, 64),
+)
+"""What the CPU kernels are judged by."""
+
+SM80 = (
+    Anchor("full_8k", full, 2, 16, 8192, 128),
+    Anchor("causal_16k", causal, 1, 16, 16384, 128),
+    Anchor("window1024_32k", lambda: window.hf(1024), 1, 16, 32768, 128),
+    Anchor("full_8k_d64", full, 2, 32, 8192, 64),
+    Anchor("causal_16k_d64", causal, 1, 16, 16384, 64),
+    Anchor("window1024_32k_d64", lambda: window.hf(1024), 1, 16, 32768, 64),
+)
+"""What libraries have kernels of their own for."""
+
+ANCHORS = (
+    *SM80[:3],
+    Anchor("window4096_128k", lambda: window.hf(4096), 1, 8, 131072, 128),
+    Anchor("streaming_16_64_4k", lambda: streaming(16, 64), 1, 16, 4096, 128),
+    Anchor("streaming_64_1024_128k", lambda: streaming(64, 1024), 1, 8, 131072, 128),
+    Anchor("blockdiag16_4k", lambda: block_diagonal(16), 1, 16, 4096, 64),
+    Anchor("longformer_256_g64_16k", lambda: longformer(256, 64), 1, 12, 16384, 64),
+    Anchor("dilated_w512_s4_32k", lambda: dilated(511, stride=4), 1, 16, 32768, 128),
+    Anchor("strided_128_16k", lambda: sparse_strided(128), 1, 16, 16384, 128),
+    Anchor("logdilated_256x6_32k", lambda: exponential(256, 6), 1, 16, 32768, 128),
+    Anchor(
+        "bigbird64_16k", lambda: block_table("table", 64), 1, 12, 16384, 64,
+        lambda: {"table": bigbird_blocks(256, 3, 3, 2)},
+    ),
+    Anchor("prefixlm_4k_16k", lambda: causal() | prefix(4096), 1, 16, 16384, 128),
+    Anchor(
+        "document_32k", lambda: causal() & documents("doc"), 1, 16, 32768, 128,
+        lambda: {"doc": document_ids(32768)},
+    ),
+    _random("random50_4k", 4, 4096, 0.5),
+    _random("random25_8k", 2, 8192, 0.25),
+    _random("random10_16k", 1, 16384, 0.1),
+)  # fmt: skip
+"""The seventeen of the anchor suite."""

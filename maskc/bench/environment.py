@@ -1,0 +1,104 @@
+"""Where numbers were measured: processors, compilers, versions. No names, paths or dates."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+from maskc.build.hostcc import host_compiler
+from maskc.build.toolchain import gpus
+from maskc.core.errors import MaskcError
+
+_PACKAGES = {
+    "torch": ("torch",),
+    "triton": ("triton",),
+    "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+    "numpy": ("numpy",),
+}
+
+
+def environment(device: str) -> dict[str, object]:
+    """What a report says about the machine.
+
+    Args:
+        device: `cpu` or `cuda`; the GPU is described only where it was used.
+    """
+    from maskc import __version__
+
+    found: dict[str, object] = {"maskc": __version__, "python": platform.python_version()}
+    found |= {name: _version(names) for name, names in _PACKAGES.items()}
+    found |= {"cpu": _processor(), "cores": cores(), "compiler": _compiler()}
+    if device == "cuda":
+        found |= {"gpu": _gpu(), "driver": _driver(), "cuda": _cuda()}
+    return found
+
+
+def _version(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    wide = any(" avx512f" in line for line in lines if line.startswith("flags"))
+    model = named[0] if named else platform.processor() or platform.machine()
+    return f"{model}, AVX-512" if wide else model
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _compiler() -> str:
+    """Version and architecture, not where the program lies."""
+    try:
+        found = host_compiler()
+    except MaskcError:
+        return "none: the CPU runs in NumPy"
+    machine = found.machine[0] if found.machine else "generic code"
+    return f"{found.version}, {machine}, {'OpenMP' if found.openmp else 'one thread'}"
+
+
+def _gpu() -> str | None:
+    found = gpus()
+    return found[0].name if found else None
+
+
+def _driver() -> str | None:
+    """The driver's version, by NVML."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(96)
+        library.nvmlInit_v2()
+        if library.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+            return text.value.decode(errors="replace")
+    except (OSError, AttributeError):
+        pass
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
+
+
+def _cuda() -> str | None:
+    """The CUDA version the driver is for."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"

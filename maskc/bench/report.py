@@ -1,0 +1,114 @@
+"""A report as text: a table, what it means, and where it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+"""{"environment": {...}, "rows": [{case, impl, direction, ms, live_tflops, error, ok}]}."""
+
+_ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "fa2", "cudnn")
+"""Implementations that compute the mask; `dense` does not."""
+
+
+def table(report: Report) -> str:
+    """Plain text: a line per row, then the summary, the notes and the environment.
+
+    Rows that were only checked, and passed, make one line per pattern.
+    """
+    checked = [row for row in report["rows"] if row["ok"] and row["ms"] is None]
+    rows = [row for row in report["rows"] if not (row["ok"] and row["ms"] is None)]
+    lines = _checked(checked)
+    if rows:
+        heads = ("case", "direction", "impl", "ms", "live TFLOP/s", "error", "")
+        cells = [_cells(row) for row in rows]
+        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+        lines += [_line(heads, widths), *(_line(row, widths) for row in cells), ""]
+    lines += summary(report)
+    environment = report["environment"]
+    lines += [f"note: {note}" for note in environment.get("notes", ())]
+    known = {k: v for k, v in environment.items() if k not in ("notes", "cases") and v is not None}
+    lines += ["", ", ".join(f"{name} {value}" for name, value in known.items())]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _checked(rows: list[Mapping[str, Any]]) -> list[str]:
+    """How many results of each pattern passed, and the largest error by dtype."""
+    patterns: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        patterns.setdefault(row["case"].split(" ")[0], []).append(row)
+    lines = []
+    for name, passed in patterns.items():
+        worst: dict[str, float] = {}
+        for row in passed:
+            dtype = row["case"].split(" ")[-1]
+            worst[dtype] = max(worst.get(dtype, 0.0), row["error"] or 0.0)
+        errors = ", ".join(f"{dtype} {error:.1e}" for dtype, error in worst.items())
+        lines.append(f"{name}: {len(passed)} results ok; largest errors {errors}")
+    return [*lines, ""] if lines else []
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    failed = not row["ok"]
+    return (
+        row["case"], row["direction"], row["impl"],
+        "failed" if failed else _number(row["ms"], "{:.4g}"),
+        "" if failed else _number(row["live_tflops"], "{:.4g}"),
+        _number(row["error"], "{:.1e}"),
+        "FAILED" if failed else "ok",
+    )  # fmt: skip
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    left, right = cells[:3], cells[3:]
+    padded = [cell.ljust(width) for cell, width in zip(left, widths, strict=False)]
+    padded += [cell.rjust(width) for cell, width in zip(right, widths[3:], strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def summary(report: Report) -> list[str]:
+    """One sentence per case and direction that maskc was timed on, and one for all failures."""
+    groups: dict[tuple[str, str], dict[str, float]] = {}
+    for row in report["rows"]:
+        if row["ok"] and row["ms"] is not None:
+            groups.setdefault((row["case"], row["direction"]), {})[row["impl"]] = row["ms"]
+    lines = [
+        f"{case} {direction}: {sentence}"
+        for (case, direction), times in groups.items()
+        if (sentence := _compared(times))
+    ]
+    failed = [f"{r['impl']} on {r['case']} {r['direction']}" for r in report["rows"] if not r["ok"]]
+    if failed:
+        shown = ", ".join(failed[:8]) + (", ..." if len(failed) > 8 else "")
+        lines.append(f"{len(failed)} of {len(report['rows'])} results failed: {shown}")
+    return lines
+
+
+def _compared(times: Mapping[str, float]) -> str:
+    if "maskc" not in times or len(times) < 2:
+        return ""
+    own = times["maskc"]
+    others = {impl: ms for impl, ms in times.items() if impl in _ANSWERS and impl != "maskc"}
+    parts = []
+    if others:
+        best = min(others, key=others.__getitem__)
+        parts.append(f"maskc {_against(own, others[best])} than {best}, the best other")
+    if "dense" in times:
+        dense = times["dense"]
+        if dense < own:
+            parts.append(
+                f"DENSE IS FASTER: leaving the mask out takes {dense:.3g} ms, "
+                f"{own / dense:.2f} times less than maskc's {own:.3g} ms"
+            )
+        else:
+            parts.append(f"{dense / own:.2f} times faster than dense")
+    return "; ".join(parts)
+
+
+def _against(own: float, other: float) -> str:
+    return f"{other / own:.2f} times faster" if own <= other else f"{own / other:.2f} times slower"

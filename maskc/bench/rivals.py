@@ -1,0 +1,190 @@
+"""The implementations that are timed side by side: maskc and what PyTorch offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc.bench.case import Case, Form, form_of
+from maskc.bench.pairs import Pairs
+from maskc.bench.tensors import Tensors
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+IMPLS = {
+    "maskc": "the compiled mask",
+    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "sdpa_causal": "SDPA with is_causal, for masks that are causal",
+    "sdpa_masked": "SDPA with the mask as booleans",
+    "flex": "compiled FlexAttention",
+    "fa2": "SDPA's flash backend; with its window arguments for a plain window",
+    "cudnn": "SDPA's cuDNN backend",
+}
+_MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
+"""Largest boolean mask handed to SDPA."""
+
+
+class Unavailable(Exception):
+    """This implementation cannot run this case; the text says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """One implementation with its inputs."""
+
+    impl: str
+    forward: Callable[[], Any]
+    """Gives out, or (out, lse)."""
+    backward: Callable[[Any], tuple[Any, ...]] | None
+    """From dout to (dq, dk, dv)."""
+    keeps_all: bool = False
+    """Whether it computes attention to every key, whatever the mask."""
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered around calls."""
+
+
+def maskc_contender(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> Contender:
+    """The compiled mask, always with its log-sum-exp."""
+    inputs = tensors.qkv
+
+    def forward() -> Any:
+        return attn(*inputs, return_lse=True, **case.data)
+
+    kept = cache(forward)
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        return attn.backward(*inputs, *kept(), dout, **case.data)
+
+    return Contender("maskc", forward, gradient if backward else None)
+
+
+def make_rival(
+    impl: str, case: Case, tensors: Tensors, pairs: Pairs, backward: bool
+) -> Contender | None:
+    """One of IMPLS other than maskc, on the same tensors; None where it is for other masks.
+
+    Raises:
+        Unavailable: it could be asked for this case, but cannot run it here.
+    """
+    form, on_gpu = form_of(case), tensors.device == "cuda"
+    if impl == "flex":
+        from maskc.bench.flex import flex_contender
+
+        return flex_contender(case, tensors, pairs, backward)
+    sdpa = partial(_sdpa, case, tensors, backward, impl)
+    if impl == "dense":
+        return sdpa(keeps_all=True)
+    if impl == "sdpa_masked":
+        return sdpa(attn_mask=boolean_mask(case, tensors, pairs))
+    if impl == "sdpa_causal":
+        return sdpa(is_causal=True) if form.name == "causal" else None
+    if not on_gpu:
+        return None
+    if impl == "fa2" and form.name == "window":
+        return _flash_window(case, tensors, backward, form)
+    if form.name not in ("full", "causal"):
+        return None
+    return sdpa(is_causal=form.name == "causal", backend=impl)
+
+
+# ------------------------------------------------------------------ SDPA
+
+
+def _sdpa(
+    case: Case, tensors: Tensors, backward: bool, impl: str, *, keeps_all: bool = False,
+    backend: str = "", **options: Any,
+) -> Contender:  # fmt: skip
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if case.group > 1:
+        options["enable_gqa"] = True
+    call = partial(scaled_dot_product_attention, **options)
+    scope = partial(_backend, backend) if backend else nullcontext
+    gradient = differentiated(call, tensors) if backward else None
+    return Contender(impl, partial(call, *tensors.qkv), gradient, keeps_all, scope)
+
+
+def _backend(name: str) -> AbstractContextManager[Any]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    chosen = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    return sdpa_kernel(chosen[name])
+
+
+def differentiated(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], tuple[Any, ...]]:
+    """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
+    import torch
+
+    @cache
+    def graph() -> tuple[Any, list[Any]]:
+        leaves = [x.detach().requires_grad_() for x in tensors.qkv]
+        return call(*leaves), leaves
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        out, leaves = graph()
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    return gradient
+
+
+def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
+    """The mask as SDPA takes it: bool [B or 1, H or 1, n_q, n_kv] on the device.
+
+    Raises:
+        Unavailable: it would be too large.
+    """
+    import torch
+
+    batch = case.batch if pairs.batched else 1
+    heads = case.heads if pairs.by_head else 1
+    size = batch * heads * case.n_q * case.n_kv
+    if size > _MASK_BYTES[tensors.device]:
+        raise Unavailable(f"its boolean mask would have {size:.3g} elements")
+    mask = torch.empty((batch, heads, case.n_q, case.n_kv), dtype=torch.bool, device=tensors.device)
+    for b, h in np.ndindex(batch, heads):
+        for rows in _chunks(case.n_q):
+            mask[b, h, rows[0] : rows[-1] + 1] = torch.tensor(pairs.rows(b, h, rows))
+    return mask
+
+
+def _chunks(n_q: int) -> Iterator[np.ndarray]:
+    for start in range(0, n_q, 1024):
+        yield np.arange(start, min(start + 1024, n_q))
+
+
+# ------------------------------------------------------------------ flash with a window
+
+
+def _flash_window(case: Case, tensors: Tensors, backward: bool, form: Form) -> Contender:
+    """FlashAttention's own window, which SDPA does not reach: the operator below its backend."""
+    import torch
+
+    ops = torch.ops.aten
+    q, k, v = (x.transpose(1, 2) for x in tensors.qkv)  # it takes [B, N, H, D]
+    sizes = (None, None, case.n_q, case.n_kv, 0.0, False)
+    window = {
+        "scale": case.scale, "window_size_left": form.left, "window_size_right": form.right
+    }  # fmt: skip
+
+    def run() -> tuple[Any, ...]:
+        return ops._flash_attention_forward(q, k, v, *sizes, False, **window)
+
+    def forward() -> Any:
+        return run()[0].transpose(1, 2)
+
+    kept = cache(run)
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        out, lse, state, unused, _ = kept()
+        found = ops._flash_attention_backward(
+            dout.transpose(1, 2), q, k, v, out, lse, *sizes, state, unused, **window
+        )
+        return tuple(x.transpose(1, 2) for x in found)
+
+    return Contender("fa2", forward, gradient if backward else None)

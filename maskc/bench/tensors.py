@@ -1,0 +1,90 @@
+"""Random inputs in torch where it is installed, in NumPy otherwise, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from maskc.bench.case import Case
+from maskc.core.errors import ExtraMissing
+
+_SEED = 2026
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """q, k, v and the gradient of the output, contiguous [B, H, N, D] in the case's dtype."""
+
+    q: Any
+    k: Any
+    v: Any
+    dout: Any
+    device: str
+    """`cpu` or `cuda`."""
+
+    @property
+    def qkv(self) -> tuple[Any, Any, Any]:
+        return self.q, self.k, self.v
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed; nothing is imported."""
+    return find_spec("torch") is not None
+
+
+def make_tensors(case: Case, device: str) -> Tensors:
+    """Standard normal inputs, the same at every call.
+
+    Raises:
+        ExtraMissing: a GPU was asked for and PyTorch, whose clock is used there, is missing.
+    """
+    rows = (case.batch, case.heads, case.n_q, case.head_dim)
+    columns = (case.batch, case.kv_heads, case.n_kv, case.head_dim)
+    shapes = (rows, columns, columns, rows)
+    if has_torch():
+        return Tensors(*_torch_normal(shapes, case.dtype.value, device), device)
+    if device != "cpu":
+        raise ExtraMissing("measuring on a GPU", "torch", "torch")
+    rng = np.random.default_rng(_SEED)
+    dtype = numpy_dtype(case.dtype.value)
+    made = (rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
+    return Tensors(*made, device)
+
+
+def _torch_normal(shapes: tuple[tuple[int, ...], ...], dtype: str, device: str) -> list[Any]:
+    import torch
+
+    seeded = torch.Generator(device=device).manual_seed(_SEED)
+    return [
+        torch.randn(shape, generator=seeded, device=device, dtype=torch.float32).to(
+            getattr(torch, dtype)
+        )
+        for shape in shapes
+    ]
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of a storage type; bfloat16 is ml_dtypes'."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def host(x: Any) -> np.ndarray:
+    """fp32 values on the host, exact for every storage type."""
+    if hasattr(x, "detach"):
+        return x.detach().float().cpu().numpy()
+    return np.asarray(x).astype(np.float32)
+
+
+def only_rows(x: Any, rows: np.ndarray) -> Any:
+    """The same tensor [B, H, N, D] with every row outside `rows` zeroed."""
+    kept = x * 0
+    index = rows.tolist()
+    kept[:, :, index] = x[:, :, index]
+    return kept

@@ -1,0 +1,273 @@
+"""Suites: the anchors mean what their names say, and one failure stops nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.bench import anchors, correctness, suite
+from maskc.bench.anchors import ANCHORS, CPU, SM80, Anchor
+from maskc.bench.correctness import patterns_folder
+from maskc.bench.run import Measured
+from maskc.bench.suite import SUITES, Suite, run_suite
+from maskc.core.dtypes import DType
+from maskc.core.errors import NoDevice, UsageMistake
+from maskc.core.target import Target
+
+ROOT = Path(__file__).parents[2]
+N = 700
+Q, K = np.arange(N)[:, None], np.arange(N)[None]
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="PyTorch draws the data")
+
+
+def window(size: int) -> np.ndarray:
+    return (K <= Q) & (size > Q - K)
+
+
+def streaming(sinks: int, size: int) -> np.ndarray:
+    return (K <= Q) & ((size > Q - K) | (sinks > K))
+
+
+def dilated(size: int, stride: int) -> np.ndarray:
+    return (K <= Q) & (size * stride > Q - K) & ((Q - K) % stride == 0)
+
+
+DEFINITIONS = {
+    "full_8k": K >= 0 * Q,
+    "causal_16k": K <= Q,
+    "window1024_32k": window(1024),
+    "window4096_128k": window(4096),
+    "streaming_16_64_4k": streaming(16, 64),
+    "streaming_64_1024_128k": streaming(64, 1024),
+    "blockdiag16_4k": Q // 16 == K // 16,
+    "longformer_256_g64_16k": (abs(Q - K) <= 256) | (Q < 64) | (K < 64),
+    "dilated_w512_s4_32k": dilated(512, 4),
+    "strided_128_16k": (K <= Q) & ((Q - K < 128) | ((Q - K) % 128 == 0)),
+    "logdilated_256x6_32k": np.any([dilated(256, 2**i) for i in range(6)], axis=0),
+    "prefixlm_4k_16k": (K <= Q) | (K < 4096),
+}
+"""Written from the names, not from the package."""
+
+
+def test_the_anchors_are_seventeen_with_the_usual_sizes():
+    sizes = {a.name: (a.batch, a.heads, a.n, a.head_dim) for a in ANCHORS}
+    assert len(sizes) == 17
+    assert sizes["full_8k"] == (2, 16, 8192, 128)
+    assert sizes["streaming_64_1024_128k"] == (1, 8, 131072, 128)
+    assert sizes["longformer_256_g64_16k"] == (1, 12, 16384, 64)
+    assert sizes["random50_4k"] == (4, 16, 4096, 128)
+    assert {a.name for a in SM80} == {
+        f"{name}{d}" for name in ("full_8k", "causal_16k", "window1024_32k") for d in ("", "_d64")
+    }
+
+
+@pytest.mark.parametrize(
+    "anchor", [a for a in ANCHORS if a.name in DEFINITIONS], ids=lambda a: a.name
+)
+def test_anchors_by_definition(anchor: Anchor):
+    np.testing.assert_array_equal(anchor.mask().dense(N), DEFINITIONS[anchor.name])
+
+
+def test_cpu_anchors_by_definition():
+    right = [window(512), streaming(16, 256), Q // 128 == K // 128, K <= Q]
+    for anchor, expected in zip(CPU, right, strict=True):
+        assert (anchor.batch, anchor.heads, anchor.n, anchor.head_dim) == (1, 8, 4096, 64)
+        np.testing.assert_array_equal(anchor.mask().dense(N), expected)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("bigbird64_16k", 0.0386), ("document_32k", 0.0426), ("random50_4k", 0.512),
+        ("random25_8k", 0.260), ("random10_16k", 0.110),
+    ],
+)  # fmt: skip
+def test_anchors_with_data_have_the_known_density(name: str, share: float):
+    anchor = next(a for a in ANCHORS if a.name == name)
+    case = anchor.case(DType.bfloat16)
+    count = case.mask.count(case.n_q, **case.data)
+    assert count / case.n_q**2 == pytest.approx(share, abs=0.0005 if share > 0.1 else 0.00005)
+
+
+@needs_torch
+def test_bigbird_blocks_by_definition():
+    found = anchors.bigbird_blocks(20, 3, 3, 2)
+    index = np.arange(20)
+    fixed = (abs(index[:, None] - index) <= 1) | (index < 2) | (index[:, None] < 2)
+    assert (found >= fixed).all()
+    assert ((found & ~fixed).sum(axis=1) <= 3).all()
+    assert (found & ~fixed).any()
+
+
+# ------------------------------------------------------------------ running suites
+
+TINY = (
+    Anchor("one", lambda: mc.window(3), 1, 2, 40, 8),
+    Anchor("bad", lambda: 1 // 0, 1, 2, 40, 8),
+    Anchor("wide", lambda: mc.causal(), 1, 2, 40, 1000),
+    Anchor("two", lambda: mc.block_diagonal(8), 1, 2, 40, 8),
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(SUITES, "tiny", Suite(TINY, "cpu", DType.float32, ("maskc",)))
+
+
+def test_a_failing_case_is_recorded_and_the_rest_goes_on(tiny: None):
+    seen: list[tuple[str | None, int]] = []
+
+    def each(report: dict) -> None:
+        seen.append((report["environment"].get("running"), len(report["rows"])))
+        json.dumps(report)
+
+    report = run_suite("tiny", repeats=1, each=each)
+    assert {(r["case"], r["direction"]): r["ok"] for r in report["rows"]} == {
+        ("one", "fwd"): True, ("one", "bwd"): True, ("bad", "fwd"): False,
+        ("wide", "fwd"): False, ("two", "fwd"): True, ("two", "bwd"): True,
+    }  # fmt: skip
+    notes = report["environment"]["notes"]
+    assert notes[0].startswith("bad: ZeroDivisionError: ")
+    assert notes[1].startswith("wide: target cpu has no kernel for head_dim=1000")
+    assert [name for name, _ in seen if name] == ["one", "bad", "wide", "two"]
+    assert seen[2] == (None, 2)
+    assert "running" not in report["environment"]
+
+
+def test_only_some_cases(tiny: None):
+    report = run_suite("tiny", only=["t*", "one"], repeats=1)
+    assert list(report["environment"]["cases"]) == ["one", "two"]
+    with pytest.raises(UsageMistake, match="no case of tiny matches x\\*"):
+        run_suite("tiny", only=["x*"])
+    with pytest.raises(UsageMistake, match="there is no suite 'huge'"):
+        run_suite("huge")
+
+
+def test_a_suite_resumes_behind_the_case_that_ended_it(tiny: None):
+    kept: list[str] = []
+
+    def each(report: dict) -> None:
+        kept.append(json.dumps(report))
+        if report["environment"].get("running") == "bad":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_suite("tiny", repeats=1, each=each)
+    before = json.loads(kept[-1])
+    report = run_suite("tiny", repeats=1, resume=before)
+    assert report["rows"][:2] == before["rows"]
+    assert [r["case"] for r in report["rows"]] == ["one", "one", "bad", "wide", "two", "two"]
+    assert "bad: the process that ran it ended" in report["environment"]["notes"]
+
+
+def test_cases_due_after_the_deadline_are_left_out(tiny: None):
+    report = run_suite("tiny", repeats=1, deadline=0.0)
+    assert not report["rows"]
+    assert report["environment"]["notes"][0] == "one: left out, the time was up"
+
+
+def test_a_gpu_that_stops_answering_ends_the_suite(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(suite, "_answers", lambda: False)
+    kept: list[dict] = []
+    report = suite._started({}, None)
+    with pytest.raises(NoDevice, match="after broken"):
+        suite._run_unit(("broken", Measured), report, Target.named("sm_80"), kept.append, None)
+    assert report["environment"]["cases"] == {"broken": {}}
+
+
+# ------------------------------------------------------------------ correctness
+
+PATTERNS = """
+import maskc as mc
+@mc.pattern
+def packed() -> mc.Mask:
+    return mc.causal() & mc.documents("doc")
+@mc.pattern
+def two_heads() -> mc.Mask:
+    return mc.per_head([mc.causal(), mc.window(3)])
+"""
+
+
+def test_every_pattern_against_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "some.py").write_text(PATTERNS)
+    monkeypatch.setattr(correctness, "patterns_folder", lambda: tmp_path)
+    problems = [(24, DType.float32), (16, DType.bfloat16)]
+    monkeypatch.setattr(correctness, "_problems", lambda target: problems)
+    monkeypatch.setattr(correctness, "LENGTHS", ((1, 1), (20, 33)))
+    report = run_suite("correctness", target="cpu")
+    cases = [(r["case"], r["direction"]) for r in report["rows"]]
+    assert cases == [
+        (f"{name} {problem}", direction)
+        for name in ("packed", "two_heads")
+        for problem in ("d24 float32", "d16 bfloat16")
+        for direction in ("fwd", "bwd")
+    ]
+    assert all(r["ok"] and r["error"] > 0 and r["ms"] is None for r in report["rows"])
+    assert report["environment"]["cases"]["two_heads"]["heads"] == 2
+
+
+def test_a_wrong_kernel_fails_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "some.py").write_text(PATTERNS)
+    monkeypatch.setattr(correctness, "patterns_folder", lambda: tmp_path)
+    monkeypatch.setattr(correctness, "_problems", lambda target: [(16, DType.float32)])
+    monkeypatch.setattr(
+        "maskc.dsl.mask.Mask.dense", lambda mask, n_q, n_kv, **_: np.ones((n_q, n_kv), dtype=bool)
+    )
+    report = run_suite("correctness", only=["packed"], target="cpu")
+    assert [r["ok"] for r in report["rows"]] == [False, False]
+
+
+def test_every_head_dim_and_dtype_of_a_target():
+    target = Target.named("sm_80")
+    found = list(correctness._problems(target))
+    assert found == [(dim, dtype) for dim in target.head_dims for dtype in target.dtypes]
+    assert {dtype for _, dtype in correctness._problems(Target.named("cpu"))} == set(DType)
+
+
+def test_the_library_of_patterns_is_found():
+    names = [name for name, _ in correctness.units(Target.named("cpu"), ("stream*",), print)]
+    assert names == ["streaming"]
+    assert (patterns_folder() / "streaming.py").is_file()
+
+
+# ------------------------------------------------------------------ scripts
+
+
+@pytest.fixture(scope="module")
+def gpu_script():
+    folder = ROOT / "benchmarks"
+    sys.path.insert(0, str(folder))
+    try:
+        spec = importlib.util.spec_from_file_location("run_h200", folder / "run_h200.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("common", None)
+    return module
+
+
+def test_a_process_that_goes_silent_is_ended(gpu_script, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(gpu_script, "STALL", 0.5)
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert not gpu_script.ended_well(sleeper, tmp_path / "none.json", float("inf"))
+    assert sleeper.returncode is not None
+    good = subprocess.Popen([sys.executable, "-c", ""])
+    assert gpu_script.ended_well(good, tmp_path / "none.json", float("inf"))
+
+
+def test_results_are_written_whole(gpu_script, tmp_path: Path):
+    path = tmp_path / "new" / "r.json"
+    gpu_script.common.save(path, {"rows": [1]})
+    assert gpu_script.common.saved(path) == {"rows": [1]}
+    assert [p.name for p in path.parent.iterdir()] == ["r.json"]
+    assert gpu_script.common.saved(tmp_path / "none.json") is None
