@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from maskc.build import BuildReport, build
@@ -17,13 +16,14 @@ from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import LIBRARIES, Library, library
 from maskc.runtime.binding import Binder, Bound, mask_layout
+from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.fallback import FallbackWarning, NumPyKernel
 from maskc.runtime.launch_cpu import CpuKernel
 from maskc.runtime.launch_cuda import CudaKernel, current_device, device_arch
-from maskc.runtime.plans import Kernel, Plan, PlanCache
+from maskc.runtime.plans import Kernel, Plan, Recent
 from maskc.runtime.prepare import check_call, launches, make_plan
-from maskc.runtime.tables import NOTHING, make_tables
+from maskc.runtime.tables import NOTHING, Tables, make_tables
 
 _BACKWARD = ("q", "k", "v", "out", "dout", "lse")
 
@@ -59,7 +59,8 @@ class CompiledMask:
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
-        self._plans = PlanCache()
+        self._plans: Recent[Plan] = Recent()
+        self._tables: Recent[Tables] = Recent()
         self._kernels: dict[tuple[Features, int], Kernel] = {}
         self._reports: dict[Features, BuildReport] = {}
         self._lock = threading.Lock()
@@ -230,22 +231,35 @@ class CompiledMask:
         views = {name: LIBRARIES[type(x)].view(x, name) for name, x in given.items()}
         direction = Direction.backward if "lse" in views else Direction.forward
         sizes = check_call(views, self.bundle, self.unit)
-        params, lists = bound.params, not self.unit.ranges
-        arrays = self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
-        kernel, tables = None, NOTHING
+        kernel, tables, lists = None, NOTHING, not self.unit.ranges
         if launches(sizes, direction):
-            bind = partial(make_tables, self.bundle, self.unit, sizes, params, arrays, direction)
-            tables = bind(lists)
+            tables = self._bound_tables(sizes, bound, direction, lists)
             kernel = self._kernel(features, views["q"].device[1])
             if isinstance(kernel, NumPyKernel) and not lists:
-                tables = bind(True)
+                tables = self._bound_tables(sizes, bound, direction, True)
         ordered = LIBRARIES[type(given["q"])].ordered
         plan = make_plan(
-            self.bundle, self.unit, direction, kernel, views, sizes, params, tables, ordered
+            self.bundle, self.unit, direction, kernel, views, sizes, bound.params, tables, ordered
         )
         with self._lock:
             self._plans.put(key, plan)
         return plan
+
+    def _bound_tables(
+        self, sizes: Sizes, bound: Bound, direction: Direction, lists: bool
+    ) -> Tables:
+        """The mask at these lengths; calls that differ only in strides or features share it."""
+        others = (sizes.batch, sizes.heads_q) if self._binder.needs_data else ()
+        key = (sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        tables = self._tables.get(key)
+        if tables is None:
+            arrays = self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
+            tables = make_tables(
+                self.bundle, self.unit, sizes, bound.params, arrays, direction, lists
+            )
+            with self._lock:
+                self._tables.put(key, tables)
+        return tables
 
     # -------------------------------------------------------------- kernels
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any, Generic, Protocol, TypeVar
 
 from maskc.core import abi
 from maskc.core.problem import Direction
@@ -16,7 +14,7 @@ from maskc.runtime.tables import Tables
 
 ATTENTION = abi.structure()
 
-_captured: list[object] = []
+_captured: dict[int, object] = {}
 """Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
 
 
@@ -69,19 +67,15 @@ class Plan:
     tables: Tables
     numbers: bytes
     """The argument block with everything but pointers."""
-    packed: np.ndarray
-    """int32: all of `tables`."""
-    offsets: Mapping[str, int]
-    """Where each part of `packed` starts, in bytes."""
     outputs: tuple[Output, ...]
     """out; or dq, dk, dv."""
     sent: dict[int, tuple[bytes, object]] = field(default_factory=dict)
-    """By stream: the argument block with pointers into that stream's copy, and the copy."""
+    """By stream: the argument block with pointers into that stream's tables, and their owner."""
 
     @property
     def size(self) -> int:
         """Bytes this plan keeps alive."""
-        return self.packed.nbytes
+        return self.tables.size
 
     def arguments(self, library: Library, q: Any) -> tuple[Any, int]:
         """(a fresh argument block lacking only the tensors, the stream to launch on).
@@ -103,16 +97,20 @@ class Plan:
         if entry is None:
             entry = self._send(library, q, stream)
         if capturing:
-            _captured.append(entry)
+            _captured[id(entry)] = entry
         return ATTENTION.from_buffer_copy(entry[0]), stream
 
     def _send(self, library: Library, q: Any, stream: int) -> tuple[bytes, object]:
+        tables, place = self.tables, (self.device, stream)
+        packed, offsets = tables.packed
+        copy = tables.copies.get(place)
+        if copy is None:
+            on_host = self.device[0] == "cpu"
+            copy = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
+            tables.copies[place] = copy
+        owner, base = copy
         block = ATTENTION.from_buffer_copy(self.numbers)
-        if self.device[0] == "cpu":
-            owner, base = self.packed, self.packed.ctypes.data
-        else:
-            owner, base = library.send(q, self.packed)
-        for name, offset in self.offsets.items():
+        for name, offset in offsets.items():
             if name.startswith("array"):
                 block.array[int(name[5:])] = base + offset
             else:
@@ -126,18 +124,29 @@ class Plan:
             self.kernel.launch(self.direction, block, stream, self.grid, self.tables, self.params)
 
 
-class PlanCache:
-    """The latest plans, by signature; bounded in number and in bytes."""
+class Kept(Protocol):
+    """A value that knows its size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+
+Value = TypeVar("Value", bound=Kept)
+
+
+class Recent(Generic[Value]):
+    """The latest values by key; bounded in number and in bytes."""
 
     def __init__(self, most: int = 256, most_bytes: int = 1 << 28) -> None:
-        self._plans: dict[object, Plan] = {}
+        self._values: dict[object, Value] = {}
         self._most, self._most_bytes = most, most_bytes
-        self.get = self._plans.get
+        self.get = self._values.get
 
-    def put(self, key: object, plan: Plan) -> None:
-        """Add a plan, dropping the oldest ones where it is too much; the caller holds a lock."""
-        plans = self._plans
-        plans[key] = plan
-        total = sum(kept.size for kept in plans.values())
-        while len(plans) > 1 and (len(plans) > self._most or total > self._most_bytes):
-            total -= plans.pop(next(iter(plans))).size
+    def put(self, key: object, value: Value) -> None:
+        """Add a value, dropping the oldest where it is too much; the caller holds a lock."""
+        values = self._values
+        values[key] = value
+        total = sum(kept.size for kept in values.values())
+        while len(values) > 1 and (len(values) > self._most or total > self._most_bytes):
+            total -= values.pop(next(iter(values))).size

@@ -67,7 +67,6 @@ def make_plan(
     block = _block(bundle, unit, views, sizes, tables, outputs)
     if kernel is not None and direction is Direction.backward:
         outputs = (*outputs[:3], Output((kernel.workspace(block),)), *outputs[4:])
-    packed, offsets = tables.packed()
     return Plan(
         direction=direction,
         kernel=kernel,
@@ -76,8 +75,6 @@ def make_plan(
         params=params,
         tables=tables,
         numbers=bytes(block),
-        packed=packed,
-        offsets=offsets,
         outputs=outputs,
     )
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import build, check_loads, kernel_lists, sequence_arrays
+from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 
 _INT32 = np.iinfo(np.int32)
@@ -61,6 +63,15 @@ class Tables:
     arrays: Mapping[str, np.ndarray]
     """The data as formulas name them, batch and heads in front."""
 
+    copies: dict[tuple[Device, int], tuple[object, int]] = field(default_factory=dict)
+    """By device and stream: what owns the copy made there, and where it starts."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of one copy."""
+        return self.packed[0].nbytes
+
+    @cached_property
     def packed(self) -> tuple[np.ndarray, dict[str, int]]:
         """All values in one int32 array, and where each part starts, in bytes.
 

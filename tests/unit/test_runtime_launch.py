@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +15,8 @@ from maskc.core.bundle import SourceUnit
 from maskc.core.errors import NoDevice
 from maskc.core.problem import Direction, TileShape
 from maskc.runtime import CompiledMask, default_target, launch_cpu, launch_cuda, plans
-from maskc.runtime.plans import ATTENTION, Output, Plan, PlanCache
-from maskc.runtime.tables import NOTHING
+from maskc.runtime.plans import ATTENTION, Output, Plan, Recent
+from maskc.runtime.tables import Slot, Tables
 from tests.support.bundles import bundle
 from tests.support.caches import binaries  # noqa: F401
 
@@ -152,11 +153,13 @@ class Recorder:
 
 
 def gpu_plan(kernel) -> Plan:
-    packed = np.arange(8, dtype=np.int32)
+    args = np.arange(3, dtype=np.int32)
+    slot = Slot(np.zeros((1, 1, 5), np.int32))
+    tables = Tables((("mask_args", args), ("row_ptr", args)), (slot,), 0, {})
     block = ATTENTION(n_q=5)
     return Plan(
-        Direction.forward, kernel, ("cuda", 0), 12, {}, NOTHING, bytes(block), packed,
-        {"mask_args": 0, "row_ptr": 16, "array0": 8}, (Output((1, 1, 5, 4)), Output((1, 1, 5))),
+        Direction.forward, kernel, ("cuda", 0), 12, {}, tables, bytes(block),
+        (Output((1, 1, 5, 4)), Output((1, 1, 5))),
     )  # fmt: skip
 
 
@@ -167,15 +170,23 @@ def test_tables_go_to_every_stream_once():
         block, stream = plan.arguments(library, None)
         assert stream == library.current
         assert (block.n_q, block.row_ptr - block.mask_args) == (5, 16)
-        assert block.array[0] - block.mask_args == 8
+        assert block.array[0] - block.mask_args == 32
         plan.run(block, stream)
     assert library.sent == [7, 9]
     assert [stream for stream, *_ in kernel.launched] == [7, 7, 9, 7, 9]
     assert kernel.launched[0] == kernel.launched[1] != kernel.launched[2]
 
 
+def test_plans_share_tables_on_a_stream():
+    library, one = Streams(), gpu_plan(Recorder())
+    two = replace(one, sent={})
+    places = [plan.arguments(library, None)[0].mask_args for plan in (one, two)]
+    assert library.sent == [7]
+    assert places[0] == places[1]
+
+
 def test_a_capture_copies_nothing_and_keeps_what_it_reads(monkeypatch):
-    monkeypatch.setattr(plans, "_captured", [])
+    monkeypatch.setattr(plans, "_captured", {})
     library, kernel = Streams(), Recorder()
     plan = gpu_plan(kernel)
     plan.arguments(library, None)
@@ -183,21 +194,21 @@ def test_a_capture_copies_nothing_and_keeps_what_it_reads(monkeypatch):
     block, stream = plan.arguments(library, None)
     assert stream == 9
     assert library.sent == [7]
-    assert plans._captured == [plan.sent[7]]
-    assert block.mask_args == plan.sent[7][1].ctypes.data
+    assert list(plans._captured.values()) == [plan.sent[7]]
+    assert block.mask_args == plan.tables.copies[("cuda", 0), 7][1]
 
 
 def test_old_plans_make_room():
-    cache = PlanCache(most=3, most_bytes=10_000)
+    cache = Recent(most=3, most_bytes=10_000)
     made = [gpu_plan(Recorder()) for _ in range(5)]
     for number, plan in enumerate(made):
         cache.put(number, plan)
     assert [cache.get(number) for number in range(5)] == [None, None, *made[2:]]
-    small = PlanCache(most=99, most_bytes=2 * made[0].size)
+    small = Recent(most=99, most_bytes=2 * made[0].size)
     for number, plan in enumerate(made):
         small.put(number, plan)
     assert [small.get(number) for number in range(5)] == [None, None, None, *made[3:]]
-    assert PlanCache(most_bytes=0).get("nothing") is None
+    assert Recent(most_bytes=0).get("nothing") is None
 
 
 # ------------------------------------------------------------------ the driver, without one

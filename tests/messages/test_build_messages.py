@@ -1,0 +1,203 @@
+"""The full text of every refusal of a call (MC4xx) and of targets and builds (MC5xx).
+
+Each text comes from the code that raises it, not from the class.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from maskc.build import build
+from maskc.core import errors
+from maskc.core.bundle import SourceUnit
+from maskc.core.dtypes import DType
+from maskc.core.errors import MaskcError, SharedMemoryExceeded
+from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.source import SourceLoc
+from maskc.core.target import TARGETS, Target
+from maskc.runtime import CompiledMask, checks, launch_cuda
+from maskc.runtime.arrays import Array, contiguous
+from tests.support.bundles import bundle
+
+HALF = DType.bfloat16
+
+
+def call(**change):
+    """A call that would be fine without the change."""
+    shapes = {"q": (2, 4, 5, 32), "k": (2, 2, 7, 32), "v": (2, 2, 7, 48)}
+    given = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()} | change
+    tensors = [given.pop(name) for name in "qkv"]
+    CompiledMask(bundle("band"), "cpu")(*tensors, **given)
+
+
+def on_gpu(**change):
+    """Checks of a call on a GPU."""
+    shape = (2, 4, 5, 64)
+    good = Array(4096, shape, contiguous(shape), "bfloat16", ("cuda", 0))
+    given = [good._replace(**change), good, good]
+    checks.check_inputs(*given, Problem(64, 64, HALF), TARGETS["sm_80"])
+
+
+def compile_c(text, origins=()):
+    build(SourceUnit("cpu", text, TileShape(64, 64), False, origins=origins))
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
+TEXTS = {
+    "MC401": (
+        lambda: call(k=zeros(2, 2, 7, 16)),
+        "MC401 k  k has shape (2, 2, 7, 16), expected (2, 2, 7, 32) (batch of q, compiled "
+        "head_dim)\n"
+        "    hint: q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]",
+    ),
+    "MC402": (
+        lambda: call(k=zeros(2, 3, 7, 32), v=zeros(2, 3, 7, 48)),
+        "MC402 k  q has 4 heads and k has 3: the first must be a multiple of the second\n"
+        "    hint: grouped-query attention shares each key/value head among Hq / Hkv query heads",
+    ),
+    "MC403": (
+        lambda: call(v=np.zeros((2, 2, 7, 48))),
+        "MC403 v  v is float64, but this kernel was compiled for float32\n"
+        "    hint: convert the tensor, or compile(dtype='float64')",
+    ),
+    "MC404": (
+        lambda: on_gpu(device=("cpu", 0)),
+        "MC404 q  q lives on cpu, but sm_80 runs on cuda\n"
+        "    hint: move the tensor, or compile for the other target",
+    ),
+    "MC405": (
+        lambda: call(q=zeros(2, 4, 5, 64)[..., ::2]),
+        "MC405 q  the last dimension of q has stride 2, it must be 1\n"
+        "    hint: call .contiguous() on it; every other dimension may have any stride",
+    ),
+    "MC406": (
+        lambda: call(q=[[1.0, 2.0]]),
+        "MC406 q  q is a list, not an array\n"
+        "    hint: pass a torch, CuPy or NumPy array, or anything with __dlpack__",
+    ),
+    "MC407": (
+        lambda: call(softcap=-1),
+        "MC407 softcap  softcap must be a finite number > 0, found -1\n"
+        "    hint: see help(maskc.CompiledMask.__call__)",
+    ),
+    "MC408": (
+        lambda: on_gpu(pointer=4104),
+        "MC408 q  q starts at an address or has strides that are not multiples of 16 bytes\n"
+        "    hint: call .contiguous() on it, or slice at multiples of 8 elements",
+    ),
+    "MC501": (
+        lambda: DType.parse("float8"),
+        "MC501  unknown dtype 'float8'; known: ['bfloat16', 'float16', 'float32']\n"
+        "    hint: write it as a string, for example dtype='bfloat16'",
+    ),
+    "MC502": (
+        lambda: CompiledMask(bundle("band"), "sm_80"),
+        "MC502 target  unknown target 'sm_80'; known: cpu\n"
+        "    hint: target=None picks what this machine has",
+    ),
+    "MC503": (
+        lambda: Target.named("sm_80").check(Problem(64, 64, HALF), Direction.backward),
+        "MC503 target  target sm_80 has no backward kernels yet: templates/sm80 holds the forward "
+        "pass only\n"
+        "    hint: use target='cpu' for it, or 'sm_80' for forward passes in bfloat16 and float16",
+    ),
+    "MC504": (
+        lambda: Target.named("sm_80").check(Problem(48, 48, HALF)),
+        "MC504 head_dim  target sm_80 has no kernel for head_dim=48, head_dim_v=48; it has: 32, "
+        "64, 96, 128, 192, 256\n"
+        "    hint: pad the head dimension, or compile for target='cpu', which takes any up to 512",
+    ),
+    "MC505": (
+        lambda: Target.named("sm_80").check(Problem(64, 64, DType.float32)),
+        "MC505 dtype  target sm_80 has no float32 kernel; it has: bfloat16, float16\n"
+        "    hint: choose one of these dtypes, or another target",
+    ),
+    "MC506": (
+        lambda: compile_c("int x;"),
+        "MC506  no working C compiler: tried CC=no-such-cc (not found)\n"
+        "    hint: install gcc or clang, or set CC; until then the CPU path runs in NumPy, slower",
+    ),
+    "MC507": (
+        lambda: build(SourceUnit("sm_80", "", TileShape(64, 64), False)),
+        "MC507  target sm_80 needs CuPy, which is not installed\n"
+        "    hint: pip install 'maskc[cuda13]'",
+    ),
+    "MC509": (
+        lambda: launch_cuda.device_arch("sm_80", 0),
+        "MC509 target  target sm_80 needs an NVIDIA GPU, and device 0 is only an sm_75\n"
+        "    hint: compile(target='cpu') runs anywhere; `maskc doctor` says what is missing",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def surroundings(request, monkeypatch, tmp_path):
+    """A cache of its own, and a machine that lacks things."""
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launch_cuda, "gpus", lambda: [SimpleNamespace(capability=75)])
+    if request.node.name.endswith("[MC506]"):
+        monkeypatch.setenv("CC", "no-such-cc")
+    if request.node.name.endswith("[MC507]"):
+        monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+
+
+@pytest.mark.parametrize("code", TEXTS)
+def test_text(code):
+    trigger, text = TEXTS[code]
+    with pytest.raises(MaskcError) as caught:
+        trigger()
+    assert str(caught.value) == text
+
+
+def test_mc508_quotes_the_source_and_the_pattern(tmp_path, monkeypatch):
+    pattern = tmp_path / "mask.py"
+    pattern.write_text("import maskc as mc\nmask = mc.window(3)\n")
+    place = SourceLoc(str(pattern), 2, 8, 20)
+    with pytest.raises(errors.BuildFailed) as caught:
+        compile_c("int a;\nint b = oops;\n", ((1, place, "window(3, 0)"),))
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith(f"MC508 {pattern}:2:8  ")
+    assert " refused the generated source: line 2: " in first
+    assert "oops" in first
+    assert rest == [
+        "        int b = oops;",
+        "    mask = mc.window(3)",
+        "           ^^^^^^^^^^^^",
+        "    hint: this is a defect of maskc, not of your mask: please report it with this text",
+    ]
+
+
+def test_mc510():
+    text = str(SharedMemoryExceeded(120000, "sm_80", 101376, at="target"))
+    assert text == (
+        "MC510 target  the plan needs 120000 bytes of shared memory, target sm_80 has 101376\n"
+        "    hint: a smaller tile fits"
+    )
+
+
+def test_every_class_of_a_call_has_its_text_here():
+    """MC511 and above belong to planning, whose tests have them."""
+    codes = {
+        kind.code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, MaskcError)
+    }
+    wanted = {code for code in codes if "MC400" < code <= "MC510"}
+    assert wanted == {*TEXTS, "MC508", "MC510"}
+
+
+def test_the_place_of_a_build_error_may_be_unknown():
+    with pytest.raises(errors.BuildFailed) as caught:
+        compile_c("int a = ;\n")
+    assert caught.value.at is None
+    unit = replace(bundle("band").units[0], text="int a = ;\n")
+    with pytest.raises(errors.BuildFailed, match="MC508  "):
+        CompiledMask(bundle("band", units=(unit,)), "cpu").warmup()
