@@ -88,10 +88,12 @@ def choice(
 
 
 def align(where: str, value: str, at: SourceLoc | None) -> str:
+    """END or START."""
     return value if value in (END, START) else mistake(BadAlign(where, value, at=at), END)
 
 
 def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
+    """A mask; everything stands in for what is none."""
     from maskc.dsl.nodes import Full
 
     if isinstance(value, Mask):

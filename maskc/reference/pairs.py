@@ -149,6 +149,7 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
 
 
 def values(decl: DataDecl) -> np.ndarray:
+    """The captured array, int64."""
     return np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape).astype(np.int64)
 
 

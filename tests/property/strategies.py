@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -46,74 +47,68 @@ def tiles() -> st.SearchStrategy[tuple[int, int]]:
 _VARYING = re.compile(r"\b(q|k|h|mc|VECTOR)\b")
 
 
-@st.composite
-def integer_texts(draw: st.DrawFn, depth: int = 2, with_heads: bool = False) -> str:
+@cache
+def integer_texts(depth: int = 2, with_heads: bool = False) -> st.SearchStrategy[str]:
     """Python text of an integer over q, k, the lengths, h and captured arrays."""
     names = ["q", "q", "k", "k", "mc.n_q", "mc.n_kv"] + (["h"] if with_heads else [])
-    kind = draw(st.integers(0, 9)) if depth else draw(st.integers(0, 1))
-
-    def part() -> str:
-        return draw(integer_texts(depth - 1, with_heads))
-
-    divisor = draw(st.sampled_from([1, 2, 3, 4, 5, 8, -3]))
-    match kind:
-        case 0:
-            return str(draw(st.integers(-6, 9)))
-        case 1:
-            return draw(st.sampled_from(names))
-        case 2 | 3:
-            return f"({part()} {draw(st.sampled_from('+-'))} {part()})"
-        case 4:
-            return f"({draw(st.integers(-3, 4))} * {part()})"
-        case 5:
-            return f"({part()} // {divisor})"
-        case 6:
-            return f"({part()} % {divisor})"
-        case 7:
-            return f"{draw(st.sampled_from(['min', 'max']))}({part()}, {part()})"
-        case 8:
-            return draw(st.sampled_from(["-{}", "abs({})"])).format(part())
-    return f"VECTOR[{part()} % {len(VECTOR)}]"
+    leaf = st.sampled_from(names) | st.integers(-6, 9).map(str)
+    if depth == 0:
+        return leaf
+    part = integer_texts(depth - 1, with_heads)
+    divisor = st.sampled_from([1, 2, 3, 4, 5, 8, -3])
+    return st.one_of(
+        leaf,
+        st.tuples(part, st.sampled_from("+-"), part).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+        st.tuples(st.integers(-3, 4), part).map(lambda t: f"({t[0]} * {t[1]})"),
+        st.tuples(part, divisor).map(lambda t: f"({t[0]} // {t[1]})"),
+        st.tuples(part, divisor).map(lambda t: f"({t[0]} % {t[1]})"),
+        st.tuples(st.sampled_from(["min", "max"]), part, part).map(
+            lambda t: f"{t[0]}({t[1]}, {t[2]})"
+        ),
+        st.tuples(st.sampled_from(["-{}", "abs({})"]), part).map(lambda t: t[0].format(t[1])),
+        part.map(lambda text: f"VECTOR[{text} % {len(VECTOR)}]"),
+    )
 
 
-@st.composite
-def condition_texts(draw: st.DrawFn, depth: int = 2, with_heads: bool = False) -> str:
+@cache
+def condition_texts(depth: int = 2, with_heads: bool = False) -> st.SearchStrategy[str]:
     """Python text of a condition; its value on plain integers is what it means."""
-    kind = draw(st.integers(0, 7)) if depth else 0
+    number = integer_texts(max(depth, 1), with_heads)
+    symbol = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+    compare = st.tuples(number, symbol, number).map(_comparison)
+    if depth == 0:
+        return compare
+    part = condition_texts(depth - 1, with_heads)
+    operator = st.sampled_from(["&", "|", "^", "==", "!="])
+    return st.one_of(
+        compare,
+        part.map(lambda text: f"(~{text})"),
+        st.tuples(part, operator, part).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+        st.tuples(number, number).map(lambda t: f"BITS[{t[0]} % 2, {t[1]} % 3]"),
+    )
 
-    def part() -> str:
-        return draw(condition_texts(depth - 1, with_heads))
 
-    def number() -> str:
-        return draw(integer_texts(max(depth, 1), with_heads))
-
-    match kind:
-        case 4:
-            return f"(~{part()})"
-        case 5:
-            return f"({part()} {draw(st.sampled_from('&|^'))} {part()})"
-        case 6:
-            return f"({part()} {draw(st.sampled_from(['==', '!=']))} {part()})"
-        case 7:
-            return f"BITS[{number()} % 2, {number()} % 3]"
-    symbol = draw(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]))
-    left, right = number(), number()
+def _comparison(parts: tuple[str, str, str]) -> str:
+    left, symbol, right = parts
     if not _VARYING.search(left + right):  # Python itself would compare, and ~False is -1
         left = "q"
     return f"({left} {symbol} {right})"
 
 
-@st.composite
-def wheres(draw: st.DrawFn, depth: int = 2, with_heads: bool = False) -> mc.Mask:
+@cache
+def wheres(depth: int = 2, with_heads: bool = False) -> st.SearchStrategy[mc.Mask]:
     """A traced formula."""
-    text = draw(condition_texts(depth, with_heads))
-    names = draw(st.sampled_from(["h, q, k", "b, h, q, k"])) if with_heads else "q, k"
-    return mc.where(eval(f"lambda {names}: {text}", dict(NAMESPACE)))
+    names = st.sampled_from(["h, q, k", "b, h, q, k"] if with_heads else ["q, k"])
+    texts = condition_texts(depth, with_heads)
+    return st.tuples(names, texts).map(
+        lambda t: mc.where(eval(f"lambda {t[0]}: {t[1]}", dict(NAMESPACE)))
+    )
 
 
 # ------------------------------------------------------------------ combinators
 
 
+@cache
 def _counts(largest: int = 9) -> st.SearchStrategy[object]:
     params = [mc.param(name, default) for name, default in PARAMS.items()]
     formulas = [mc.n_q // 2, mc.n_kv - mc.n_q // 3, mc.param("n", PARAMS["n"]) + 1]
@@ -127,6 +122,7 @@ def _ids(least: int) -> st.SearchStrategy[list[int]]:
 _SIZE = st.integers(1, 7)
 
 
+@cache
 def plain_atoms() -> st.SearchStrategy[mc.Mask]:
     """Every combinator that needs neither data nor heads."""
     return st.one_of(
@@ -156,10 +152,10 @@ def plain_atoms() -> st.SearchStrategy[mc.Mask]:
             lambda b, r, s, a: mc.random_blocks(b, r, s, align=a),
             _SIZE, st.integers(0, 4), st.integers(0, 3), _ALIGN,
         ),
-        wheres(),
     )  # fmt: skip
 
 
+@cache
 def data_atoms() -> st.SearchStrategy[mc.Mask]:
     """Every combinator over arrays given at call time."""
     return st.sampled_from([
@@ -169,40 +165,37 @@ def data_atoms() -> st.SearchStrategy[mc.Mask]:
     ])  # fmt: skip
 
 
-@st.composite
+@cache
 def masks(
-    draw: st.DrawFn,
     max_depth: int = 3,
     with_data: bool = True,
     with_heads: bool = False,
     with_topk: bool = False,
-) -> mc.Mask:
+) -> st.SearchStrategy[mc.Mask]:
     """A mask of nesting at most `max_depth`; by head it is for HEADS heads."""
-    options = (with_data, with_heads, with_topk)
-    if max_depth == 0 or draw(st.integers(0, 3)) == 0:
-        atoms = [plain_atoms(), plain_atoms()]
-        if with_data:
-            atoms.append(data_atoms())
-        if with_heads:
-            subsets = st.sets(st.integers(0, HEADS - 1))
-            atoms += [wheres(with_heads=True), subsets.map(lambda ids: mc.heads(*ids))]
-        return draw(st.one_of(atoms))
-    part = masks(max_depth - 1, *options)
-    kinds = ["&", "&", "|", "|", "-", "^", "~"]
-    kinds += ["per_head"] * with_heads + ["topk"] * with_topk
-    match draw(st.sampled_from(kinds)):
-        case "~":
-            return ~draw(part)
-        case "per_head":
-            return mc.per_head([draw(part) for _ in range(HEADS)])
-        case "topk":
-            return mc.topk(
-                draw(st.integers(0, 4)), draw(part), draw(st.sampled_from(["qk", "given"])),
-                draw(st.integers(1, 3)), draw(st.integers(1, 3)),
-                draw(st.sampled_from(["head", "group", "all"])),
-            )  # fmt: skip
-        case op:
-            return N.Algebra(op, draw(part), draw(part))
+    atoms = [plain_atoms()] * 5 + [wheres(1, with_heads)] + [data_atoms()] * 2 * with_data
+    if with_heads:
+        subsets = st.sets(st.integers(0, HEADS - 1))
+        atoms.append(subsets.map(lambda ids: mc.heads(*ids)))
+    atom = _one_of_equally(atoms)
+    if max_depth == 0:
+        return atom
+    part = masks(max_depth - 1, with_data, with_heads, with_topk)
+    joined = st.builds(N.Algebra, st.sampled_from(["&", "&", "|", "|", "-", "^"]), part, part)
+    kinds = [atom, wheres(2, with_heads), joined, joined, joined, part.map(lambda of: ~of)]
+    if with_heads:
+        kinds.append(st.lists(part, min_size=HEADS, max_size=HEADS).map(mc.per_head))
+    if with_topk:
+        share = st.sampled_from(["head", "group", "all"])
+        score = st.sampled_from(["qk", "given"])
+        size = st.integers(1, 3)
+        kinds.append(st.builds(mc.topk, st.integers(0, 4), part, score, size, size, share))
+    return _one_of_equally(kinds)
+
+
+def _one_of_equally(kinds: list[st.SearchStrategy[mc.Mask]]) -> st.SearchStrategy[mc.Mask]:
+    """st.one_of would flatten unions, and the larger ones would win."""
+    return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
 
 # ------------------------------------------------------------------ data
