@@ -20,7 +20,7 @@ import common
 JOBS = ("sm80", "host", "correctness")
 STALL = 150
 """Seconds without news after which a process is given up."""
-RETRIES = 6
+RETRIES = 20
 
 
 def child(job: str, path: Path, seconds: float, options: argparse.Namespace) -> None:

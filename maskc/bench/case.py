@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from maskc.core import expr as E
 from maskc.core.dtypes import DType
-from maskc.core.errors import HeadsDoNotDivide
+from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.dsl import nodes as N
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
@@ -30,6 +30,12 @@ class Case:
     """Arrays and parameters the mask reads, by name; arrays on the host."""
 
     def __post_init__(self) -> None:
+        for name in ("batch", "heads", "n_q", "n_kv"):
+            if getattr(self, name) < 1:
+                hint = "use at least one sequence, head, query and key"
+                raise UsageMistake(
+                    f"{name} = {getattr(self, name)}: there is nothing to time", hint, at=name
+                )
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise HeadsDoNotDivide(self.heads, self.kv_heads, at="kv_heads")
 

@@ -17,6 +17,7 @@ import maskc
 from maskc.bench.case import Case
 from maskc.bench.check import Judge, Results, attend
 from maskc.bench.environment import cores
+from maskc.bench.report import reason
 from maskc.bench.run import Measured, device_of
 from maskc.bench.sample import sample_data
 from maskc.bench.tensors import Tensors, host, make_tensors
@@ -163,7 +164,7 @@ class _Pattern:
                     self._check(attn, sized, keep, worst)
             except Exception as error:  # a broken kernel is a result, and the rest goes on
                 worst["fwd"] = (np.nan, False)
-                self.result.notes.append(f"{label}: {type(error).__name__}: {str(error)[:200]}")
+                self.result.notes.append(f"{label}: {reason(error)}")
             for direction, (error, ok) in worst.items():
                 self._row(label, direction, error, ok)
         self.result.about = {

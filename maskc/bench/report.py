@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from maskc.core.errors import MaskcError
 
 Report = Mapping[str, Any]
 """{"environment": {...}, "rows": [{case, impl, direction, ms, live_tflops, error, ok}]}."""
 
 _ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "fa2", "cudnn")
 """Implementations that compute the mask; `dense` does not."""
+_SHOWN = 20
+"""Notes printed; a report file holds all."""
+_FOLDERS = re.compile(r"(?:/[\w.+-]+)+/(?=[\w.+-])")
+
+
+def reason(error: Exception) -> str:
+    """The first line of what was raised, without the folders of this machine."""
+    if isinstance(error, MaskcError):
+        text = f"{error.code} {error.finding}"
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return _FOLDERS.sub("", text.strip().split("\n")[0])[:200]
 
 
 def table(report: Report) -> str:
@@ -27,7 +42,10 @@ def table(report: Report) -> str:
         lines += [_line(heads, widths), *(_line(row, widths) for row in cells), ""]
     lines += summary(report)
     environment = report["environment"]
-    lines += [f"note: {note}" for note in environment.get("notes", ())]
+    notes = environment.get("notes", ())
+    lines += [f"note: {note}" for note in notes[:_SHOWN]]
+    if len(notes) > _SHOWN:
+        lines.append(f"and {len(notes) - _SHOWN} more notes")
     known = {k: v for k, v in environment.items() if k not in ("notes", "cases") and v is not None}
     lines += ["", ", ".join(f"{name} {value}" for name, value in known.items())]
     return "\n".join(lines).strip("\n") + "\n"

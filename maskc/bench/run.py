@@ -20,6 +20,7 @@ from maskc.bench.check import (
 )
 from maskc.bench.environment import environment
 from maskc.bench.pairs import Pairs
+from maskc.bench.report import reason
 from maskc.bench.report import summary as summary
 from maskc.bench.report import table as table
 from maskc.bench.rivals import (
@@ -266,8 +267,7 @@ class _Bench:
     def broke(self, impl: str, direction: str, error: Exception) -> None:
         """A row without numbers, and the reason."""
         self.row(impl, direction, None, None, None)
-        reason = str(error).strip().split("\n")[0][:200]
-        self.note(impl, f"{direction} raised {type(error).__name__}: {reason}")
+        self.note(impl, f"{direction} raised {reason(error)}")
 
     def note(self, impl: str, text: str) -> None:
         self.result.notes.append(f"{self.case.name}, {impl}: {text}")

@@ -22,7 +22,7 @@ from maskc.bench.check import (
 )
 from maskc.bench.tensors import Tensors, host, numpy_dtype, only_rows
 from maskc.core.dtypes import DType
-from maskc.core.errors import HeadsDoNotDivide
+from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.reference.attention import attention, gradients
 
 
@@ -179,3 +179,10 @@ def test_flops_count_two_products_forward_and_five_backward():
 def test_heads_must_divide():
     with pytest.raises(HeadsDoNotDivide):
         Case("c", mc.full(), 1, 4, 3, 8, 8, 16, DType.float32)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 8, 8), (1, 0, 8, 8), (1, 1, 0, 8), (1, 1, 8, 0)])
+def test_nothing_is_not_timed(sizes: tuple[int, int, int, int]):
+    batch, heads, n_q, n_kv = sizes
+    with pytest.raises(UsageMistake, match="= 0: there is nothing to time"):
+        Case("c", mc.full(), batch, heads, 1, n_q, n_kv, 16, DType.float32)

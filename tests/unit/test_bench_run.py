@@ -12,11 +12,11 @@ import maskc as mc
 from maskc.bench import run as module
 from maskc.bench import timing
 from maskc.bench.host_time import host_table, host_time
-from maskc.bench.report import summary, table
+from maskc.bench.report import reason, summary, table
 from maskc.bench.rivals import Contender, Unavailable
 from maskc.bench.run import bench_pattern
 from maskc.bench.timing import Timed, take_turns
-from maskc.core.errors import DataMissing, DTypeUnsupported, UnknownTarget
+from maskc.core.errors import DataMissing, DTypeUnsupported, UnknownTarget, UsageMistake
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 KEYS = {"case", "impl", "direction", "ms", "live_tflops", "error", "ok"}
@@ -230,6 +230,20 @@ def test_results_without_times_are_counted():
     ]
     text = table({"environment": {}, "rows": rows})
     assert text == "p: 3 results ok; largest errors float32 2.0e-06, bfloat16 3.0e-03\n"
+
+
+def test_reasons_are_short_and_without_folders():
+    assert reason(ImportError("no x (/some/where/a-b/c.py)\nmore")) == "ImportError: no x (c.py)"
+    assert reason(ValueError("4 / 2 is 2, and/or 3")) == "ValueError: 4 / 2 is 2, and/or 3"
+    assert reason(UsageMistake("a", "b")) == "MC603 a"
+    assert len(reason(ValueError("x" * 999))) == 200
+
+
+def test_a_table_shows_the_first_notes():
+    text = table({"environment": {"notes": [str(n) for n in range(30)]}, "rows": []})
+    assert text.splitlines()[:2] == ["note: 0", "note: 1"]
+    assert "note: 20" not in text
+    assert "and 10 more notes" in text
 
 
 # ------------------------------------------------------------------ host time

@@ -137,7 +137,7 @@ def test_a_failing_case_is_recorded_and_the_rest_goes_on(tiny: None):
     }  # fmt: skip
     notes = report["environment"]["notes"]
     assert notes[0].startswith("bad: ZeroDivisionError: ")
-    assert notes[1].startswith("wide: target cpu has no kernel for head_dim=1000")
+    assert notes[1].startswith("wide: MC504 target cpu has no kernel for head_dim=1000")
     assert [name for name, _ in seen if name] == ["one", "bad", "wide", "two"]
     assert seen[2] == (None, 2)
     assert "running" not in report["environment"]
