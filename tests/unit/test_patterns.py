@@ -166,7 +166,7 @@ def landmark(q, k, p, n, h):
     return k <= p and (p - k < 5 or k % 8 == 7)
 
 
-def swin(q, k, p, n, h, width=12, size=4, shift=2):
+def swin(q, k, p, n, h, width=12, size=4, shift=1):
     """As the paper runs it: roll, partition, and mask what the roll brought together."""
     height = n // width
     rolled = np.roll(np.arange(n).reshape(height, width), (-shift, -shift), (0, 1))
@@ -291,7 +291,7 @@ CASES = [
     Case("logsparse", logsparse(4, 20), {"local": 4, "restart": 20}),
     Case("longnet", longnet, {"segments": (8, 24, 48), "rates": (1, 2, 4)}, RECTANGLES, {}, 5),
     Case("landmark", landmark, {"window": 5, "block": 8}),
-    Case("swin", swin, {"width": 12, "window": 4, "shift": 2}, [(96, 96)]),
+    Case("swin", swin, {"width": 12, "window": 4, "shift": 1}, [(96, 96)]),
     Case("axial", axial, {"width": 7}),
     Case("natten_2d", natten_2d, {"width": 6, "kernel": (3, 4), "dilation": (2, 1),
                                   "stride": (1, 3)}, [(36, 36), (48, 48)]),
