@@ -105,6 +105,8 @@ class Bundle:
     """Names and defaults, sorted."""
     units: tuple[SourceUnit, ...]
     """One per target."""
+    unread: tuple[str, ...] = ()
+    """Keywords the mask declares but does not need; calls may pass them."""
     report: str = field(default="", compare=False)
     """What explain() prints."""
 

@@ -80,8 +80,9 @@ def bundle(
     data: tuple[DataDecl, ...],
     params: tuple[tuple[str, int], ...],
     kernels: tuple[SourceUnit, ...],
+    unread: tuple[str, ...] = (),
     report: str,
 ) -> Bundle:
     """Everything a generated module holds."""
     problem = Problem(head_dim, head_dim_v, DType.parse(dtype), n_heads)
-    return Bundle(name, problem, masks, of_head, arrays, data, params, kernels, report)
+    return Bundle(name, problem, masks, of_head, arrays, data, params, kernels, unread, report)

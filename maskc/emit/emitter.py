@@ -37,6 +37,8 @@ def emit(plan: Plan, name: str) -> Bundle:
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
+    declared = frozenset[str]().union(*(mask.ir.declared for mask in plan.masks))
+    data = declarations(plan.masks)
     return Bundle(
         name=name,
         problem=plan.problem,
@@ -46,9 +48,10 @@ def emit(plan: Plan, name: str) -> Bundle:
         ),
         head_variant=plan.of_head,
         arrays=tuple(reads),
-        data=declarations(plan.masks),
+        data=data,
         params=tuple(sorted(found.items())),
         units=(unit,),
+        unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
     )
 
 

@@ -15,6 +15,7 @@ from maskc.dsl import nodes as N
 from maskc.dsl.data_atoms import captured
 from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_mask
+from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR, Origin
 
 
@@ -53,7 +54,8 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     live = set(E.walk(keep))
     origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
     _check_names(mask, data, keep)
-    return MaskIR(keep, tuple(sorted(data, key=lambda decl: decl.name)), origins)
+    ordered = tuple(sorted(data, key=lambda decl: decl.name))
+    return MaskIR(keep, ordered, origins, declared_names(mask))
 
 
 def _check_names(mask: Mask, data: list[DataDecl], keep: Expr) -> None:

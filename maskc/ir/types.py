@@ -37,6 +37,8 @@ class MaskIR:
     """The arrays it reads, by name."""
     origins: tuple[tuple[Expr, Origin], ...] = field(compare=False)
     """For comparisons of `keep`, the user's term (the first where several agree)."""
+    declared: frozenset[str] = frozenset()
+    """Keywords the mask as written accepts; some may no longer be read."""
     pieces: tuple[Piece, ...] = ()
     """Disjoint, their union is `keep`; empty before decompose."""
 

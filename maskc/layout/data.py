@@ -7,7 +7,7 @@ may carry heads before its rows. Nothing is rounded or guessed: what does not fi
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -72,6 +72,7 @@ def split_call_data(
     decls: tuple[DataDecl, ...],
     params: tuple[tuple[str, int], ...],
     data: Mapping[str, object],
+    unread: Iterable[str] = (),
 ) -> tuple[dict[str, int], dict[str, object]]:
     """Separate the keywords of a call into parameters and data.
 
@@ -79,6 +80,7 @@ def split_call_data(
         decls: data the mask reads.
         params: (name, default) of its parameters.
         data: what the caller passed by name.
+        unread: names that the mask declares but its formula does not need; they may be passed.
 
     Returns:
         A value for every parameter, and the data still as given, in the order of `decls`.
@@ -88,7 +90,8 @@ def split_call_data(
         DataType, DataRange: a parameter that is no integer, or not in 0..2^30.
     """
     wanted = [decl for decl in decls if decl.from_caller]
-    _refuse_unknown(data, [decl.name for decl in wanted] + [name for name, _ in params])
+    known = [decl.name for decl in wanted] + [name for name, _ in params]
+    _refuse_unknown(data, [*known, *unread])
     values = {name: _parameter(name, data.get(name, default)) for name, default in params}
     for decl in wanted:
         if data.get(decl.name) is None:

@@ -47,7 +47,8 @@ class Binder:
         """What a call without keywords means, where it needs no data."""
 
     def _plain(self, keywords: Mapping[str, object]) -> Bound:
-        params, given = split_call_data(self._bundle.data, self._bundle.params, keywords)
+        mask = self._bundle
+        params, given = split_call_data(mask.data, mask.params, keywords, mask.unread)
         return Bound(params, given, None, tuple(params.values()))
 
     def bind(self, keywords: Mapping[str, object], n_q: int, n_kv: int) -> Bound:

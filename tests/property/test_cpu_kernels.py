@@ -28,7 +28,7 @@ def arrays_read(mask: mc.Mask) -> int:
 
 def tensors(rng: np.random.Generator, n_q: int, n_kv: int, dim: int) -> tuple[np.ndarray, ...]:
     """q with HEADS heads, k and v with half as many."""
-    shapes = [(2, HEADS, n_q, dim), (2, HEADS // 2, n_kv, dim), (2, HEADS // 2, n_kv, dim)]
+    shapes = [(1, HEADS, n_q, dim), (1, HEADS // 2, n_kv, dim), (1, HEADS // 2, n_kv, dim)]
     return tuple(rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
 
 
@@ -42,7 +42,7 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return np.abs(found[~odd] - expected[~odd]).max(initial=0) / scale
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(data, parts):
     mask = mc.per_head(parts)
@@ -59,7 +59,7 @@ def test_random_masks_forward_and_backward(data, parts):
         for name, value in features.items()
         if value is not None
     }
-    for n_q, n_kv in SIZES:
+    for n_q, n_kv in data.draw(st.lists(st.sampled_from(SIZES), min_size=3, max_size=3)):
         given_data = data.draw(data_for(mask, n_q, n_kv))
         dense = mask.dense(n_q, n_kv, n_heads=HEADS, **given_data)
         dense = np.broadcast_to(dense, (HEADS, n_q, n_kv))

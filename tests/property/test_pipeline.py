@@ -32,9 +32,7 @@ SLOW = settings(
 
 def bound(ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object]) -> dict[str, object]:
     """Everything a formula reads but q and k."""
-    known = {decl.name for decl in ir.data if decl.from_caller} | set(ir.params)
-    own = {name: value for name, value in data.items() if name in known}
-    params, arrays = split_call_data(ir.data, tuple(ir.params.items()), own)
+    params, arrays = split_call_data(ir.data, tuple(ir.params.items()), data, ir.declared)
     return {"n_q": n_q, "n_kv": n_kv, **params, **bind_arrays(ir.data, arrays, n_q, n_kv)}
 
 
@@ -104,15 +102,10 @@ def test_layout_is_exact(data, mask, sizes, shape):
     ir = driver.lowered(mask)
     env = bound(ir, n_q, n_kv, given_data)
     expected = classes(grid(ir.keep, env), tile)
-    found = mask.layout(n_q, n_kv, block=shape, **_own(ir, given_data))
+    found = mask.layout(n_q, n_kv, block=shape, **given_data)
     assert (found.to_dense() == expected).all()
     by_numbers = replace(layout_recipe(ir.keep, tile), loops=None)
     assert (build(by_numbers, n_q, n_kv, env, env).to_dense() == expected).all()
-
-
-def _own(ir: MaskIR, data: dict[str, object]) -> dict[str, object]:
-    known = {decl.name for decl in ir.data} | set(ir.params)
-    return {name: value for name, value in data.items() if name in known}
 
 
 def _tiles_of(span: TileRange, env: dict[str, object]) -> set[int]:
@@ -159,7 +152,10 @@ def test_equality_and_inclusion_are_never_wrong(data, left, right, sizes):
     given_data = data.draw(data_for(left | right, n_q, n_kv))
     assert both.subset_of(left) in (True, None)
     irs = driver.lowered(left), driver.lowered(right)
-    dense = [grid(ir.keep, bound(ir, n_q, n_kv, given_data)) for ir in irs]
+    own = [{n: x for n, x in given_data.items() if n in ir.declared} for ir in irs]
+    dense = [
+        grid(ir.keep, bound(ir, n_q, n_kv, data_of)) for ir, data_of in zip(irs, own, strict=True)
+    ]
     if equals(irs[0].keep, irs[1].keep):
         assert (dense[0] == dense[1]).all()
         assert fingerprint(irs[0].keep) == fingerprint(irs[1].keep)

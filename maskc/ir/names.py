@@ -1,0 +1,25 @@
+"""The keywords a mask as written accepts, whether or not its formula still reads them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl
+from maskc.dsl import nodes as N
+from maskc.dsl.mask import Mask
+
+
+def declared_names(mask: Mask) -> frozenset[str]:
+    """Names of its parameters and of the arrays a call gives, on all heads."""
+    found: set[str] = set()
+    if isinstance(mask, N.Node):
+        for entry in fields(mask):
+            value = getattr(mask, entry.name)
+            if isinstance(value, E.Expr):
+                found.update(E.params(value))
+            elif isinstance(value, DataDecl) and value.from_caller:
+                found.add(value.name)
+        for child in mask.children:
+            found |= declared_names(child)
+    return frozenset(found)
