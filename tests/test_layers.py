@@ -176,7 +176,7 @@ def test_nothing_speaks_of_one_machine():
         ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True
     ).stdout.split("\n")
     rooted = re.compile(r"(?<![\w.])/(?:home|root|" + "wo" + r"rk)/")
-    for name in filter(None, files):
+    for name in (f for f in files if f and not f.startswith("tests/")):
         try:
             text = (ROOT / name).read_text()
         except (UnicodeDecodeError, FileNotFoundError):

@@ -1,0 +1,227 @@
+"""sm_80 kernels on a real GPU: random masks, patterns, features, poison, streams and graphs.
+
+Run with `make test-gpu`. The reference is masked dense attention in fp64 on the same inputs; the
+bound is the contract's: at most twice the error of the unfused computation in PyTorch in that
+dtype, and never tighter than its own rounding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc import driver
+from maskc.core import expr as E
+from maskc.core.abi import MAX_ARRAYS
+from tests.property.strategies import data_for, masks
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+HEADS = 4
+DIMS = [32, 64, 96, 128, 192, 256]
+SIZES = [(0, 0), (1, 1), (63, 63), (64, 65), (129, 128), (40, 300), (300, 40), (1, 257), (257, 1)]
+PATTERNS = sorted(Path(__file__).parents[2].glob("patterns/*.py"))
+
+
+def tensors(n_q, n_kv, dim, dtype, seed, batch=2, heads=HEADS, kv_heads=HEADS // 2):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shapes = [(batch, heads, n_q, dim), (batch, kv_heads, n_kv, dim), (batch, kv_heads, n_kv, dim)]
+    return [torch.randn(s, generator=generator, device="cuda").to(dtype) for s in shapes]
+
+
+def dense(q, k, v, mask, *, as_is, softcap=None, alibi_slopes=None, sink_logits=None):
+    """softmax(q k^T) v on a boolean mask: in fp64, or unfused in the tensors' own dtype."""
+    kind = q.dtype if as_is else torch.float64
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (
+        x.to(kind) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+    )
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        n_q, n_kv = scores.shape[-2:]
+        p = torch.arange(n_q, device="cuda")[:, None] + n_kv - n_q
+        far = (p - torch.arange(n_kv, device="cuda")).abs()
+        scores = scores - (alibi_slopes[:, None, None] * far).to(kind)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sink_logits is not None:
+        extra = sink_logits.to(kind)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, extra], -1)
+    lse = torch.logsumexp(scores.double(), -1)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    if sink_logits is not None:
+        weights = weights[..., :-1]
+    return weights @ v, lse
+
+
+def check(attn, q, k, v, mask, data=None, **features):
+    out, lse = attn(q, k, v, return_lse=True, **features, **(data or {}))
+    exact, exact_lse = dense(q, k, v, mask, as_is=False, **features)
+    rough, _ = dense(q, k, v, mask, as_is=True, **features)
+    assert not out.isnan().any()
+    if out.numel() and k.shape[2]:
+        step = torch.finfo(q.dtype).eps
+        allowed = 2 * (rough.double() - exact).abs().max() + step * exact.abs().max() / 2
+        assert (out.double() - exact).abs().max() <= allowed
+        odd = exact_lse.isinf()
+        assert (lse.isinf() == odd).all()
+        assert ((lse - exact_lse)[~odd].abs() <= 2e-3).all()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
+def test_random_masks(data, parts):
+    mask = mc.per_head(parts)
+    keeps = [driver.lowered(mask, head, HEADS).keep for head in range(HEADS)]
+    assume(len({name for keep in keeps for name in E.arrays(keep)}) <= MAX_ARRAYS)
+    attn = mask.compile(head_dim=64, n_heads=HEADS, target="sm_80")
+    seed = data.draw(st.integers(0, 1 << 16))
+    rng = np.random.default_rng(seed)
+    features = {}
+    if data.draw(st.booleans()):
+        features["softcap"] = 3.0
+    for name in ("sink_logits", "alibi_slopes"):
+        if data.draw(st.booleans()):
+            features[name] = torch.tensor(rng.random(HEADS), dtype=torch.float32, device="cuda")
+    for n_q, n_kv in data.draw(st.lists(st.sampled_from(SIZES), min_size=3, max_size=3)):
+        given_data = data.draw(data_for(mask, n_q, n_kv))
+        live = mask.dense(n_q, n_kv, n_heads=HEADS, **given_data)
+        live = torch.tensor(np.broadcast_to(live, (HEADS, n_q, n_kv)).copy(), device="cuda")
+        check(attn, *tensors(n_q, n_kv, 64, torch.bfloat16, seed), live, given_data, **features)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_head_dims(dim, dtype):
+    mask = (mc.causal() & (mc.sinks(5) | mc.window(70))) | mc.global_tokens([100]).rows
+    attn = mask.compile(head_dim=dim, dtype=dtype, target="sm_80")
+    for n_q, n_kv in SIZES:
+        live = torch.tensor(mask.dense(n_q, n_kv), device="cuda")
+        check(attn, *tensors(n_q, n_kv, dim, getattr(torch, dtype), dim), live)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_closed_form_ranges(dim):
+    for mask in (mc.full(), mc.causal(), mc.window(100, 20), mc.prefix(77)):
+        attn = mask.compile(head_dim=dim, target="sm_80")
+        assert attn.unit.ranges
+        for n_q, n_kv in [*SIZES, (500, 500), (700, 333)]:
+            live = torch.tensor(mask.dense(n_q, n_kv), device="cuda")
+            check(attn, *tensors(n_q, n_kv, dim, torch.bfloat16, dim), live)
+
+
+def test_strides_and_bits():
+    """BSHD views give the bits of contiguous tensors; a sequence's bits ignore its batch."""
+    attn = (mc.causal() & mc.window(200)).compile(head_dim=128, target="sm_80")
+    q, k, v = tensors(333, 333, 128, torch.bfloat16, 1)
+    whole = attn(q, k, v)
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    assert (attn(*views) == whole).all()
+    assert (attn(q[1:], k[1:], v[1:]) == whole[1:]).all()
+    assert all((attn(q, k, v) == whole).all() for _ in range(20))
+
+
+def test_poison_stays_where_it_is_seen():
+    mask, n = mc.block_diagonal(128), 500
+    q, k, v = tensors(n, n, 64, torch.bfloat16, 2)
+    attn = mask.compile(head_dim=64, target="sm_80")
+    clean = attn(q, k, v)
+    for poisoned in (k, v):
+        kept = poisoned[:, :, 130].clone()
+        poisoned[:, :, 130] = torch.nan
+        out = attn(q, k, v)
+        assert out[:, :, 128:256].isnan().any(-1).all()
+        assert (out[:, :, :128] == clean[:, :, :128]).all()
+        assert (out[:, :, 256:] == clean[:, :, 256:]).all()
+        poisoned[:, :, 130] = kept
+
+
+def test_nan_safe_is_exact_inside_a_tile():
+    mask, n = mc.causal(), 200
+    q, k, v = tensors(n, n, 64, torch.bfloat16, 3)
+    attn = mask.compile(head_dim=64, target="sm_80")
+    clean = attn(q, k, v, nan_safe=True)
+    v[:, :, 77] = torch.inf
+    out = attn(q, k, v, nan_safe=True)
+    assert (out[:, :, :77] == clean[:, :, :77]).all()
+    assert not out[:, :, 77:].isfinite().all(-1).any()
+
+
+def test_streams_and_graphs():
+    attn = mc.causal().compile(head_dim=64, target="sm_80")
+    q, k, v = tensors(256, 256, 64, torch.bfloat16, 4)
+    expected = attn(q, k, v)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        assert (attn(q, k, v) == expected).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attn(q, k, v)
+    q.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (captured == attn(q, k, v)).all()
+
+
+@pytest.mark.parametrize("n", [65535, 65536, 65537])
+def test_long_sequences(n):
+    mask = mc.causal() & (mc.sinks(3) | mc.window(300))
+    attn = mask.compile(head_dim=64, target="sm_80")
+    q, k, v = tensors(n, n, 64, torch.bfloat16, 5, batch=1, heads=2, kv_heads=1)
+    out, lse = attn(q, k, v, return_lse=True)
+    rows = torch.tensor([0, 1, 299, 300, 5000, n // 2, n - 2, n - 1], device="cuda")
+    p, keys = rows[:, None], torch.arange(n, device="cuda")[None]
+    live = (keys <= p) & ((keys < 3) | (p - keys <= 300))
+    exact, exact_lse = dense(q[:, :, rows], k, v, live, as_is=False)
+    assert (out[:, :, rows].double() - exact).abs().max() < 2e-2
+    assert (lse[:, :, rows] - exact_lse).abs().max() < 2e-3
+    assert not out.isnan().any()
+
+
+def test_offsets_beyond_two_to_the_31():
+    """Views into a tensor of more than 2^31 elements."""
+    attn = mc.window(64).compile(head_dim=64, target="sm_80")
+    big = torch.empty((1 << 31) // 64 + 4096, 64, dtype=torch.bfloat16, device="cuda")
+    tail = big[-1024:].normal_()[None, None]
+    assert (attn(tail, tail, tail) == attn(*[tail.clone()] * 3)).all()
+
+
+def test_many_lengths_one_binary():
+    attn = mc.window(mc.param("w", 50)).compile(head_dim=64, target="sm_80")
+    attn.warmup()
+    built = dict(attn.reports)
+    for n in range(1, 400, 4):
+        q, k, v = tensors(n, n, 64, torch.bfloat16, n)
+        attn(q, k, v, w=n // 2)
+    assert dict(attn.reports) == built
+
+
+@pytest.mark.parametrize("path", PATTERNS, ids=lambda path: path.stem)
+def test_patterns(path):
+    """Every pattern whose mask needs no data, at its default parameters."""
+    pattern = mc.load(path)[path.stem]
+    mask = pattern()
+    heads = driver_heads(mask)
+    try:
+        live = mask.dense(190, 190, n_heads=heads)
+    except mc.MaskcError as error:
+        pytest.skip(f"needs data: {error.code}")
+    attn = mask.compile(head_dim=128, n_heads=heads, target="sm_80")
+    q, k, v = tensors(190, 190, 128, torch.bfloat16, 6, heads=heads, kv_heads=1)
+    check(attn, q, k, v, torch.tensor(live, device="cuda"))
+
+
+def driver_heads(mask):
+    from maskc.ir.heads import fixed_heads
+
+    return fixed_heads(mask) or HEADS
