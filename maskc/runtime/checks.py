@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -133,15 +134,15 @@ def check_grid(sizes: Sizes, tile: TileShape, q: Array) -> None:
 
 
 def number(name: str, value: object, positive: bool) -> float:
-    """An option as a float.
+    """An option as the fp32 value a kernel gets.
 
     Raises:
-        BadOption: not a finite number, or not above zero where it must be.
+        BadOption: not a finite number, or not above zero where it must be, in fp32.
     """
     wanted = "a finite number > 0" if positive else "a finite number"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise BadOption(name, wanted, f"{type(value).__name__} {value!r}", at=name)
-    found = float(value)
+    found = ctypes.c_float(float(value)).value
     if not math.isfinite(found) or (positive and found <= 0):
         raise BadOption(name, wanted, value, at=name)
     return found

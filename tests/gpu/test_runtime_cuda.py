@@ -23,11 +23,14 @@ torch = pytest.importorskip("torch")
 cupy = pytest.importorskip("cupy")
 
 
+def on_gpu(*names: str, **more):
+    """A bundle with the slow CUDA source."""
+    units = (cuda_unit(),)
+    return bundle(*names, dtype="bfloat16", head_dim=64, head_dim_v=64, units=units, **more)
+
+
 def compiled(*names: str, **more) -> CompiledMask:
-    made = bundle(
-        *names, dtype="bfloat16", head_dim=64, head_dim_v=64, units=(cuda_unit(),), **more
-    )
-    return CompiledMask(made, "sm_80")
+    return CompiledMask(on_gpu(*names, **more), "sm_80")
 
 
 @pytest.fixture(params=["bindings", "cupy"])

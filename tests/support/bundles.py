@@ -6,7 +6,9 @@ from `pairs`, which spells each mask a second time in NumPy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +18,9 @@ from maskc.core.dtypes import DType
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Problem, TileShape
+from maskc.core.target import TARGETS
 from maskc.emit.c_printer import c_printer
-from maskc.emit.environment import render
+from maskc.emit.environment import environment, render
 from tests.support.cpu_harness import TEMPLATE, shape, spec
 
 FORMULAS = {
@@ -44,6 +47,24 @@ def cpu_unit(dtype: str = "float32", head_dim: int = 32, head_dim_v: int = 48) -
         head_dim_v=head_dim_v, tile=TILE,
     )  # fmt: skip
     return SourceUnit("cpu", render(TEMPLATE, source), TILE, ranges=False)
+
+
+@cache
+def cuda_unit(head_dim: int = 64) -> SourceUnit:
+    """A slow CUDA source of all formulas, bfloat16; more shared memory than is free for all."""
+    printer = c_printer(ARRAYS)
+    shapes = [shape(printer(_lifted(parse_expr(text)))) for text in FORMULAS.values()]
+    source = replace(
+        spec(
+            *shapes, n_args=1, ranks=(1, 1, 2), dtype=DType.bfloat16, head_dim=head_dim,
+            head_dim_v=head_dim, tile=TILE,
+        ),
+        target=TARGETS["sm_80"],
+    )  # fmt: skip
+    template = Path(__file__).with_name("naive.cu.j2").read_text()
+    text = environment().from_string(template).render(spec=source)
+    shared = max(4 * TILE.q * head_dim, 64 * 1024)
+    return SourceUnit("sm_80", text, TILE, ranges=False, threads=TILE.q, shared_bytes=shared)
 
 
 def _lifted(keep: Expr) -> Expr:

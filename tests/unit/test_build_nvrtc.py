@@ -7,12 +7,13 @@ import sys
 import pytest
 
 from maskc.build import build
-from maskc.build import nvrtc as N  # noqa: N812
+from maskc.build import nvrtc as N
 from maskc.build.binary import BuildReport
 from maskc.core.bundle import SourceUnit
 from maskc.core.errors import BuildFailed, ExtraMissing
 from maskc.core.problem import Feature, TileShape
 from maskc.core.source import SourceLoc
+from tests.support.bundles import cuda_unit
 
 pytest.importorskip("cupy")
 
@@ -126,6 +127,12 @@ def test_bad_assembly():
     text = 'extern "C" __global__ void f() { asm("bogus;"); }\n'
     with pytest.raises(BuildFailed, match="Not a name of any known instruction: 'bogus'"):
         build(unit(text))
+
+
+def test_the_kernel_of_the_gpu_tests():
+    """It runs on GPUs only, but every machine sees that it compiles."""
+    (kernel,) = build(cuda_unit(), frozenset({Feature.sinks}), arch="sm_90").report.kernels
+    assert kernel.name == "attention_forward"
 
 
 LOG = """\

@@ -84,6 +84,8 @@ REFUSED = {
     "softcap": ({"softcap": 0}, BadOption, "softcap must be a finite number > 0, found 0"),
     "negative softcap": ({"softcap": -1.5}, BadOption, "found -1.5"),
     "scale": ({"scale": float("inf")}, BadOption, "scale must be a finite number, found inf"),
+    "scale beyond fp32": ({"scale": 1e39}, BadOption, "must be a finite number, found 1e+39"),
+    "softcap below fp32": ({"softcap": 1e-50}, BadOption, "must be a finite number > 0, found 1e"),
     "scale nan": ({"scale": float("nan")}, BadOption, "found nan"),
     "scale text": ({"scale": "1"}, BadOption, "found str '1'"),
     "scale bool": ({"scale": True}, BadOption, "found bool True"),
