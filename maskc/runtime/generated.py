@@ -9,6 +9,12 @@ import numpy as np
 
 from maskc.build.toolchain import gpus
 from maskc.core.bundle import Bundle
+from maskc.core.bundle_text import bundle as bundle
+from maskc.core.bundle_text import data as data
+from maskc.core.bundle_text import kernel as kernel
+from maskc.core.bundle_text import loop as loop
+from maskc.core.bundle_text import mask as mask
+from maskc.core.bundle_text import tiles as tiles
 from maskc.core.errors import WrongDevice
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
@@ -17,12 +23,6 @@ from maskc.layout import check_lengths, extents, sequence_arrays
 from maskc.runtime.arrays import LIBRARIES, library
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.rebuild import bundle as bundle
-from maskc.runtime.rebuild import data as data
-from maskc.runtime.rebuild import kernel as kernel
-from maskc.runtime.rebuild import loop as loop
-from maskc.runtime.rebuild import mask as mask
-from maskc.runtime.rebuild import tiles as tiles
 
 
 class GeneratedMask:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from maskc.build import cache as C  # noqa: N812
+from maskc.build import cache as C
 from maskc.build.cache import Cache, CacheWarning, cache_folder, content_key, open_cache
 
 
