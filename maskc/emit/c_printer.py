@@ -7,11 +7,16 @@ from maskc.core.expr_text import Dialect, Printer
 
 
 def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
-    return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({num}, {den})", 7)
+    return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({_bare(num)}, {den})", 7)
 
 
 def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
-    return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({num}, {den})", 7)
+    return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({_bare(num)}, {den})", 7)
+
+
+def _bare(text: str) -> str:
+    """An operand in parentheses without them: the call around it has its own."""
+    return text[1:-1] if text.startswith("(") else text
 
 
 def _extreme(name: str, args: list[str]) -> str:

@@ -6,6 +6,8 @@ bytes, whatever the hash seed.
 
 from __future__ import annotations
 
+import textwrap
+
 from maskc.core.bundle import Bundle, SourceUnit, Variant
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
@@ -106,7 +108,7 @@ def _arg_note(masks: tuple[PlannedMask, ...], index: int) -> str:
         to_python(mask.lifted.args[index]) for mask in masks if index < len(mask.lifted.args)
     )
     texts = [_anonymous(text, masks) for text in values]
-    return "; ".join(texts[:3]) + ("; ..." if len(texts) > 3 else "")
+    return textwrap.shorten("; ".join(texts), 80, placeholder=" ...")
 
 
 def _anonymous(text: str, masks: tuple[PlannedMask, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 from maskc.core import expr as E
@@ -64,11 +65,17 @@ def comment_of(origin: Origin) -> str:
 def range_text(row: RowRange, arrays: tuple[str, ...] = ()) -> tuple[str, str, str, str]:
     """C text of a row's first and past-last live tile, and of the same for its full ones."""
     printer = c_printer(arrays)
-    return (*_ends(row.live, printer), *_ends(row.full, printer))
+    return (*_ends(row.live, printer, "list.first"), *_ends(row.full, printer, "list.full_first"))
 
 
-def _ends(span: TileRange, printer: Printer) -> tuple[str, str]:
+def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:
+    """First tile and past-last tile; the latter is `nothing` where there are no tiles."""
     first, last = printer(span.first), printer(span.last)
-    if span.guard == E.ALWAYS:
-        return first, last
-    return first, f"({printer(span.guard)}) ? {last} : {first}"
+    if span.guard != E.ALWAYS:
+        last = f"{printer(span.guard)} ? {last} : {nothing}"
+    return _wrapped(first), _wrapped(last)
+
+
+def _wrapped(text: str) -> str:
+    """Long expressions on several lines."""
+    return "\n".join(textwrap.wrap(text, 72, break_long_words=False, break_on_hyphens=False))

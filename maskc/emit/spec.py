@@ -70,6 +70,8 @@ class KernelSpec:
     """Whether a warp's fragments of q stay in registers (CUDA)."""
     group_keys: int = 1 << 16
     """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
+    block_bytes: int = 1024
+    """Shared memory reserved for what the threads of a block share beside the tiles (CUDA)."""
     predicate_unroll: int = 16
     """Columns of a partial tile that one turn of the predicate's loop tests (CUDA)."""
     banner: tuple[str, ...] = ()

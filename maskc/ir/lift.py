@@ -26,8 +26,17 @@ class Lifted:
 
 
 def lift(keep: Expr) -> Lifted:
-    """Split a mask into its shape and its arguments."""
-    return _Lifter().run(keep)
+    """Split a mask into its shape and its arguments.
+
+    Arguments are numbered in an order that ignores their values, so that equal shapes have equal
+    text.
+    """
+    lifter = _Lifter()
+    for atom in _ordered(keep):
+        lifter.lifted(atom)
+    return Lifted(
+        E.transform(keep, lifter.known.get), tuple(lifter.args), tuple(lifter.sources.items())
+    )
 
 
 _HOST = ("n_q", "n_kv")
@@ -38,30 +47,50 @@ def _is_host(term: Expr) -> bool:
     return not E.arrays(term) and all(name in _HOST for name in E.symbols(term))
 
 
+def _ordered(keep: Expr) -> list[Expr]:
+    """The comparisons of a formula, alternatives sorted by what they are without constants."""
+    if isinstance(keep, (E.All, E.Any)):
+        terms = sorted(keep.terms, key=lambda term: (_skeleton(term), term.key))
+        return [atom for term in terms for atom in _ordered(term)]
+    return [keep] if isinstance(keep, (E.Cmp, E.Member)) else []
+
+
+def _skeleton(term: Expr) -> str:
+    """Text of a term with a blank for every argument."""
+    if isinstance(term, (E.All, E.Any)):
+        return f"{type(term).__name__}({sorted(map(_skeleton, term.terms))})"
+    if isinstance(term, (E.Cmp, E.Member)):
+        return _Lifter(blank=True).lifted(term).key
+    return term.key
+
+
 class _Lifter:
-    def __init__(self) -> None:
+    def __init__(self, blank: bool = False) -> None:
+        self.blank = blank
         self.args: list[Expr] = []
         self.sources: dict[Expr, Expr] = {}
-
-    def run(self, keep: Expr) -> Lifted:
-        shape = E.transform(keep, self._compare)
-        return Lifted(shape, tuple(self.args), tuple(self.sources.items()))
+        self.known: dict[Expr, Expr] = {}
 
     def _argument(self, value: Expr) -> Expr:
-        if value not in self.args:
-            self.args.append(value)
-        return E.Sym(f"c{self.args.index(value)}")
+        """A new argument; offsets between lengths alone are shared."""
+        if self.blank:
+            return E.Sym("c")
+        shared = E.as_const(value) is None and not E.params(value) and not getattr(value, "const", 0)
+        if shared and value in self.args:
+            return E.Sym(f"c{self.args.index(value)}")
+        self.args.append(value)
+        return E.Sym(f"c{len(self.args) - 1}")
 
-    def _compare(self, node: Expr) -> Expr | None:
-        """What a comparison becomes; other booleans are taken apart by `transform`."""
-        if isinstance(node, E.Member):
-            lifted: Expr = E.Member(self._inner(node.value), node.ranges, node.inside)
-        elif isinstance(node, E.Cmp):
-            lifted = E.Cmp(node.op, self._compared(node))
-        else:
-            return None
-        self.sources.setdefault(lifted, node)
-        return lifted
+    def lifted(self, node: Expr) -> Expr:
+        """What a comparison becomes."""
+        if node not in self.known:
+            if isinstance(node, E.Member):
+                made: Expr = E.Member(self._inner(node.value), node.ranges, node.inside)
+            else:
+                made = E.Cmp(node.op, self._compared(node))
+            self.known[node] = made
+            self.sources.setdefault(made, node)
+        return self.known[node]
 
     def _compared(self, node: E.Cmp) -> Expr:
         host, rest = _split(node.lhs)

@@ -1,0 +1,37 @@
+"""Shared options and fixtures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Builds go to a cache of this run, so that no test depends on an earlier one."""
+    os.environ.setdefault("MASKC_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """Compare a text with tests/golden/<name>; --update-golden accepts the new one."""
+    folder = Path(__file__).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        file = folder / name
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        if not file.exists():
+            pytest.fail(f"no golden text {name}: run pytest --update-golden and read the result")
+        assert text == file.read_text(), f"{name} changed: --update-golden if that is meant"
+
+    return compare
