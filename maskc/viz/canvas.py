@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maskc.core.errors import BadOption, ExtraMissing
+from maskc.core.errors import ExtraMissing, UsageMistake
 from maskc.viz import words
 from maskc.viz.picture import Cells, Panel, Picture, Raster
 
@@ -61,11 +61,12 @@ def format_of(path: str | Path) -> str:
     """`png` or `svg`, by the suffix.
 
     Raises:
-        BadOption: another suffix.
+        UsageMistake: another suffix.
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in ("png", "svg"):
-        raise BadOption("a picture's file name", "*.png or *.svg", repr(str(path)), at="path")
+        hint = "the suffix says which kind of picture to write"
+        raise UsageMistake(f"{str(path)!r} is neither *.png nor *.svg", hint, at="path")
     return suffix
 
 

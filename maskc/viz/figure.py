@@ -60,7 +60,7 @@ def save(
         data: the arrays and parameters the mask names.
 
     Raises:
-        BadOption: another suffix. ExtraMissing: matplotlib is not installed.
+        UsageMistake: another suffix. ExtraMissing: matplotlib is not installed.
         OSError: the file cannot be written. MaskcError: as Mask.layout.
     """
     format_of(path)
@@ -100,7 +100,7 @@ def gallery(
         data: for each name the arrays and parameters its mask names.
 
     Raises:
-        BadOption, ExtraMissing, MaskcError: as `save` and `picture`.
+        UsageMistake, ExtraMissing, MaskcError: as `save` and `picture`.
     """
     kind = format_of(path)
     given = data or {}
@@ -145,7 +145,7 @@ def _several(shown: Picture) -> Page:
         x = _MARGIN + _AXIS_LEFT + index % columns * step_x
         y = top + index // columns * step_y
         scales(paint(page, drawn, x, y), drawn, 1.7, names=False)
-        page.text(x, y - 0.34, words.heads(drawn.panel), fontsize=10, fontweight="bold")
+        page.text(x, y - 0.34, words.heads(drawn.panel.heads), fontsize=10, fontweight="bold")
         _below_panel(page, x, y + drawn.height + 0.2, drawn.panel)
     page.legend(_MARGIN, page.height - 0.3, classes(panels[0].panel.raster))
     page.text(across - _MARGIN, page.height - 0.3, words.setting(shown), ha="right", color=QUIET)

@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.core.dtypes import DType
 from maskc.core.layout import FULL, BlockLayout
-from maskc.core.problem import TileShape
+from maskc.core.problem import Problem, TileShape
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
 from maskc.viz.view import Span, View, views
@@ -193,6 +193,34 @@ def picture(
         for heads, view in found.items()
     )
     return Picture(name, str(mask), n_q, n_kv, window, *dims, kind, panels)
+
+
+def numbers_of(
+    mask: Mask,
+    n_q: int,
+    n_kv: int,
+    *,
+    tile: tuple[int, int],
+    n_heads: int | None,
+    problem: Problem,
+    data: Mapping[str, object],
+) -> dict[tuple[int, ...], Numbers]:
+    """What stands beside pictures, without one: for each distinct set its heads and its numbers.
+
+    Args:
+        tile: (queries, keys), of a kernel's plan for instance; never enlarged.
+        problem: for the costs; the others as for `picture`.
+
+    Raises:
+        MaskcError: as Mask.layout.
+    """
+    n_q, n_kv = check_lengths(n_q, n_kv)
+    shape, whole = tile_shape(tile), Span(0, n_q, 0, n_kv)
+    dims = problem.head_dim + problem.head_dim_v
+    return {
+        heads: _numbers(view, view.layout(shape), dims * problem.dtype.itemsize, dims)
+        for heads, view in views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data).items()
+    }
 
 
 def _coarse_enough(tile: TileShape, span: Span) -> TileShape:

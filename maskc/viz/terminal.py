@@ -107,7 +107,7 @@ def _looks(cells: Cells) -> np.ndarray:
 
 def _panel(shown: Picture, panel: Panel, width: int, color: bool) -> Iterator[str]:
     if panel.heads:
-        yield words.heads(panel)
+        yield words.heads(panel.heads)
     beside = _numbers(shown, panel)
     if not panel.numbers.pairs:
         yield from ("nothing to draw: there are no pairs", "", *beside, "")

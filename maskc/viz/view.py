@@ -95,7 +95,7 @@ class View:
             if found is not None:
                 return found
         recipe = LayoutRecipe(TileShape(128, 128), self.keep, None)
-        return count_by_tiles(recipe, self.n_q, self.n_kv, {}, self.arrays)
+        return int(count_by_tiles(recipe, self.n_q, self.n_kv, {}, self.arrays))
 
 
 def views(

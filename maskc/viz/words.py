@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskc.viz.picture import Numbers, Panel, Picture
+from maskc.viz.picture import Numbers, Picture
 
 
 def percent(share: float) -> str:
@@ -20,7 +20,8 @@ def scaled(value: float, unit: str) -> str:
     """`1.23 GFLOP`, `640 B`: three digits and a decimal prefix."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
+            short = value / size
+            return f"{short:.{2 if short < 9.995 else 1 if short < 99.95 else 0}f} {prefix}{unit}"
     return f"{value:.0f} {unit}"
 
 
@@ -57,18 +58,18 @@ def setting(picture: Picture) -> str:
     return f"head_dim {dims}, {picture.dtype.value}"
 
 
-def heads(panel: Panel) -> str:
+def heads(ids: tuple[int, ...]) -> str:
     """`head 3`, `heads 0-3, 7`; '' where all heads share the set."""
-    if not panel.heads:
+    if not ids:
         return ""
     runs: list[list[int]] = []
-    for head in panel.heads:
+    for head in ids:
         if runs and head == runs[-1][-1] + 1:
             runs[-1].append(head)
         else:
             runs.append([head])
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"head{'s' if len(panel.heads) > 1 else ''} {', '.join(texts)}"
+    return f"head{'s' if len(ids) > 1 else ''} {', '.join(texts)}"
 
 
 def ticks(first: int, stop: int, most: int) -> list[int]:

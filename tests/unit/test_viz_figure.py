@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadOption
+from maskc.core.errors import UsageMistake
 from maskc.viz.canvas import EMPTY, FULL, PARTIAL
 from maskc.viz.figure import gallery, save, write
 from maskc.viz.picture import picture
@@ -141,9 +141,12 @@ def test_dollars_and_braces_in_names_are_plain_text(tmp_path: Path):
 
 
 def test_another_suffix_is_refused(tmp_path: Path):
-    with pytest.raises(BadOption) as caught:
+    with pytest.raises(UsageMistake) as caught:
         save(mc.causal(), "mask.gif", n_q=16)
-    assert caught.value.finding == "a picture's file name must be *.png or *.svg, found 'mask.gif'"
+    assert str(caught.value) == (
+        "MC603 path  'mask.gif' is neither *.png nor *.svg\n"
+        "    hint: the suffix says which kind of picture to write"
+    )
 
 
 def test_no_pattern_gives_an_empty_gallery(tmp_path: Path):

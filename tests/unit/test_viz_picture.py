@@ -98,7 +98,7 @@ def test_heads_with_equal_sets_share_a_panel():
     shown = picture(mask, 40, n_heads=4)
     assert [panel.heads for panel in shown.panels] == [(0, 2), (1, 3)]
     assert [panel.numbers.live for panel in shown.panels] == [820, 1600]
-    assert [words.heads(panel) for panel in shown.panels] == ["heads 0, 2", "heads 1, 3"]
+    assert [words.heads(panel.heads) for panel in shown.panels] == ["heads 0, 2", "heads 1, 3"]
 
 
 def test_heads_may_read_data_of_their_own():

@@ -50,7 +50,7 @@ window(512, 512) | global_tokens(64)
      │▒   ░▒██████▒░                  │     empty       2,970
      │▒     ░▒██████▒░                │   waste     1.05 x, run / live
      │▒       ░▒██████▒░              │   forward   2.25 GFLOP a head
-     │▒         ░▒██████▒░            │   traffic   39 MB a head
+     │▒         ░▒██████▒░            │   traffic   39.0 MB a head
 2048 ┤▒           ░▒██████▒░          │             head_dim 128, bfloat16
      │▒             ░▒██████▒░        │
      │▒               ░▒██████▒░      │

@@ -1,0 +1,173 @@
+"""maskc compile: patterns to generated modules, to the value at one stage, or to a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry
+from maskc.cli.generated import FOLDER, check_files, generated_files
+from maskc.cli.options import (
+    Asked,
+    data_of,
+    json_option,
+    length_options,
+    mask_source,
+    problem_options,
+    seed_option,
+)
+from maskc.cli.output import one_by_one, write_file, write_json
+from maskc.cli.stages import STAGES, stage_text
+from maskc.core.errors import ExtraMissing, NoCompiler, UsageMistake
+
+if TYPE_CHECKING:
+    from maskc.plan.types import Plan
+
+
+@click.command("compile", short_help="Write modules, print a stage, or build and sum up.")
+@mask_source
+@click.option(
+    "-o", "--output", metavar="DIR",
+    help="Write each pattern's module and its sources here; - prints them.",
+)  # fmt: skip
+@problem_options
+@length_options(4096)
+@click.option("--emit", type=click.Choice(STAGES), help="Print the value at one stage.")
+@click.option(
+    "--check", is_flag=True, help=f"Compare with the files in -o (or {FOLDER}); exit 3 on drift."
+)
+@seed_option
+@json_option
+def compile_command(
+    found: list[Entry], output: str | None, asked: Asked, n: int, n_kv: int, emit: str | None,
+    check: bool, seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Compile the patterns of FILE, or of every *.py in a folder.
+
+    With -o each pattern becomes a module with its kernel sources, for --target or for all that
+    have such kernels. With --emit the value at one stage is printed: the mask, its formula, the
+    proved facts, the plan, or the source. With neither, kernels are built and a summary is
+    printed, with the costs at --n tokens.
+    """
+    if emit and (check or output is not None):
+        raise UsageMistake("--emit prints, -o and --check compare files", "choose one", at="--emit")
+    if check or output is not None:
+        _modules([entry.refuse_params() for entry in found], output, asked, check, as_json)
+    elif emit is not None:
+        texts = {
+            entry.name: stage_text(entry, asked, emit, n, n_kv)
+            for entry in one_by_one(found, "compiling")
+        }
+        write_json({emit: texts}) if as_json else click.echo(_joined(texts), nl=False)
+    else:
+        _summaries(found, asked, n, n_kv, seed, as_json)
+
+
+def _modules(
+    found: list[Entry], output: str | None, asked: Asked, check: bool, as_json: bool
+) -> None:
+    """Write, print or compare what the patterns generate."""
+    files: dict[str, str] = {}
+    for entry in one_by_one(found, "generating"):
+        files |= generated_files(entry, asked)
+    if check:
+        folder = Path(output or FOLDER)
+        check_files(files, folder, found)
+        same = f"{len(files)} files in {folder} are what the patterns give"
+        write_json({"checked": sorted(files)}) if as_json else click.echo(same)
+    elif output == "-":
+        write_json({"files": files}) if as_json else click.echo(_joined(files), nl=False)
+    else:
+        paths = [Path(output or FOLDER) / name for name in files]
+        for path, text in zip(paths, files.values(), strict=True):
+            write_file(path, text)
+        write_json({"written": [str(path) for path in paths]}) if as_json else click.echo(
+            "\n".join(map(str, paths))
+        )
+
+
+def _joined(texts: dict[str, str]) -> str:
+    """The texts, each below its name where there are several."""
+    parts = [text if text.endswith("\n") else f"{text}\n" for text in texts.values()]
+    if len(texts) == 1:
+        return parts[0]
+    return "\n".join(f"==> {name} <==\n{text}" for name, text in zip(texts, parts, strict=True))
+
+
+# ------------------------------------------------------------------ summaries
+
+
+def _summaries(
+    found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_json: bool
+) -> None:
+    summaries = []
+    for entry in one_by_one(found, "compiling"):
+        data = data_of(entry, n, n_kv, seed)
+        summaries.append(_summary(entry, asked, n, n_kv, data))
+        if not as_json:
+            click.echo(_as_text(summaries[-1]))
+    if as_json:
+        write_json({"patterns": summaries})
+
+
+def _summary(
+    entry: Entry, asked: Asked, n: int, n_kv: int, data: dict[str, object]
+) -> dict[str, Any]:
+    """What was built for one pattern, and what it costs."""
+    from maskc import driver
+    from maskc.cli.costs import costs
+
+    problem = asked.problem(entry.mask)
+    plan = driver.planned(entry.mask, problem, asked.chosen(problem))
+    return {
+        "name": entry.name,
+        "formula": str(entry.mask),
+        "target": plan.target.name,
+        "dtype": problem.dtype.value,
+        "head_dim": problem.head_dim,
+        "tile": [plan.tile.q, plan.tile.k],
+        **_built(plan, entry.name),
+        "costs": costs(entry.mask, plan, n, n_kv, data),
+    }
+
+
+def _built(plan: Plan, name: str) -> dict[str, Any]:
+    """The source and its build; why not, where the toolchain is not here."""
+    from maskc import driver
+    from maskc.build import build
+
+    unit = driver.bundled(plan, name).units[0]
+    source = {"lines": unit.text.count("\n"), "digest": unit.digest}
+    start = perf_counter()
+    try:
+        binary = build(unit, directions=plan.target.directions)
+    except (NoCompiler, ExtraMissing) as missing:
+        return {"source": source, "built": None, "reason": missing.finding}
+    built = {
+        "toolchain": binary.report.toolchain,
+        "bytes": len(binary.code),
+        "seconds": round(perf_counter() - start, 3),
+    }
+    return {"source": source, "built": built, "reason": None}
+
+
+def _as_text(summary: dict[str, Any]) -> str:
+    from maskc.cli.costs import cost_lines
+
+    built, source = summary["built"], summary["source"]
+    tile = " x ".join(map(str, summary["tile"]))
+    if built:
+        how = f"{built['toolchain']}, {built['bytes'] / 1024:.0f} KiB, {built['seconds']:.2f} s"
+    else:
+        how = f"no, {summary['reason']}"
+    return "\n".join((
+        f"{summary['name']}: {summary['formula']}",
+        f"  kernel   {summary['target']}, {summary['dtype']}, head_dim {summary['head_dim']}, "
+        f"tiles of {tile}",
+        f"  source   {source['lines']} lines, sha256 {source['digest'][:12]}",
+        f"  built    {how}",
+        *(f"  {line}" for line in cost_lines(summary["costs"])),
+    ))  # fmt: skip

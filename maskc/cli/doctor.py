@@ -1,0 +1,70 @@
+"""maskc doctor: what this machine has, and what each gap costs."""
+
+from __future__ import annotations
+
+import click
+
+from maskc.cli.options import json_option
+from maskc.cli.output import write_json, write_table
+
+COSTS = {
+    "C compiler": "CPU kernels run in NumPy, much slower: install gcc or clang, or set CC",
+    "cache": "every process builds its kernels again: set MASKC_CACHE_DIR to a writable folder",
+    "CUDA driver": "no CUDA kernel can run here; the CPU target works",
+    "GPUs": "no CUDA kernel can run here; the CPU target works",
+    "NVRTC": "no CUDA kernel can be built: pip install 'maskc[cuda13]'",
+    "CUDA headers": "no CUDA kernel can be built: pip install 'maskc[cuda13]'",
+    "CuPy": "no CUDA kernel can be built or run: pip install 'maskc[cuda13]'",
+    "cuda.core": "arrays of other libraries are read through NumPy, CUDA arrays not at all",
+    "cuda.bindings": "no CUDA kernel can run here: pip install 'maskc[cuda13]'",
+    "torch": "no torch tensors, no autograd, and bench has nobody to compare with",
+    "ml_dtypes": "no bfloat16 in NumPy: pip install ml_dtypes",
+    "numpy": "nothing works",
+    "matplotlib": "no PNG and SVG pictures, the terminal draws: pip install 'maskc[figures]'",
+}
+"""By probe, what its absence costs and what to do."""
+
+
+@click.command(short_help="Report what this machine has and what each gap costs.")
+@json_option
+def doctor(as_json: bool) -> None:
+    """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, and what each gap costs."""
+    from maskc import __version__
+    from maskc.build.toolchain import Probe, probes
+    from maskc.runtime.device import default_target
+
+    found = (*probes(), Probe("matplotlib", *_matplotlib()))
+    target = default_target()
+    if as_json:
+        write_json({
+            "maskc": __version__,
+            "target": target,
+            "probes": [
+                {
+                    "name": probe.name, "ok": probe.ok, "found": probe.found,
+                    "cost": "" if probe.ok else COSTS.get(probe.name, ""),
+                }
+                for probe in found
+            ],
+        })  # fmt: skip
+        return
+    click.echo(
+        f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n"
+    )
+    write_table(
+        ("looked for", "", "found", "what the gap costs"),
+        [
+            (probe.name, "ok" if probe.ok else "missing", probe.found,
+             "" if probe.ok else COSTS.get(probe.name, ""))
+            for probe in found
+        ],
+    )  # fmt: skip
+
+
+def _matplotlib() -> tuple[bool, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return True, version("matplotlib")
+    except PackageNotFoundError:
+        return False, "not installed"

@@ -1,0 +1,185 @@
+"""What a command works on: the masks of a file, of a folder, or of an expression."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maskc.core.errors import (
+    FileMissing,
+    MaskcError,
+    NoPattern,
+    NotAnInteger,
+    SeveralErrors,
+    UsageMistake,
+)
+
+if TYPE_CHECKING:
+    from maskc.dsl.mask import Mask
+    from maskc.dsl.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A mask to work on."""
+
+    name: str
+    """The pattern's name; `mask` for an expression."""
+    mask: Mask
+    title: str
+    """First line of its docstring, or its name."""
+    source: str = ""
+    """What gave it, as it was written on the command line: a path, or --expr and its text."""
+    whole_folder: bool = False
+    """Whether all patterns of a folder were asked for."""
+    params: Mapping[str, int] = field(default_factory=dict)
+    """Call-time parameters set with --set."""
+
+    def refuse_params(self) -> Entry:
+        """Itself; for commands that write code, where a parameter keeps its default.
+
+        Raises:
+            UsageMistake: --set named a parameter that calls give.
+        """
+        for name in self.params:
+            raise UsageMistake(
+                f"--set {name}: it is a parameter of the call, mc.param({name!r}, ...)",
+                f"pass {name}=... when the compiled mask is called, or change its default",
+                at="--set",
+            )
+        return self
+
+
+def entries(
+    path: str | None, expr: str | None, settings: tuple[str, ...], pattern: str | None
+) -> list[Entry]:
+    """All masks the arguments name, in file order.
+
+    Args:
+        path: a pattern file, or a folder, which means every *.py in it.
+        expr: a mask expression, instead.
+        settings: `name=value` texts; each must be a parameter somewhere.
+        pattern: only the pattern of this name.
+
+    Raises:
+        UsageMistake: both or neither given, or a name that nothing has.
+        MaskcError: the mistakes of all files together, as SeveralErrors.
+    """
+    if (path is None) == (expr is None):
+        wrong = "a pattern file and --expr were both given" if path else "nothing to work on"
+        hint = 'give a pattern file, a folder of them, or --expr "causal() & window(1023)"'
+        raise UsageMistake(wrong, hint, at="FILE")
+    found = _from_expr(expr) if expr is not None else _from_files(path or "")
+    if pattern is not None:
+        _known(pattern, list(found), "--pattern", "no pattern")
+        found = {pattern: found[pattern]}
+    source = shlex.quote(path or "") if expr is None else f"--expr {shlex.quote(expr)}"
+    whole = path is not None and pattern is None and Path(path).is_dir()
+    return [
+        replace(entry, source=source, whole_folder=whole)
+        for entry in _with_settings(found, _settings(settings))
+    ]
+
+
+def _from_expr(expr: str) -> dict[str, Pattern | Mask]:
+    from maskc.dsl.parser import parse_mask
+
+    return {"mask": parse_mask(expr)}
+
+
+def _from_files(path: str) -> dict[str, Pattern | Mask]:
+    from maskc.dsl.loader import load
+
+    place = Path(path)
+    if not place.exists():
+        raise FileMissing(path)
+    files = [place]
+    if place.is_dir():
+        files = sorted(file for file in place.glob("*.py") if not file.name.startswith(("_", ".")))
+        if not files:
+            raise NoPattern(at=path)
+    found: dict[str, Pattern | Mask] = {}
+    owner: dict[str, Path] = {}
+    wrong: list[MaskcError] = []
+    for file in files:
+        try:
+            loaded = load(file)
+        except MaskcError as error:
+            wrong += error.errors if isinstance(error, SeveralErrors) else (error,)
+            continue
+        for name, value in loaded.items():
+            if name in owner:
+                both = f"{owner[name].name} and {file.name} both define {name!r}"
+                raise UsageMistake(both, "give each its own name, or compile one at a time")
+            found[name], owner[name] = value, file
+    if wrong:
+        raise wrong[0] if len(wrong) == 1 else SeveralErrors(tuple(wrong))
+    return found
+
+
+# ------------------------------------------------------------------ --set
+
+
+def _settings(texts: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            hint = "for example --set window=512"
+            raise UsageMistake(f"--set expects name=value, found {text!r}", hint, at="--set")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _with_settings(found: dict[str, Pattern | Mask], settings: dict[str, str]) -> list[Entry]:
+    made, known = [], set()
+    for name, value in found.items():
+        entry, names = _entry(name, value, settings)
+        made.append(entry)
+        known |= names
+    for name in settings:
+        _known(name, sorted(known), "--set", "no parameter")
+    return made
+
+
+def _entry(name: str, value: Pattern | Mask, settings: dict[str, str]) -> tuple[Entry, set[str]]:
+    """The entry with the settings that are its own, and the names it knows."""
+    from maskc.dsl.pattern import Pattern
+
+    names: set[str] = set()
+    mask, title = value, name
+    if isinstance(value, Pattern):
+        names = {label for label, _, _ in value.parameters}
+        mask = value.with_text({key: text for key, text in settings.items() if key in names})
+        title = value.doc.split("\n")[0] or name
+    of_call = call_parameters(mask) - names
+    params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
+    return Entry(name, mask, title, params=params), names | of_call
+
+
+def call_parameters(mask: Mask) -> set[str]:
+    """Names of the mask's parameters, mc.param(...)."""
+    from maskc.core.expr import params
+    from maskc.reference.dense import formulas, walk
+
+    return {name for node in walk(mask) for part in formulas(node) for name in params(part)}
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise NotAnInteger("--set", name, text, at="--set") from None
+
+
+def _known(name: str, names: list[str], option: str, wrong: str) -> None:
+    if name in names:
+        return
+    near = get_close_matches(name, names, n=3)
+    known = ", ".join(names) or "none"
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageMistake(f"{option}: {wrong} {name!r}", f"{hint}there is: {known}", at=option)

@@ -1,0 +1,79 @@
+"""maskc explain: what was proved about a mask, what it costs, and why it runs the way it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry
+from maskc.cli.options import (
+    Asked,
+    data_of,
+    json_option,
+    length_options,
+    mask_source,
+    problem_options,
+    seed_option,
+)
+from maskc.cli.output import one_by_one, write_json
+from maskc.cli.stages import planned
+
+if TYPE_CHECKING:
+    from maskc.plan.types import Plan
+
+
+@click.command(short_help="Say what was proved, what it costs, and why this plan.")
+@mask_source
+@problem_options
+@length_options(4096)
+@seed_option
+@json_option
+def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_json: bool) -> None:
+    """Pieces, facts with their proofs, costs as formulas and at --n tokens, and the plan.
+
+    Costs of a mask that reads data are those of made-up data.
+    """
+    from maskc.cli.costs import cost_lines, costs
+    from maskc.plan import explain as plan_report
+
+    reports = []
+    for entry in one_by_one(found, "explaining"):
+        plan = planned(entry, asked)
+        cost = costs(entry.mask, plan, n, n_kv, data_of(entry, n, n_kv, seed))
+        if as_json:
+            reports.append({**_plain(entry, plan), "costs": cost})
+            continue
+        text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n")]
+        click.echo("\n".join([*text, *cost_lines(cost), ""]))
+    if as_json:
+        write_json({"patterns": reports})
+
+
+def _plain(entry: Entry, plan: Plan) -> dict[str, Any]:
+    """The report as plain values."""
+    from maskc.analysis.counts import closed_form
+    from maskc.core.expr_text import to_people
+
+    sets = []
+    for index, (mask, facts) in enumerate(zip(plan.masks, plan.facts, strict=True)):
+        form = closed_form(mask.ir.keep)
+        sets.append({
+            "heads": [head for head, which in enumerate(plan.of_head) if which == index],
+            "keep": to_people(mask.ir.keep),
+            "pieces": [
+                {"kind": piece.kind, "keep": to_people(piece.keep)} for piece in mask.ir.pieces
+            ],
+            "facts": [
+                {"name": f.name, "holds": f.holds, "where": f.where, "proof": f.proof}
+                for f in facts
+            ],
+            "live_pairs": None if form is None else {
+                "formula": str(form.pairs), "least": form.least, "period": form.period,
+            },
+        })  # fmt: skip
+    return {
+        "name": entry.name, "formula": str(entry.mask), "target": plan.target.name,
+        "dtype": plan.problem.dtype.value, "head_dim": plan.problem.head_dim,
+        "tile": [plan.tile.q, plan.tile.k], "reasons": list(plan.reasons), "sets": sets,
+    }  # fmt: skip

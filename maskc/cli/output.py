@@ -1,0 +1,115 @@
+"""How results and progress are written: rich tables and JSON to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import click
+
+from maskc.core.errors import UsageMistake
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+_PLAIN_WIDTH = 112
+"""Columns where the output is no terminal."""
+
+
+def write_json(value: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def columns() -> int:
+    """Width of the terminal, or of a page."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+
+
+def wants_color() -> bool:
+    """Whether stdout is a terminal that has not said otherwise."""
+    import os
+
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PLAIN_WIDTH
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def write_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()
+) -> None:
+    """A table on stdout; the columns in `numbers` are flush right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, head in enumerate(heads):
+        right = index in numbers
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    _console().print(table)
+
+
+_STYLES = {"ok": "green", "FAILED": "bold red", "missing": "yellow"}
+
+
+def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
+    """The items, with a progress line on stderr where that is a terminal and there are several."""
+    if len(items) < 2 or not sys.stderr.isatty():
+        yield from items
+        return
+    with _console(stderr=True).status("") as status:
+        for number, item in enumerate(items, start=1):
+            name = getattr(item, "name", item)
+            status.update(f"{doing} {name} ({number} of {len(items)})")
+            yield item
+
+
+@contextmanager
+def told() -> Iterator[Teller]:
+    """A function that shows what happens now: a line on stderr, replaced on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: click.echo(text, err=True)
+        return
+    with _console(stderr=True).status("") as status:
+        yield status.update
+
+
+class Teller(Protocol):
+    """Told, in a few words, what happens next."""
+
+    def __call__(self, text: str, /) -> object: ...
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text, making its folder.
+
+    Raises:
+        UsageMistake: that is not possible.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> UsageMistake:
+    """The mistake of a place that cannot be written."""
+    reason = error.strerror or type(error).__name__
+    return UsageMistake(f"cannot write {path}: {reason}", "choose another place with -o", at="-o")

@@ -1,0 +1,69 @@
+"""What `--emit STAGE` prints: the value at one arrow of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from maskc.cli.entries import Entry
+from maskc.cli.options import Asked
+
+if TYPE_CHECKING:
+    from maskc.ir.types import MaskIR
+    from maskc.plan.types import Heads, Plan
+
+STAGES = ("mask", "ir", "facts", "plan", "source")
+
+
+def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> str:
+    """The value of one stage as text.
+
+    Args:
+        stage: one of STAGES.
+        n_q, n_kv: where the plan's costs are computed.
+
+    Raises:
+        MaskcError: an earlier stage refuses the mask or the problem.
+    """
+    from maskc import driver
+    from maskc.plan.explain import explain
+
+    if stage == "mask":
+        return f"{entry.mask}\n"
+    if stage in ("ir", "facts"):
+        heads = driver.understood(entry.mask, asked.heads_for(entry.mask))
+        return "\n".join(_per_set(heads, stage)) + "\n"
+    plan = planned(entry, asked)
+    if stage == "plan":
+        return explain(plan, n_q, n_kv)
+    return driver.bundled(plan, entry.name).units[0].text
+
+
+def planned(entry: Entry, asked: Asked) -> Plan:
+    """The plan for what is asked."""
+    from maskc import driver
+
+    problem = asked.problem(entry.mask)
+    return driver.planned(entry.mask, problem, asked.chosen(problem))
+
+
+def _per_set(heads: Heads, stage: str) -> Iterator[str]:
+    from maskc.viz import words
+
+    for index, (ir, facts) in enumerate(zip(heads.masks, heads.facts, strict=True)):
+        if heads.of_head:
+            mine = tuple(h for h, which in enumerate(heads.of_head) if which == index)
+            yield f"{words.heads(mine)}:"
+        yield from _formulas(ir) if stage == "ir" else map(str, facts)
+
+
+def _formulas(ir: MaskIR) -> Iterator[str]:
+    from maskc.core.expr_text import to_people
+
+    yield f"keep  {to_people(ir.keep)}"
+    for piece in ir.pieces:
+        yield f"piece {to_people(piece.keep)}"
+    for name, default in ir.params.items():
+        yield f"param {name} = {default}"
+    for decl in ir.data:
+        yield f"data  {decl.name}: {decl.kind.value}"

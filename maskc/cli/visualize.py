@@ -1,0 +1,176 @@
+"""maskc visualize: the mask as a picture, in the terminal or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry
+from maskc.cli.options import (
+    Asked,
+    cost_options,
+    data_of,
+    json_option,
+    length_options,
+    mask_source,
+    seed_option,
+)
+from maskc.cli.output import columns, one_by_one, unwritable, wants_color, write_json
+from maskc.core.errors import UsageMistake
+
+if TYPE_CHECKING:
+    from maskc.viz.picture import Picture
+
+_JSON_CELLS = 64
+"""Cells across the raster in JSON, at most."""
+_BESIDE = 48
+"""Columns of a terminal that axes and numbers take."""
+
+
+class SpanType(click.ParamType):
+    """Q0:Q1,K0:K1; one range means both."""
+
+    name = "range"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int, int, int]:
+        """(q0, q1, k0, k1)."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        try:
+            ends = [tuple(map(int, part.split(":"))) for part in parts]
+            ((q0, q1), (k0, k1)) = ends * 2 if len(ends) == 1 else ends
+        except ValueError:
+            self.fail(f"{value!r} is not Q0:Q1,K0:K1, for example 0:256,768:1024", param, ctx)
+        if min(q0, k0) < 0 or q0 > q1 or k0 > k1:
+            self.fail(f"{value!r} does not ascend from 0 on", param, ctx)
+        return q0, q1, k0, k1
+
+
+class TileType(click.ParamType):
+    """Q,K; one number means both."""
+
+    name = "tile"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """(queries, keys)."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            sides = [int(part) for part in str(value).split(",")]
+            first, second = sides * 2 if len(sides) == 1 else sides
+        except ValueError:
+            self.fail(f"{value!r} is not Q,K, for example 128,64", param, ctx)
+        return first, second
+
+
+@click.command(short_help="Draw the mask in the terminal, or as PNG or SVG.")
+@mask_source
+@click.option("-o", "--output", metavar="PICTURE", help="Write a *.png or *.svg file.")
+@length_options(4096)
+@click.option(
+    "--range", "span", type=SpanType(), metavar="Q0:Q1,K0:K1",
+    help="Draw this part only; up to 256 x 256 tokens its elements.",
+)  # fmt: skip
+@click.option(
+    "--tile",
+    type=TileType(),
+    metavar="Q,K",
+    help="Tokens of the tiles; suitable ones, if not given.",
+)
+@cost_options
+@seed_option
+@json_option
+def visualize(
+    found: list[Entry], output: str | None, n: int, n_kv: int,
+    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: Asked, seed: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Draw the mask of FILE: tiles by class, elements where the range is small.
+
+    Without -o it is drawn in the terminal. Several patterns into one -o give one file each, with
+    the pattern's name before the suffix. Nothing of size N x N is made, whatever N is.
+    """
+    from maskc.viz.canvas import format_of
+
+    if span is not None and (span[1] > n or span[3] > n_kv):
+        raise UsageMistake(
+            f"the range reaches {span[1]} queries and {span[3]} keys, there are {n} and {n_kv}",
+            "give the lengths with --n and --n-kv", at="--range",
+        )  # fmt: skip
+    if output is not None:
+        format_of(output)
+    pictures = [
+        _picture(entry, asked, n, n_kv, span, tile, seed) for entry in one_by_one(found, "drawing")
+    ]
+    if output is not None:
+        _write(pictures, Path(output), as_json)
+    elif as_json:
+        write_json({"pictures": [_plain(shown) for shown in pictures]})
+    else:
+        _draw(pictures)
+
+
+def _picture(
+    entry: Entry, asked: Asked, n: int, n_kv: int, span: tuple[int, int, int, int] | None,
+    tile: tuple[int, int] | None, seed: int,
+) -> Picture:  # fmt: skip
+    from maskc.viz.picture import picture
+
+    return picture(
+        entry.mask, n, n_kv, name=entry.name, span=span, tile=tile,
+        n_heads=asked.heads_for(entry.mask), head_dim=asked.head_dim, dtype=asked.dtype,
+        data=data_of(entry, n, n_kv, seed),
+    )  # fmt: skip
+
+
+def _draw(pictures: list[Picture]) -> None:
+    from maskc.viz.terminal import render
+
+    width = min(max(columns() - _BESIDE, 24), 64)
+    for index, shown in enumerate(pictures):
+        click.echo("\n" * bool(index) + render(shown, width, wants_color()), nl=False)
+
+
+def _write(pictures: list[Picture], path: Path, as_json: bool) -> None:
+    from maskc.viz.figure import write
+
+    paths = [path]
+    if len(pictures) > 1:
+        paths = [path.with_name(f"{path.stem}.{shown.name}{path.suffix}") for shown in pictures]
+    for shown, place in zip(pictures, paths, strict=True):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write(shown, place)
+        except OSError as error:
+            raise unwritable(place, error) from None
+        if not as_json:
+            click.echo(str(place))
+    if as_json:
+        write_json({"written": [str(place) for place in paths]})
+
+
+def _plain(shown: Picture) -> dict[str, Any]:
+    """The picture's numbers, and its raster as rows of digits: 0 empty, 1 partial, 2 full."""
+    span = shown.span
+    panels = []
+    for panel in shown.panels:
+        cells, numbers = panel.raster.fit(_JSON_CELLS, _JSON_CELLS), panel.numbers
+        panels.append({
+            "heads": list(panel.heads), "live_pairs": numbers.live, "pairs": numbers.pairs,
+            "live_share": numbers.live_share, "tile": list(numbers.tile), "full": numbers.full,
+            "partial": numbers.partial, "empty": numbers.empty, "waste": numbers.waste,
+            "flops": numbers.flops, "bytes": numbers.bytes,
+            "unit": list(panel.raster.unit), "units_per_cell": list(cells.covers),
+            "cells": ["".join(map(str, row)) for row in cells.classes.tolist()],
+        })  # fmt: skip
+    return {
+        "name": shown.name, "formula": shown.formula, "n_q": shown.n_q, "n_kv": shown.n_kv,
+        "range": [span.q0, span.q1, span.k0, span.k1], "panels": panels,
+    }  # fmt: skip
