@@ -31,6 +31,8 @@ def environment(device: str) -> dict[str, object]:
     found: dict[str, object] = {"maskc": __version__, "python": platform.python_version()}
     found |= {name: _version(names) for name, names in _PACKAGES.items()}
     found |= {"cpu": _processor(), "cores": cores(), "compiler": _compiler()}
+    if device == "cpu" and hasattr(os, "getloadavg"):
+        found["load_before"] = round(os.getloadavg()[0], 1)  # a busy machine shows in the times
     if device == "cuda":
         found |= {"gpu": _gpu(), "driver": _driver(), "cuda": _cuda()}
     return found

@@ -26,6 +26,7 @@ IMPLS = {
     "fa2": "SDPA's flash backend; with its window arguments for a plain window",
     "cudnn": "SDPA's cuDNN backend",
 }
+GPU_ONLY = ("fa2", "cudnn")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 """Largest boolean mask handed to SDPA."""
 
@@ -72,7 +73,7 @@ def make_rival(
     Raises:
         Unavailable: it could be asked for this case, but cannot run it here.
     """
-    form, on_gpu = form_of(case), tensors.device == "cuda"
+    form = form_of(case)
     if impl == "flex":
         from maskc.bench.flex import flex_contender
 
@@ -84,8 +85,6 @@ def make_rival(
         return sdpa(attn_mask=boolean_mask(case, tensors, pairs))
     if impl == "sdpa_causal":
         return sdpa(is_causal=True) if form.name == "causal" else None
-    if not on_gpu:
-        return None
     if impl == "fa2" and form.name == "window":
         return _flash_window(case, tensors, backward, form)
     if form.name not in ("full", "causal"):

@@ -24,6 +24,7 @@ from maskc.bench.report import reason
 from maskc.bench.report import summary as summary
 from maskc.bench.report import table as table
 from maskc.bench.rivals import (
+    GPU_ONLY,
     IMPLS,
     Contender,
     Unavailable,
@@ -196,7 +197,8 @@ class _Bench:
         found = []
         if "maskc" in impls:
             found.append(maskc_contender(self.case, self.tensors, attn, self.backward))
-        others = [impl for impl in impls if impl != "maskc"]
+        elsewhere = ("maskc",) if self.tensors.device == "cuda" else ("maskc", *GPU_ONLY)
+        others = [impl for impl in impls if impl not in elsewhere]
         if others and not has_torch():
             self.note("rivals", "PyTorch is not installed")
             return found

@@ -7,6 +7,7 @@ mistake in one of the two shows.
 from __future__ import annotations
 
 import ctypes
+import os
 import shlex
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ FLAGS = (
     "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
     "-Wno-unused-parameter", "-Wno-psabi",
 )  # fmt: skip
+COMPILER = os.environ.get("CC", "gcc")
 NATIVE = ("-march=native",)
 TILE = TileShape(64, 64)
 NUMPY = {
@@ -79,7 +81,7 @@ def build(
     folder = Path(tempfile.mkdtemp(prefix="maskc-test-"))
     (folder / "kernel.c").write_text(render(TEMPLATE, source))
     macros = [f"-D{feature.macro}=1" for feature in sorted(features, key=lambda f: f.name)]
-    command = ["gcc", *FLAGS, *flags, *macros, "-o", "kernel.so", "kernel.c"]
+    command = [COMPILER, *FLAGS, *flags, *macros, "-o", "kernel.so", "kernel.c"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} in {folder}\n{done.stderr}")

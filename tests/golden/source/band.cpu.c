@@ -152,13 +152,14 @@ FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch
     struct TileList list = {0};
     const i32 n_q = p->n_q, n_kv = p->n_kv;
     (void)n_q; (void)n_kv; (void)batch; (void)head;
+    i32 last = 0;
     list.first = max_i32(floor_div(-m.c0, 64) + ti, 0);
-    list.count = m.c0 + n_kv > 64 * ti && m.c0 + m.c1 >= 0 ?
+    last = m.c0 + n_kv > 64 * ti && m.c0 + m.c1 >= 0 ?
             min_i32(min_i32(floor_div(m.c1 + n_q + 63, 64) - 1, (n_kv + 63) / 64 -
             1), floor_div(m.c1 + 63, 64) + ti) + 1 : list.first;
     list.full_first = max_i32(0, floor_div(-m.c0 + 62, 64) + ti + 1);
     list.full_last = min_i32(floor_div(m.c1 + 1, 64) + ti - 1, (n_kv + 63) / 64 - 1) + 1;
-    list.count = max_i32(0, list.count - list.first);  // it held the end
+    list.count = max_i32(0, last - list.first);
     return list;
 }
 
@@ -167,13 +168,14 @@ FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 ba
     struct TileList list = {0};
     const i32 n_q = p->n_q, n_kv = p->n_kv;
     (void)n_q; (void)n_kv; (void)batch; (void)head;
+    i32 last = 0;
     list.first = max_i32(floor_div(-m.c1, 64) + tj, 0);
-    list.count = m.c1 + n_q > 64 * tj && m.c0 + m.c1 >= 0 ?
+    last = m.c1 + n_q > 64 * tj && m.c0 + m.c1 >= 0 ?
             min_i32(min_i32(floor_div(m.c0 + n_kv + 63, 64) - 1, (n_q + 63) / 64 -
             1), floor_div(m.c0 + 63, 64) + tj) + 1 : list.first;
     list.full_first = max_i32(0, floor_div(-m.c1 + 62, 64) + tj + 1);
     list.full_last = min_i32(floor_div(m.c0 + 1, 64) + tj - 1, (n_q + 63) / 64 - 1) + 1;
-    list.count = max_i32(0, list.count - list.first);  // it held the end
+    list.count = max_i32(0, last - list.first);
     return list;
 }
 
