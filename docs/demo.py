@@ -36,7 +36,6 @@ def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def main() -> None:
     mask = mc.causal() & (mc.sinks(16) | mc.window(255))
-    print(f"mask = {mask}\n")
     print(draw(mask, TOKENS))
 
     start = perf_counter()

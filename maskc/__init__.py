@@ -1,5 +1,7 @@
 """maskc: write an attention mask as a set; get a proved layout and a specialised kernel."""
 
+from typing import TYPE_CHECKING
+
 from maskc.api import attention as attention
 from maskc.api import merge as merge
 from maskc.core.errors import MaskcError as MaskcError
@@ -38,4 +40,16 @@ from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask as CompiledMask
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """CompiledMask on demand: importing maskc loads no runtime."""
+    if name == "CompiledMask":
+        from maskc.runtime.compiled import CompiledMask
+
+        return CompiledMask
+    raise AttributeError(f"module 'maskc' has no attribute {name!r}")

@@ -36,12 +36,13 @@ def compile(
     name: str = "mask",
 ) -> CompiledMask:
     """See Mask.compile."""
+    from maskc.plan.explain import explain
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
 
     wanted = problem(head_dim, head_dim_v, n_heads, dtype)
     made = planned(mask, wanted, Target.named(target or default_target(wanted)))
-    return CompiledMask(bundled(made, name), made.target.name)
+    return CompiledMask(bundled(made, name), made.target.name, lambda: explain(made))
 
 
 def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:

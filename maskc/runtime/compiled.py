@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from maskc.build import BuildReport, build
@@ -38,12 +38,15 @@ class CompiledMask:
     To capture a call in a CUDA graph, make one with the same shapes and data before.
     """
 
-    def __init__(self, bundle: Bundle, target: str | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None
+    ) -> None:
         """Choose the source; nothing is built yet.
 
         Args:
             bundle: what compilation gave.
             target: one of its targets; None takes what this machine has.
+            report: writes what explain() returns; None takes the bundle's own text.
 
         Raises:
             UnknownTarget: the bundle has no source for it.
@@ -57,6 +60,7 @@ class CompiledMask:
         if unit is None:
             raise UnknownTarget(target, ", ".join(targets), at="target")
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
+        self._report = report
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._plans: Recent[Plan] = Recent()
@@ -313,7 +317,7 @@ class CompiledMask:
 
     def explain(self) -> str:
         """Why this plan, what it costs, and when dense attention would be faster."""
-        return self.bundle.report
+        return self._report() if self._report else self.bundle.report
 
     def layout(
         self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
