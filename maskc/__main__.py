@@ -1,0 +1,5 @@
+"""`python -m maskc` is the command `maskc`."""
+
+from maskc.cli import main
+
+main()
