@@ -14,9 +14,11 @@ from maskc.core.errors import (
     MaskcError,
     NoPattern,
     NotAnInteger,
+    PatternFailed,
     SeveralErrors,
     UsageMistake,
 )
+from maskc.core.source import raised_at
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -154,11 +156,23 @@ def _entry(name: str, value: Pattern | Mask, settings: dict[str, str]) -> tuple[
     mask, title = value, name
     if isinstance(value, Pattern):
         names = {label for label, _, _ in value.parameters}
-        mask = value.with_text({key: text for key, text in settings.items() if key in names})
+        mask = _called(value, {key: text for key, text in settings.items() if key in names})
         title = value.doc.split("\n")[0] or name
     of_call = call_parameters(mask) - names
     params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
     return Entry(name, mask, title, params=params), names | of_call
+
+
+def _called(pattern: Pattern, settings: dict[str, str]) -> Mask:
+    """The pattern's mask; what its own code raises becomes a mistake with its line."""
+    try:
+        return pattern.with_text(settings)
+    except MaskcError:
+        raise
+    except Exception as error:
+        file = pattern.loc.file if pattern.loc else ""
+        at = raised_at(error, file) or pattern.loc
+        raise PatternFailed(type(error).__name__, error, at=at) from None
 
 
 def call_parameters(mask: Mask) -> set[str]:

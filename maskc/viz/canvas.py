@@ -114,12 +114,14 @@ class Page:
             )
         )  # fmt: skip
 
-    def legend(self, left: float, base: float, entries: Iterable[tuple[str, str]]) -> None:
+    def legend(
+        self, left: float, base: float, entries: Iterable[tuple[str, str]], fontsize: float = 9
+    ) -> None:
         """Swatches and words in a line of text."""
         for color, label in entries:
-            self.swatch(left, base, color)
-            self.text(left + 0.2, base, label, color=QUIET)
-            left += 0.5 + 0.075 * len(label)
+            self.swatch(left, base, color, side=0.0145 * fontsize)
+            self.text(left + 0.022 * fontsize, base, label, fontsize=fontsize, color=QUIET)
+            left += (0.055 + 0.0085 * len(label)) * fontsize
 
     def save(self, path: str | Path, kind: str) -> None:
         """Write the file, without a date."""

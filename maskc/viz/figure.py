@@ -157,7 +157,9 @@ def _gallery(shown: list[Picture], columns: int) -> Page:
     columns = max(1, min(columns, len(panels)))
     rows = -(-len(panels) // columns)
     step_x, step_y = _SMALL + 0.34, _SMALL + 0.85
-    page = Page.blank(2 * _MARGIN - 0.34 + columns * step_x, 0.35 + rows * step_y + 0.3)
+    narrow = columns < 3  # too narrow for all of the foot in one line
+    height = 0.35 + rows * step_y + (0.55 if narrow else 0.3)
+    page = Page.blank(max(2 * _MARGIN - 0.34 + columns * step_x, 4.6), height)
     for index, (one, drawn) in enumerate(zip(shown, panels, strict=True)):
         x, y = _MARGIN + index % columns * step_x, 0.6 + index // columns * step_y
         paint(page, drawn, x, y)
@@ -165,8 +167,14 @@ def _gallery(shown: list[Picture], columns: int) -> Page:
         share = f"{words.percent(drawn.panel.numbers.live_share)} live"
         page.text(x, y + drawn.height + 0.19, share, fontsize=10.5, color=QUIET)
     if shown:
-        foot = f"{words.lengths(shown[0])}; queries go down, keys go right"
-        page.text(_MARGIN, page.height - 0.28, foot, fontsize=10.5, color=QUIET)
+        base = page.height - 0.28
+        page.legend(_MARGIN, base, classes(panels[0].panel.raster), fontsize=10.5)
+        foot = words.lengths(shown[0]) + ("" if columns < 2 else "; queries go down, keys go right")
+        look = {"fontsize": 10.5, "color": QUIET}
+        if narrow:
+            page.text(_MARGIN, base - 0.27, foot, **look)
+        else:
+            page.text(page.width - _MARGIN, base, foot, ha="right", **look)
     return page
 
 

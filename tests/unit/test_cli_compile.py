@@ -202,6 +202,15 @@ def test_without_a_toolchain_the_summary_says_so(monkeypatch: pytest.MonkeyPatch
     assert "  built    no, no working C compiler: tried CC=no-such-compiler (not found)\n" in text
 
 
+def test_a_table_that_fits_other_lengths_is_no_mistake(tmp_path: Path):
+    file = tmp_path / "table.py"
+    file.write_text("import maskc as mc\n\nfixed = mc.block_table([[1, 0], [1, 1]], 64)\n")
+    text = maskc("compile", file, *CPU, "--n", 100).stdout
+    assert "100 x 100: " in text
+    text = maskc("explain", file, *CPU, "--n", 200).stdout
+    assert "live     unknown at 200 x 200, give --n: " in text
+
+
 def test_data_is_made_up_and_said_so():
     done = maskc("compile", "--expr", 'causal() & documents("doc")', *CPU, "--n", 99, "--seed", 3)
     assert done.stderr == "mask: doc made up, seed 3\n"

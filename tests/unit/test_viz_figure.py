@@ -152,3 +152,13 @@ def test_another_suffix_is_refused(tmp_path: Path):
 def test_no_pattern_gives_an_empty_gallery(tmp_path: Path):
     gallery({}, tmp_path / "none.svg")
     assert (tmp_path / "none.svg").exists()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_narrow_galleries_keep_their_margins(tmp_path: Path, columns: int):
+    masks = {f"mask_{number}": mc.window(number) for number in range(columns)}
+    gallery(masks, tmp_path / "all.png", n_q=300, columns=columns)
+    image = pixels(tmp_path / "all.png")
+    assert (image[:, -10:] == 255).all()
+    assert (image[-5:] == 255).all()
+    assert len(boxes(image)) == columns
