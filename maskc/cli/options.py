@@ -111,7 +111,7 @@ def cost_options(command: Command) -> Command:
     )  # fmt: skip
     @click.option(
         "--heads", type=click.IntRange(1), metavar="H",
-        help="Query heads, where masks differ between heads.",
+        help="Query heads; where they differ, as the mask is written, else 8.",
     )  # fmt: skip
     @wraps(command)
     def wrapped(head_dim: int, dtype: str, heads: int | None, **rest: Any) -> Any:

@@ -82,7 +82,7 @@ class TileType(click.ParamType):
     "--tile",
     type=TileType(),
     metavar="Q,K",
-    help="Tokens of the tiles; suitable ones, if not given.",
+    help="Tokens of the tiles; suitable ones, if not given. Doubled while over 2048 a side.",
 )
 @cost_options
 @seed_option

@@ -26,6 +26,8 @@ MOST_ELEMENTS = 256
 
 _TILES_WANTED = 64
 _SMALLEST, _LARGEST = 16, 128
+_LARGEST_TILE = 1 << 16
+"""What a layout may have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +64,22 @@ class Raster:
         )
         live = _sums(self.classes > 0, down, right)
         full = _sums(self.classes == FULL, down, right)
-        size = _sums(np.ones_like(self.classes, dtype=bool), down, right)
+        heights, widths = (
+            np.minimum(step, size - np.arange(0, size, step))
+            for size, step in zip(self.classes.shape, (down, right), strict=True)
+        )
+        size = heights[:, None] * widths
         classes = np.where(full == size, 2, np.minimum(live, 1)).astype(np.uint8)
-        return Cells(classes, live / np.maximum(size, 1), (down, right))
+        return Cells(classes, live / size, (down, right))
 
 
 def _sums(flags: np.ndarray, down: int, right: int) -> np.ndarray:
     """Sums over blocks of down x right entries; the last ones may be smaller."""
+    starts = [np.arange(0, n, step) for n, step in zip(flags.shape, (down, right), strict=True)]
     if not flags.size:
-        return np.zeros([-(-n // step) for n, step in zip(flags.shape, (down, right), strict=True)])
-    by_row = np.add.reduceat(flags.astype(np.int64), np.arange(0, len(flags), down), axis=0)
-    return np.add.reduceat(by_row, np.arange(0, flags.shape[1], right), axis=1)
+        return np.zeros([len(start) for start in starts], dtype=np.int64)
+    by_row = np.add.reduceat(flags, starts[0], axis=0, dtype=np.int64)
+    return np.add.reduceat(by_row, starts[1], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,12 @@ def suitable_tile(n_q: int, n_kv: int) -> TileShape:
 def _suitable(length: int) -> int:
     wanted = 1 << max(0, (length - 1) // _TILES_WANTED).bit_length()
     side = min(max(wanted, _SMALLEST), _LARGEST)
-    while side * MOST_TILES < length:
+    return _coarse(side, length)
+
+
+def _coarse(side: int, length: int) -> int:
+    """The side, doubled until a raster of the length stays small, or no larger tile exists."""
+    while side * MOST_TILES < length and 2 * side <= _LARGEST_TILE:
         side *= 2
     return side
 
@@ -173,7 +185,7 @@ def picture(
         name: a title.
         span: (q0, q1, k0, k1), the part to draw, ends not included; everything when None.
         tile: (queries, keys) of the tiles to draw and count; suitable ones when None. Given,
-            tiles are drawn even where elements would fit.
+            tiles are drawn even where elements would fit. Doubled while there are more than 2048.
         n_heads: needed where heads differ.
         head_dim, head_dim_v, dtype: for the costs.
         data: the arrays and parameters the mask names; of a batch the first sequence is shown.
@@ -224,13 +236,8 @@ def numbers_of(
 
 
 def _coarse_enough(tile: TileShape, span: Span) -> TileShape:
-    """The tile, doubled until a raster of the window stays small."""
-    sides = []
-    for side, length in zip((tile.q, tile.k), span.shape, strict=True):
-        while side * MOST_TILES < length:
-            side *= 2
-        sides.append(side)
-    return TileShape(*sides)
+    n_q, n_kv = span.shape
+    return TileShape(_coarse(tile.q, n_q), _coarse(tile.k, n_kv))
 
 
 def _panel(

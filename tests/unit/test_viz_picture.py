@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core.errors import DataRange, HeadsUnknown
 from maskc.core.layout import FULL
+from maskc.core.problem import TileShape
 from maskc.viz import words
 from maskc.viz.picture import Raster, picture, suitable_tile
 
@@ -145,12 +146,21 @@ def test_a_million_tokens_cost_seconds_and_no_matrix():
     np.testing.assert_array_equal(zoomed.panels[0].raster.classes > 0, expected)
 
 
-@pytest.mark.parametrize("n", [0, 1, 16, 17, 1000, 4096, 65537, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("n", [0, 1, 16, 17, 1000, 4096, 65537, 1 << 20, 1 << 27])
 def test_suitable_tiles(n: int):
     side = suitable_tile(n, n).q
     assert side >= 16
     assert side & (side - 1) == 0
     assert n / side <= 2048
+
+
+def test_the_longest_masks_have_the_largest_tiles():
+    assert suitable_tile(1 << 30, 1 << 30) == TileShape(1 << 16, 1 << 16)
+
+
+def test_small_tiles_grow():
+    numbers = picture(mc.causal(), 10_000, tile=(1, 3)).panels[0].numbers
+    assert numbers.tile == (8, 6)
 
 
 def test_empty_lengths():
