@@ -172,9 +172,27 @@ class _CuPy:
             size = ctypes.sizeof(block)
             value = np.zeros((), np.dtype({"names": ["b"], "formats": [f"V{size}"]}))
             value["b"] = bytes(block)
-            function((grid,), (threads,), (value,), shared, self._cupy.cuda.ExternalStream(stream))
+            function((grid,), (threads,), (value,), shared, self._stream(stream))
         finally:
             runtime.setDevice(before)
+
+
+    def _stream(self, pointer: int) -> Any:
+        """CuPy's view of the caller's stream."""
+        streams = self._cupy.cuda
+        if hasattr(streams.Stream, "from_external"):
+            return streams.Stream.from_external(_Borrowed(pointer))
+        return streams.ExternalStream(pointer)
+
+
+class _Borrowed:
+    """A stream somebody else owns, as the CUDA stream protocol spells it."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
 
 
 @cache
