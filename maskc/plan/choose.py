@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from maskc.analysis.facts import MaskFacts
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import TooManyArrays
@@ -33,7 +34,10 @@ def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
     schedule = _SCHEDULES[target.family](problem)
-    masks = tuple(_planned(ir, schedule.tile) for ir in heads.masks)
+    masks = tuple(
+        _planned(ir, facts, schedule.tile)
+        for ir, facts in zip(heads.masks, heads.facts, strict=True)
+    )
     use_ranges = all(mask.ranges for mask in masks)
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
@@ -41,9 +45,11 @@ def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
     )  # fmt: skip
 
 
-def _planned(ir: MaskIR, tile: TileShape) -> PlannedMask:
+def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:
+    """Closed-form ranges are sought only where a query's keys are proved to be consecutive."""
     lifted = lift(ir.keep)
-    return PlannedMask(ir, lifted, layout_recipe(ir.keep, tile), row_ranges(lifted.shape, tile))
+    ranges = row_ranges(lifted.shape, tile) if facts.contiguous_rows.holds else None
+    return PlannedMask(ir, lifted, layout_recipe(ir.keep, tile), ranges)
 
 
 def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:

@@ -64,6 +64,9 @@ def tile_loops(
     ]
 
 
+_OPERATIONS = 300_000
+"""isl operations worth spending on a closed form: the numbers are fast too."""
+
 _MOST_LOOPS = 40
 """A longer recipe is slower than the numbers."""
 
@@ -92,7 +95,7 @@ def _loops(
         known[E.N_KV] = E.N_Q
     formula = E.substitute(keep, known) if known else keep
     try:
-        with budget():
+        with budget(_OPERATIONS):
             classes = tile_classes(formula, tile, token_universe(formula), square)
             defaults = E.params(formula)
             loops = tile_loops(classes.full, tile, True, defaults)
