@@ -185,9 +185,7 @@ def _bound(
     from maskc.layout import bind_arrays, check_lengths, sequence_arrays, split_call_data
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    params, given = split_call_data(
-        ir.data, tuple(ir.params.items()), data, sorted(ir.declared)
-    )
+    params, given = split_call_data(ir.data, tuple(ir.params.items()), data, sorted(ir.declared))
     arrays = bind_arrays(ir.data, given, n_q, n_kv)
     return n_q, n_kv, params, sequence_arrays(recipe, arrays, 0, head)
 

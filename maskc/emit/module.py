@@ -58,7 +58,8 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
         bundle=bundle, mask=_in_docstring(mask), title=_in_docstring(title), sources=sources,
         files=[file for _, file in sources], variants=[_mask(v) for v in bundle.variants],
         of_head=repr(bundle.head_variant), arrays=repr(bundle.arrays),
-        declared=[_data(decl) for decl in bundle.data], params=repr(bundle.params), unread=repr(bundle.unread),
+        declared=[_data(decl) for decl in bundle.data], params=repr(bundle.params),
+        unread=repr(bundle.unread),
         report=_in_docstring(bundle.report),
     )  # fmt: skip
     files = {f"{bundle.name}.py": text}

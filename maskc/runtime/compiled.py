@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from maskc.build import BuildReport, build
@@ -217,7 +219,7 @@ class CompiledMask:
     def _misaligned(self, places: list[int]) -> bool:
         """Whether a tensor starts off the grid, which its signature does not tell."""
         tensors = places[:5] if len(places) >= len(_BACKWARD) else places[:3]
-        return any(place & self._unaligned for place in tensors)
+        return bool(reduce(or_, tensors) & self._unaligned)
 
     def _bind(self, given: Mapping[str, Any], data: Mapping[str, Any]) -> Bound:
         """Parameters and data; the lengths must be sound before data are compared with them."""

@@ -176,7 +176,6 @@ class _CuPy:
         finally:
             runtime.setDevice(before)
 
-
     def _stream(self, pointer: int) -> Any:
         """CuPy's view of the caller's stream."""
         streams = self._cupy.cuda

@@ -683,7 +683,7 @@ void attention_forward(const struct Attention *p, i32 threads) {
 #pragma omp parallel num_threads(max_i32(1, threads))
     {
         struct Forward f;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
         for (i64 item = 0; item < items; item++) {
             const i64 row = item / group;
             const i64 pair = row / p->tile_rows;  // of a sequence and a key/value head
