@@ -104,12 +104,14 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
 
 
 def shared_bytes(tile: TileShape, head_dim: int, target: Target) -> int:
-    """Bytes of struct Shared: one tile of q, k and v each, and the block's own part.
+    """Bytes of struct Shared: a tile each of q, k and v, each thread's tops and sums, the block.
 
     Raises:
         SharedMemoryExceeded: more than the target's blocks may use.
     """
-    total = (tile.q + 2 * tile.k) * head_dim * 2 + BLOCK_BYTES
+    tiles = 2 * head_dim * (tile.q + 2 * tile.k)
+    per_thread = 4 * tile.q * 2 * 4  # the four lanes of a quad hold each row's top and their sums
+    total = tiles + per_thread + BLOCK_BYTES
     if total > target.shared_memory:
         raise SharedMemoryExceeded(total, target.name, target.shared_memory)
     return total
