@@ -31,7 +31,7 @@ from maskc.dsl.data_atoms import parents as parents
 from maskc.dsl.data_atoms import tree as tree
 from maskc.dsl.loader import load as load
 from maskc.dsl.mask import Mask as Mask
-from maskc.dsl.parser import parse_mask as parse_mask
+from maskc.dsl.parser import parse as parse
 from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
 from maskc.dsl.traced import n_kv as n_kv

@@ -88,9 +88,9 @@ def entries(
 
 
 def _from_expr(expr: str) -> dict[str, Pattern | Mask]:
-    from maskc.dsl.parser import parse_mask
+    from maskc.dsl.parser import parse
 
-    return {"mask": parse_mask(expr)}
+    return {"mask": parse(expr)}
 
 
 def _from_files(path: str) -> dict[str, Pattern | Mask]:

@@ -32,7 +32,7 @@ _CALLS |= {
 }
 
 
-def parse_mask(text: str) -> Mask:
+def parse(text: str) -> Mask:
     """Read a mask expression such as `causal() & (sinks(4) | window(1023))`.
 
     Raises:

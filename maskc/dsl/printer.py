@@ -13,7 +13,7 @@ _STRENGTH = {"|": 1, "^": 2, "&": 3, "-": 4, "~": 5, "call": 6}
 
 
 def print_mask(mask: Mask) -> str:
-    """Text that `parse_mask` reads back to an equal mask."""
+    """Text that `parse` reads back to an equal mask."""
     return _print(mask)[0]
 
 

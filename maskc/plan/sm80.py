@@ -98,7 +98,7 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         warps=warps,
         min_blocks=blocks,
         shared_bytes=shared,
-        keep_q=dim in (32, 64, 96, 192),
+        keep_q=dim in (32, 64, 192),
         group_keys=_L2_BYTES // (2 * (dim + problem.head_dim_v)),
     )  # fmt: skip
 
