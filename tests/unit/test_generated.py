@@ -73,8 +73,5 @@ def test_text_is_readable_and_imports_little(tmp_path):
     text = write(tmp_path, MASK, "made").read_text()
     assert max(map(len, text.splitlines())) <= 100
     imports = [line for line in text.splitlines() if line.startswith(("import", "from"))]
-    assert imports == [
-        "from pathlib import Path",
-        "from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles",
-    ]
+    assert [line.split()[1] for line in imports] == ["pathlib", "maskc.runtime.generated"]
     assert str(Path(sys.prefix)) not in text

@@ -15,14 +15,14 @@
 #endif
 
 enum {
-    HEAD_DIM = 64,    // elements of a row of q and k
+    HEAD_DIM = 64,  // elements of a row of q and k
     HEAD_DIM_V = 64,  // elements of a row of v and out
-    TILE_Q = 64,      // queries per tile
-    TILE_K = 64,      // keys per tile
+    TILE_Q = 64,  // queries per tile
+    TILE_K = 64,  // keys per tile
 };
 
-// Floats in one vector register, and how many registers wide the block of sums is that
-// multiply() keeps: six rows of it, its operands and nothing else fill the register file.
+// Floats in one vector register, and how many registers wide the block of sums is that multiply()
+// keeps. Six rows of sums, a row of its operand and one factor fill the register file.
 #if defined(__AVX512F__)
 enum { LANES = 16, BLOCK_VECTORS = 4 };
 #elif defined(__AVX__)
@@ -202,8 +202,8 @@ FN float sum_lanes(vec x) {
     return sum;
 }
 
-// 2^x for x below 127, with a relative error of 1e-7: exactly 1 at 0, exactly 0 below -125 and at
-// -inf. NaN stays NaN.
+// 2^x for x below 127, within a relative 1e-7: exactly 1 at 0, exactly 0 below -125 and at -inf.
+// NaN stays NaN.
 FN vec exp2_vec(vec x) {
     const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no bits for a fraction
     const vec shifted = x + round;
@@ -219,7 +219,7 @@ FN vec exp2_vec(vec x) {
     return zero_where(x < -125.0f, y * (vec)power);
 }
 
-// The natural logarithm of normal positive numbers, within 1e-7.
+// The natural logarithm of normal positive numbers, within 3e-7.
 FN vec log_vec(vec x) {
     const i32 half_root = 0x3f3504f3;  // the bits of sqrt(1/2)
     const ivec exponent = ((ivec)x - half_root) >> 23;
@@ -231,7 +231,7 @@ FN vec log_vec(vec x) {
 }
 
 #if WITH_SOFTCAP
-// Within 1e-7 relative: an odd polynomial near 0, where 1 - 2^-2x would cancel.
+// Within a relative 2e-7: an odd polynomial near 0, where 1 - e^-2x would cancel.
 FN vec tanh_vec(vec x) {
     const ivec sign = (ivec)x & (i32)0x80000000;
     const vec size = (vec)((ivec)x ^ sign);

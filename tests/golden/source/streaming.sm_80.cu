@@ -7,7 +7,8 @@ constexpr int TILE_K = 64;       // keys per step
 constexpr int WARPS = 4;
 constexpr int MIN_BLOCKS = 2;   // resident per multiprocessor
 constexpr bool KEEP_Q = true;  // a warp's q stays in registers
-constexpr int GROUP_KEYS = 131072;  // keys and values of so many tokens fit the L2 cache
+// Keys and values of so many tokens fit the L2 cache.
+constexpr int GROUP_KEYS = 131072;
 constexpr int UNROLL = 4;  // columns of a partial tile that one turn of a loop tests
 
 constexpr int THREADS = 32 * WARPS;
@@ -238,17 +239,18 @@ FN u32 place(u32 row, u32 chunk) {
 // Where a lane points ldmatrix for the first 16 x 16 block of a tile: at its rows in order (operand
 // A, or B transposed), or at its two halves of eight rows (operand B).
 FN u32 lane_in_rows() {
-    const u32 lane = threadIdx.x % 32;
+    const u32 lane = anew(threadIdx.x) % 32;
     return place(lane % 16, lane / 16);
 }
 FN u32 lane_in_halves() {
-    const u32 lane = threadIdx.x % 32;
+    const u32 lane = anew(threadIdx.x) % 32;
     return place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 // From there, the block `down` blocks below and `right` blocks to the right.
 FN u32 block_at(u32 lane_address, int down, int right) {
     const u32 pieces = 2 * right;
-    return (lane_address ^ (16 * (pieces % SPAN))) + down * 16 * PITCH + 16 * (pieces - pieces % SPAN);
+    const u32 swapped = lane_address ^ (16 * (pieces % SPAN));
+    return swapped + down * 16 * PITCH + 16 * (pieces - pieces % SPAN);
 }
 
 // The first row of one head of one sequence.
@@ -317,9 +319,9 @@ struct Block {
     const unsigned char *k, *v;  // first rows of the head
 };
 
-FN void start_block(struct Block &block, const struct Attention *p, struct Work work) {
+FN void start_block(struct Block &block, const struct Attention *p) {
+    const struct Work work = block.work;
     const i32 kv_head = work.head / (p->heads_q / p->heads_kv);
-    block.work = work;
     block.mask = load_mask(p, work.batch, work.head);
     block.list = row_tiles(p, block.mask, work.batch, work.head, work.row);
     block.logit = logit_of(p, work.head);
@@ -332,6 +334,7 @@ struct Shared {
     unsigned char q[TILE_Q * PITCH];
     unsigned char k[TILE_K * PITCH];
     unsigned char v[TILE_K * PITCH];
+    float top[THREADS][ROWS], sum[THREADS][ROWS];  // see softmax
     struct Block block;
 };
 static_assert(sizeof(struct Block) <= 1024, "the mask has too many constants");
@@ -343,12 +346,14 @@ FN i32 lane_query(struct Work work) {
 }
 FN i32 lane_key(i32 first) { return first + threadIdx.x % 4 * 2; }
 
-// A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4), + 1].
+// A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
+// and + 1].
 typedef float Scores[FRAGMENTS][TILE_K / 8][4];
 typedef float Output[FRAGMENTS][HEAD_DIM / 8][4];
 
 // A row's exponentials are relative to its top, a logit in powers of two. The top is kept until a
-// logit passes it by STALE: P stays below 2^8. NO_TOP is below every logit, and -inf minus it is -inf.
+// logit passes it by STALE: P stays below 2^8. NO_TOP is below every logit, and -inf minus it is
+// -inf.
 constexpr float STALE = 8.0f;
 constexpr float NO_TOP = -1e30f;
 
@@ -416,29 +421,31 @@ FN void hide_rest(Scores &s, struct Seen seen) {
         for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (!(seen.word[m] >> (16 * (e / 2) + 2 * n + e % 2) & 1)) s[m][n][e] = MINUS_INFINITY;
+                if (!(seen.word[m] >> (16 * (e / 2) + 2 * n + e % 2) & 1))
+                    s[m][n][e] = MINUS_INFINITY;
 }
 
-// Raises the rows' tops where a logit is far above, and rescales what was summed under the old ones.
+// Raises the rows' tops where a logit is far above, and rescales what was summed under the old
+// ones.
 // Tops are the same in a quad; sums and out are each lane's own share.
 FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)[ROWS], Output &o) {
-    float peak[ROWS];
+    float peak[ROWS], base[ROWS];
     bool far = false;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
+        base[r] = top[r];
         peak[r] = MINUS_INFINITY;
 #pragma unroll
         for (int n = 0; n < TILE_K / 8; n++)
             peak[r] = fmaxf(peak[r], fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
         peak[r] *= unit;
-        far |= peak[r] - top[r] > STALE;
+        far |= peak[r] - base[r] > STALE;
     }
     if (!__any_sync(0xffffffff, far)) return;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const float old = top[r];
-        top[r] = fmaxf(old, quad_max(peak[r]));
-        const float factor = fast_exp2(old - top[r]);
+        top[r] = fmaxf(base[r], quad_max(peak[r]));
+        const float factor = fast_exp2(base[r] - top[r]);
         sum[r] *= factor;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
@@ -449,7 +456,8 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
 }
 
 #if WITH_NAN_SAFE
-constexpr u32 EXPONENT = 0x7f80;  // all ones: infinity or NaN
+// An exponent of ones: infinity or NaN.
+constexpr u32 EXPONENT = 0x7f80;
 
 FN bool is_finite(u32 bits) { return (bits & EXPONENT) != EXPONENT; }
 FN u32 only_finite(u32 pair) {
@@ -475,17 +483,22 @@ FN void quarantine(Output &o, unsigned char *v_tile, const struct Attention *p,
     }
     if (!__syncthreads_or(found)) return;
 #pragma unroll 1
-    for (i32 i = 0; i < TILE_K && first_k + i < n_kv; i++)
+    for (i32 i = 0; i < TILE_K && first_k + i < n_kv; i++) {
+        bool sees[ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (!keep(mask, min_i32(q + 8 * r, n_q - 1), first_k + i, n_q, n_kv)) continue;
+        for (int r = 0; r < ROWS; r++)
+            sees[r] = keep(mask, min_i32(anew(q) + 8 * r, n_q - 1), first_k + i, n_q, n_kv);
 #pragma unroll
-            for (int n = 0; n < HEAD_DIM / 8; n++) {
-                const u32 pair = *(const u32 *)(v_tile + place(i, n) + 4 * (lane % 4));
-                o[r / 2][n][r % 2 * 2] += not_finite(pair);
-                o[r / 2][n][r % 2 * 2 + 1] += not_finite(pair >> 16);
+        for (int n = 0; n < HEAD_DIM / 8; n++) {
+            const u32 pair = *(const u32 *)(v_tile + place(i, n) + 4 * (lane % 4));
+            if (only_finite(pair) == pair) continue;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                o[r / 2][n][r % 2 * 2] += sees[r] ? not_finite(pair) : 0.0f;
+                o[r / 2][n][r % 2 * 2 + 1] += sees[r] ? not_finite(pair >> 16) : 0.0f;
             }
         }
+    }
     __syncthreads();
     for (i32 i = anew(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
         uint4 &x = ((uint4 *)v_tile)[i];
@@ -543,6 +556,9 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
 FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (&top)[ROWS],
                    float unit, u32 v_tile) {
     const u32 v = v_tile + lane_in_rows();
+    float base[ROWS], share[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) base[r] = top[r], share[r] = 0.0f;
 #pragma unroll
     for (int n = 0; n < TILE_K / 16; n++) {
         u32 a[FRAGMENTS][4], b[4];
@@ -552,9 +568,9 @@ FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (
             for (int i = 0; i < 4; i++) {
                 const int r = 2 * m + i % 2;
                 const float *x = &s[m][2 * n + i / 2][i % 2 * 2];
-                const float low = fast_exp2(x[0] * unit - top[r]);
-                const float high = fast_exp2(x[1] * unit - top[r]);
-                sum[r] += low + high;
+                const float low = fast_exp2(x[0] * unit - base[r]);
+                const float high = fast_exp2(x[1] * unit - base[r]);
+                share[r] += low + high;
                 a[m][i] = pack(low, high);
             }
 #pragma unroll
@@ -567,6 +583,8 @@ FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (
             }
         }
     }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) sum[r] += share[r];
 }
 
 // Divides by the rows' sums; writes lse, and out through the warp's own rows of the q tile.
@@ -619,23 +637,25 @@ attention_forward(const __grid_constant__ struct Attention p) {
     const struct Block &block = shared.block;
     const u32 q_tile = shared_address(shared.q);
     const u32 k_tile = shared_address(shared.k), v_tile = shared_address(shared.v);
-    const struct Work work = work_of(&p, blockIdx.x);
-    load_tile<TILE_Q>(q_tile, head_rows(p.q, p.q_stride, work.batch, work.head), p.q_stride,
-                      work.row * TILE_Q, p.n_q);
-    if (threadIdx.x == 0) start_block(shared.block, &p, work);
+    if (threadIdx.x == 0) shared.block.work = work_of(&p, blockIdx.x);
+    __syncthreads();
+    load_tile<TILE_Q>(q_tile, head_rows(p.q, p.q_stride, block.work.batch, block.work.head),
+                      p.q_stride, block.work.row * TILE_Q, p.n_q);
+    if (threadIdx.x == 0) start_block(shared.block, &p);
     __syncthreads();
 
     struct Query query;
     query.at = q_tile + first_row() * PITCH + lane_in_rows();
     Scores s;
     Output o;
-    float top[ROWS], sum[ROWS];  // of each row; a sum is this lane's share
+    float (&top)[ROWS] = shared.top[threadIdx.x], (&sum)[ROWS] = shared.sum[threadIdx.x];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         top[r] = NO_TOP;
         sum[r] = 0.0f;
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; n++) o[r / 2][n][r % 2 * 2] = o[r / 2][n][r % 2 * 2 + 1] = 0;
+        for (int n = 0; n < HEAD_DIM / 8; n++)
+            o[r / 2][n][r % 2 * 2] = o[r / 2][n][r % 2 * 2 + 1] = 0.0f;
     }
 
     struct Tile next = {0, 0};
