@@ -1,0 +1,175 @@
+"""The mma.sync kernels without a GPU: numbers of the schedule, the text, what NVRTC makes of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from maskc.build import build
+from maskc.core.bundle import SourceUnit
+from maskc.core.dtypes import DType
+from maskc.core.errors import BuildFailed, SharedMemoryExceeded
+from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.target import TARGETS
+from maskc.emit.environment import render
+from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
+from maskc.plan.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
+
+SM_80 = TARGETS["sm_80"]
+DIMS = SM_80.head_dims
+BF16, F16 = DType.bfloat16, DType.float16
+LIMIT = 99 * 1024
+"""What a block may use on the Ampere and Ada cards with the least shared memory."""
+
+BAND = Shape(
+    (PredicateLine("k <= q + m.c0 &&"), PredicateLine("q - k <= m.c1")),
+    ("max_i32(0, floor_div(ti * 128 - m.c1, 64))", "(n_kv + 63) / 64", "0", "0"),
+    None,
+)
+DOCUMENTS = Shape((PredicateLine("m.a0[q] == m.a1[k] && k <= q + m.c0"),), None, None)
+TABLE = Shape((PredicateLine("m.a2[(q / 16) * m.row2 + k / 16] != 0"),), None, None)
+LATTICE = Shape((PredicateLine("floor_mod(q + m.c0 - k, 7) == 0 || k < m.c1"),), None, None)
+
+
+def planned(dim: int, dtype: DType = BF16, short_rows: bool = False) -> Sm80Schedule:
+    return schedule(Problem(dim, dim, dtype), short_rows)
+
+
+def spec(dim: int, dtype: DType = BF16, plan: Sm80Schedule | None = None, **changes) -> KernelSpec:
+    """Four formulas over lists in memory; `changes` replace fields."""
+    plan = plan or planned(dim, dtype)
+    made = KernelSpec(
+        SM_80, dtype, dim, dim, plan.tile, Iteration.csr, (BAND, DOCUMENTS, TABLE, LATTICE),
+        n_args=2, arg_notes=("c0", "c1"), table_ranks=(1, 1, 2), array_notes=("a", "b", "t"),
+        warps=plan.warps, min_blocks=plan.min_blocks, keep_q=plan.keep_q,
+        group_keys=plan.group_keys, block_bytes=plan.block_bytes,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def unit(kernel: KernelSpec, extra: str = "") -> SourceUnit:
+    text = render("sm80/forward.cu.j2", kernel) + extra
+    return SourceUnit("sm_80", text, kernel.tile, False, threads=32 * kernel.warps)
+
+
+def compiled(source: SourceUnit, arch: str = "sm_80", features: frozenset[Feature] = frozenset()):
+    """The one kernel's use of the machine."""
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    (use,) = build(source, features, arch=arch).report.kernels
+    return use
+
+
+# ------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize("short_rows", [False, True])
+@pytest.mark.parametrize("dim", DIMS)
+def test_tiles_divide_among_warps_and_fit_the_smallest_card(dim, short_rows):
+    plan = planned(dim, short_rows=short_rows)
+    assert plan.tile.q % (16 * plan.warps) == 0
+    assert plan.tile.k % 16 == 0
+    assert 0 < plan.shared_bytes <= LIMIT == SM_80.shared_memory
+    assert plan.shared_bytes == shared_bytes(plan.tile, dim, SM_80)
+    assert plan.group_keys * 4 * dim <= 32 * 1024 * 1024
+    assert plan.tile.q == 64 or not (short_rows or dim > 128)
+
+
+def test_a_schedule_depends_on_lengths_and_heads_in_nothing():
+    assert planned(128) == schedule(Problem(128, 128, F16, n_heads=3))
+
+
+def test_tiles_that_do_not_fit_are_refused_with_the_numbers():
+    with pytest.raises(SharedMemoryExceeded, match="needs 201728 bytes") as found:
+        shared_bytes(TileShape(128, 128), 256, SM_80)
+    assert str(LIMIT) in str(found.value)
+
+
+# ------------------------------------------------------------------ text
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_text_is_the_same_twice_and_fits_the_page(dim):
+    text = render("sm80/forward.cu.j2", spec(dim))
+    assert text == render("sm80/forward.cu.j2", spec(dim))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\n\n\n" not in text
+    assert "#include" not in text
+
+
+def test_the_parts_come_in_the_order_of_every_target():
+    text = render("sm80/forward.cu.j2", spec(128, banner=("what this is",)))
+    marks = ["// what this is", "constexpr int HEAD_DIM", "struct Attention", "FN i32 keep(",
+             "FN struct TileList row_tiles", "mma.sync", 'extern "C" __global__']  # fmt: skip
+    places = [text.index(mark) for mark in marks]
+    assert places == sorted(places)
+
+
+def test_dtype_reaches_instructions_only_where_it_must():
+    bf16, f16 = (render("sm80/forward.cu.j2", spec(64, dtype)) for dtype in (BF16, F16))
+    changed = [a for a, b in zip(bf16.splitlines(), f16.splitlines(), strict=True) if a != b]
+    assert len(changed) == 2, "the element's name and its exponent"
+
+
+# ------------------------------------------------------------------ machine code
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("dim", DIMS)
+def test_compiles_without_spills(dim, dtype):
+    plan = planned(dim, dtype)
+    sizes = (
+        f"static_assert(sizeof(struct Shared) <= {plan.shared_bytes});\n"
+        f"static_assert(sizeof(struct Shared) > {plan.shared_bytes - BLOCK_BYTES});\n"
+    )
+    use = compiled(unit(spec(dim, dtype), sizes))
+    assert (use.stack, use.spill_stores, use.spill_loads, use.shared) == (0, 0, 0, 0)
+    assert use.registers * 32 * plan.warps * plan.min_blocks <= 65536
+
+
+@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_90"])
+def test_later_cards_have_no_spills_either(arch):
+    use = compiled(unit(spec(128)), arch)
+    assert use.spill_stores == use.spill_loads == 0
+
+
+@pytest.mark.parametrize("feature", Feature)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_features_cost_no_spills(dim, feature):
+    use = compiled(unit(spec(dim)), features=frozenset({feature}))
+    assert use.spill_stores == use.spill_loads == 0
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_closed_forms_and_narrow_tiles(dim):
+    plan = planned(dim, short_rows=True)
+    shapes = {"shapes": (BAND,), "iteration": Iteration.range}
+    for kernel in (spec(dim, **shapes), spec(dim, plan=plan), spec(dim, plan=plan, **shapes)):
+        use = compiled(unit(kernel))
+        assert use.spill_stores == use.spill_loads == 0
+
+
+def test_a_mask_with_too_many_constants_is_refused_by_the_compiler():
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    names = tuple(f"c{i}" for i in range(400))
+    with pytest.raises(BuildFailed, match="too many constants"):
+        build(unit(spec(64, n_args=400, arg_notes=names)))
+
+
+def test_machine_code_has_the_instructions_meant_and_no_local_memory(tmp_path):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    pathfinder = pytest.importorskip("cuda.pathfinder", reason="it finds the disassembler")
+    tool = pathfinder.find_nvidia_binary_utility("nvdisasm")
+    if tool is None:
+        pytest.skip("nvdisasm is not installed (nvidia-cuda-nvdisasm)")
+    plan, file = planned(128), tmp_path / "kernel.cubin"
+    file.write_bytes(build(unit(spec(128))).code)
+    code = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"^\s+/\*\w+\*/\s+(?:@!?U?P\w+ +)?([A-Z0-9]+)", code, re.MULTILINE)
+    rows, steps = plan.tile.q // plan.warps // 16, 128 // 16
+    assert names.count("HMMA") == 2 * rows * steps * plan.tile.k // 8, "both products, no copies"
+    assert names.count("LDSM") == steps * (rows + 2 * plan.tile.k // 16)
+    assert "LDGSTS" in names
+    assert not {"LDL", "STL", "HGMMA"} & set(names)
