@@ -1,0 +1,183 @@
+"""Each block of `size` tokens sees itself.
+
+Mask: block_diagonal(128)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+block_diagonal.cpu.c, block_diagonal.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "block_diagonal.cpu.c").read_text(),
+    "sm_80": (_HERE / "block_diagonal.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "block_diagonal",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(q + n_kv - n_q) // 128 == k // 128",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "max(2 * ti - 2 * ((n_q + 64 * ti - n_kv + 127) // 128), 0)",
+                        "2 * ti - 2 * ((n_q + 64 * ti - n_kv + 127) // 128) + 1",
+                        where=(
+                            "(128 * ((n_q + 64 * ti - n_kv + 127) // 128) + n_kv >= 128 * ti + 129)"
+                            " & (n_q + 64 * ti >= 128 * ((n_q + 64 * ti - n_kv + 127) // 128) + "
+                            "n_kv - 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "2 * ti - 2 * ((n_q + 64 * ti - n_kv + 127) // 128)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(128 * ti >= 128 * ((n_q + 64 * ti - n_kv + 127) // 128) + n_kv - 128)"
+                            " & (n_q + 64 * ti >= 128 * ((n_q + 64 * ti - n_kv + 127) // 128) + "
+                            "n_kv - 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "2 * ((n_kv + 64 * ti - n_q) // 128)",
+                        "2 * ((n_kv + 64 * ti - n_q) // 128) + 1",
+                        where=(
+                            "((128 * ((n_q + 64 * ti - n_kv + 127) // 128) + n_kv >= 128 * ti + "
+                            "129) | (128 * ((n_q + 64 * ti - n_kv + 127) // 128) + n_kv >= n_q + 64"
+                            " * ti + 65)) & ((128 * ((n_q + 64 * ti - n_kv + 127) // 128) + n_kv >="
+                            " n_q + 64 * ti + 65) | (128 * ti >= 128 * ((n_q + 64 * ti - n_kv + "
+                            "127) // 128) + n_kv - 128)) & (128 * ((n_kv + 64 * ti - n_q) // 128) "
+                            ">= n_kv - 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max(2 * ((n_kv + 64 * ti - n_q) // 128), 0)",
+                        "2 * ((n_kv + 64 * ti - n_q) // 128) + 1",
+                        where=(
+                            "(n_kv >= 128 * ((n_kv + 64 * ti - n_q) // 128) + 129) & (n_kv + 64 * "
+                            "ti >= 128 * ((n_kv + 64 * ti - n_q) // 128) + n_q + 65)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max(0, 2 * ti - 2 * ((n_q + 64 * ti - n_kv + 127) // 128) + 2)",
+                        "min((n_kv + 63) // 64 - 1, 2 * ti - 2 * ((n_q + 64 * ti - n_kv + 127) "
+                        "// 128) + 3)",
+                        where=(
+                            "128 * ((n_q + 64 * ti - n_kv + 127) // 128) + n_kv >= n_q + 64 * ti + "
+                            "65"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "2 * ti - 2 * ((n_q - n_kv + 127) // 128)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(128 * ((n_q - n_kv + 127) // 128) + n_kv > n_q) & (128 * ti >= 128 * "
+                            "((n_q - n_kv + 127) // 128) + n_kv - 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q) // 64 + 2 * ti + 1)",
+                        where=(
+                            "((128 * ((n_q - n_kv + 127) // 128) + n_kv >= 128 * ti + 129) | (n_q "
+                            ">= 128 * ((n_q - n_kv + 127) // 128) + n_kv)) & ((n_kv - n_q) % 128 =="
+                            " 0)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max(2 * ti - 2 * ((n_q - n_kv + 127) // 128), 0)",
+                        "min((n_kv + 63) // 64 - 1, 2 * ti - 2 * ((n_q - n_kv + 127) // 128) + "
+                        "3)",
+                        where=(
+                            "(128 * ((n_q - n_kv + 127) // 128) + n_kv > n_q) & (128 * ((n_q - n_kv"
+                            " + 127) // 128) + n_kv >= 128 * ti + 129)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_kv - n_q',),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (q + n_kv - n_q) // 128 == k // 128
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    128*N  (N >= 128, N a multiple of 128)
+flops    forward 65536*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 5 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     (q + n_kv - n_q) // 128 == k // 128
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    128*N  (N >= 128, N a multiple of 128)
+flops    forward 65536*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 3 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,426 @@
+"""Diffusion inside blocks of `block` tokens, autoregression between them.
+
+Mask: where(lambda q, k: ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2) & (q >= n_q // 2)))
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+block_diffusion.cpu.c, block_diffusion.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "block_diffusion.cpu.c").read_text(),
+    "sm_80": (_HERE / "block_diffusion.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "block_diffusion",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 >"
+                " (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - "
+                "n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2))",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "(n_q + 126) // 128",
+                        "min((n_kv + 63) // 64 - 1, ti - 1)",
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv > 64 * ti) & (2 * n_kv >= n_q + 33) & (n_q + 128 * ti >= 32 * "
+                            "((n_q + 30) // 32) + 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128",
+                        "n_q // 128 + ti - 1",
+                        where=(
+                            "(2 * n_kv > n_q + 128 * ti) & (n_q >= 128 * ti + 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q >= 128 * ti + 128) & (2 * n_kv >= n_q + 33) & (n_q + 128 * ti >= "
+                            "2 * n_kv)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "((n_q + 128 * ti >= 2 * n_kv) | (128 * ti >= n_q - 127)) & (n_kv > 64 "
+                            "* ti) & (128 * ti >= n_q - 1) & (n_q >= 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128",
+                        "(n_q + 126) // 128",
+                        where=(
+                            "((n_q + 128 * ti >= 2 * n_kv) | (128 * ti >= n_q - 127)) & (n_kv > 64 "
+                            "* ((n_q + 126) // 128)) & (ti >= 1) & (n_q >= 128 * ti + 2) & (n_q >= "
+                            "2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "min((2 * n_kv - n_q + 31) // 32 + ti - 1, (n_q - 32 * ti + 94) // 96 -"
+                        " 1)",
+                        where=(
+                            "(n_q >= 128 * ti + 2) & (128 * ti >= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q - 32 * ti + 94) // 96",
+                        "min((n_q + 62) // 64 - 1, (n_kv + 63) // 64 - 1)",
+                        where=(
+                            "(2 * n_kv > n_q + 128 * ti) & (n_q >= 128 * ti + 2) & (128 * ti >= n_q"
+                            " - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "(ti == 0) & (2 * n_kv > n_q + 128 * ti) & (n_q >= 128 * ti + 2) & "
+                            "(n_kv >= 65) & (128 * ti >= n_q - 127) & (n_q >= 2 * n_kv - 32)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q - 32 * ti + 94) // 96",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q >= 128 * ti + 2) & (n_q + 128 * ti >= 2 * n_kv) & (128 * ti >= "
+                            "n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv > 64 * ti) & (n_q >= 128 * ti + 2) & (n_q >= 2 * n_kv) & (128 * "
+                            "ti >= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128 - 1",
+                        "(n_q + 126) // 128 - 1",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q % 128 >= 2) & (128 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "min((2 * n_q - (n_q + 30) % 32 + 29) // 128, (2 * n_kv - ti + 124) // "
+                        "127 - 1, (n_q + 1) // 2 + 16 * ((n_q + 30) // 32) + ti - n_q, ti + 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv >= (n_q + 30) % 32 + 128 * ti + 3) & (n_q"
+                            " + 128 * ti >= 2 * n_kv) & (128 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "min((2 * n_q - (n_q + 30) % 32 + 29) // 128, (n_q + 1) // 2 + 16 * "
+                        "((n_q + 30) // 32) + ti - n_q, ti + 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv > n_q + 128 * ti) & (n_q >= 34) & (128 * "
+                            "ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "((n_q >= 128 * ti + 2) | (n_q >= 2 * n_kv)) & (n_kv > 64 * ti) & (n_q "
+                            ">= 128 * ti + 128)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128 - 1",
+                        "(n_q + 126) // 128 - 1",
+                        where=(
+                            "((n_q >= 128 * ti + 2) | (n_q >= 2 * n_kv)) & (n_kv > 64 * ti) & (2 * "
+                            "n_kv > n_q) & (n_q >= 128 * ti + 128) & (n_q % 128 >= 2)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_q + 126) // 128, n_q // 128 + ti)",
+                        "min((n_kv + 63) // 64 - 1, (n_q + 94) // 128 + ti)",
+                        where=(
+                            "((n_q >= 128 * ti + 2) | (n_q >= 2 * n_kv)) & (n_kv > 64 * ti) & (2 * "
+                            "n_kv > n_q + 128 * ti) & (n_q >= 128 * ti + 128)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q >= 128 * ti + 128) | (128 * ti >= n_q - 1)) & (n_q == 1) & (ti "
+                            "== 0) & (n_kv >= 17)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "(n_q + 126) // 128",
+                        "min((n_kv + 63) // 64 - 1, 2 * ti - 1)",
+                        full=True,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "2 * ti",
+                        where=(
+                            "(n_kv > 128 * ti) & (2 * n_kv >= n_q + 33) & (n_q + 256 * ti >= 32 * "
+                            "((n_q + 30) // 32) + 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128",
+                        "n_q // 128 + 2 * ti - 1",
+                        where=(
+                            "(2 * n_kv > n_q + 256 * ti) & (n_q >= 256 * ti + 256)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q >= 256 * ti + 256) & (2 * n_kv >= n_q + 33) & (n_q + 256 * ti >= "
+                            "2 * n_kv)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "2 * ti",
+                        where=(
+                            "((n_q + 256 * ti >= 2 * n_kv) | (256 * ti >= n_q - 255)) & (n_kv > 128"
+                            " * ti) & (256 * ti >= n_q - 1) & (n_q >= 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128",
+                        "(n_q + 126) // 128",
+                        where=(
+                            "((n_q + 256 * ti >= 2 * n_kv) | (256 * ti >= n_q - 255)) & (n_kv > 64 "
+                            "* ((n_q + 126) // 128)) & (ti >= 1) & (n_q >= 256 * ti + 2) & (n_q >= "
+                            "2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128 - 1",
+                        "(n_q + 126) // 128 - 1",
+                        where=(
+                            "(256 * ti > n_q) & (2 * n_kv > n_q) & (n_q % 128 >= 2)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "2 * ti",
+                        where=(
+                            "(2 * n_kv > n_q) & (32 * ((n_q + 30) // 32) + 2 * n_kv >= n_q + 256 * "
+                            "ti + 33) & (256 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti + 1",
+                        "min((2 * n_q - (n_q + 30) % 32 + 29) // 128, (n_kv + 63) // 64 - 1, 2 "
+                        "* ti - ((n_q + 30) % 32 + 98) // 128 + 2)",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q + 256 * ti >= 2 * n_kv) & (256 * ti >= n_q - "
+                            "1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "min(n_q // 128 - 1, 2 * ti + 1)",
+                        where=(
+                            "2 * n_kv > n_q"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 126) // 128 - 1",
+                        "(n_q + 126) // 128 - 1",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q % 128 >= 2) & (n_q >= 256 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 30) // 128",
+                        "(n_q + 30) // 128",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q >= 256 * ti + 2) & (2 * n_kv >= n_q + 33) & "
+                            "((n_q + 126) % 128 >= 96) & (256 * ti >= n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_q + 30) // 128 + 1, 2 * ti + 1)",
+                        "min((32 * ((n_q + 30) // 32) + n_q + 127) // 128 - 1, (n_kv + 63) // "
+                        "64 - 1, 2 * ti - (n_q - 32 * ((n_q + 30) // 32)) // 128 + 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv > n_q + 256 * ti)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti - ((n_q + 30) % 32 + 98) // 128 + 3",
+                        "min((n_q + 62) // 64 - 1, (n_kv + 63) // 64 - 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv > n_q + 256 * ti) & (n_q >= 256 * ti + 2)"
+                            " & (256 * ti >= n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "n_q - (127 * n_q + 1) // 128",
+                        "n_q - (127 * n_q + 1) // 128",
+                        where=(
+                            "(ti == 0) & (n_kv > 64 * ((n_q + 126) // 128)) & (2 * n_kv > n_q) & (2"
+                            " * n_kv > n_q + 256 * ti) & (n_q >= 34) & (n_q < 256) & (n_q >= 2 * "
+                            "n_kv - 32)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_q + 126) // 128, n_q // 128 + 2 * ti)",
+                        "min((n_kv + 63) // 64 - 1, (n_q + 94) // 128 + 2 * ti + 1)",
+                        where=(
+                            "((ti != 0) | (n_q >= 256) | (2 * n_kv >= n_q + 33) | (64 * ((n_q + "
+                            "126) // 128) >= n_kv) | (n_q < 34)) & (2 * n_kv > n_q) & (2 * n_kv > "
+                            "n_q + 256 * ti) & (n_q >= 256 * ti + 256)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 30) // 128 + 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q >= 256 * ti + 2) & (n_q + 256 * ti >= 2 * "
+                            "n_kv) & (256 * ti >= n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "min((n_kv + 63) // 64 - 1, 2 * ti + 1)",
+                        where=(
+                            "n_q >= 2 * n_kv"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_q // 2 - 1', 'n_q // 2 - 1', '-(n_q // 2)', '0', '-1'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) //
+         16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) &
+         (k >= n_q // 2))
+piece    (k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)
+piece    (q // 16 > (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)
+piece    ((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 18 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) //
+         16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) &
+         (k >= n_q // 2))
+piece    (k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)
+piece    (q // 16 > (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)
+piece    ((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 18 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,154 @@
+"""Causal inside each chunk of `size` tokens.
+
+Mask: chunked(8192)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+chunked.cpu.c, chunked.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "chunked.cpu.c").read_text(),
+    "sm_80": (_HERE / "chunked.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "chunked",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "((q + n_kv - n_q) // 8192 == k // 8192) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "ti - ti % 128",
+                        "ti - 1",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 64 * ti + 2)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "128 * ((n_q + 62) // 8192)",
+                        "(n_q + 63) // 64 - 1",
+                        where=(
+                            "((n_kv != n_q) | (64 * ti >= n_q - 1)) & (n_q == 64 * ti + 1) & (n_kv "
+                            "== n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 64 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    square=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "2 * ti - 2 * (ti % 64)",
+                        "2 * ti - 1",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 128 * ti + 2)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "128 * ((n_q + 126) // 8192)",
+                        "(n_q + 63) // 64 - 1",
+                        where=(
+                            "((n_kv != n_q) | (128 * ti >= n_q - 1)) & (n_q == 128 * ti + 1) & "
+                            "(n_kv == n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "min((n_q + 63) // 64 - 1, 2 * ti + 1)",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 128 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    square=True,
+                ),
+                shape=0,
+                args=('n_kv - n_q',),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     ((q + n_kv - n_q) // 8192 == k // 8192) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    8193*N/2  (N >= 8192, N a multiple of 8192)
+flops    forward 2097408*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 3 closed-form loops where n_q = n_kv, else by exact numbers
+
+target   sm_80, bfloat16, head_dim 128
+mask     ((q + n_kv - n_q) // 8192 == k // 8192) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    8193*N/2  (N >= 8192, N a multiple of 8192)
+flops    forward 2097408*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 3 closed-form loops where n_q = n_kv, else by exact numbers
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

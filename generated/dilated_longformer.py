@@ -1,0 +1,279 @@
+"""`window` keys on each side, `dilation` apart, and global tokens.
+
+Mask: dilated(256, 256, stride=2) | global_tokens(64)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+dilated_longformer.cpu.c, dilated_longformer.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "dilated_longformer.cpu.c").read_text(),
+    "sm_80": (_HERE / "dilated_longformer.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "dilated_longformer",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(((q + n_kv - k - n_q) % 2 == 0) & (k >= q + n_kv - n_q - 512) & (k <="
+                " q + n_kv - n_q + 512)) | ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63))"
+                " | (k < 64)",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "0",
+                        "0",
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv + 63) % 64 == 0) & (n_kv + 64 * ti == n_q + 1) & (n_kv >= 129) "
+                            "& (n_kv < 578)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "(((n_kv + 63) % 64 != 0) | (n_kv + 64 * ti != n_q + 1) | (n_kv >= 578)"
+                            " | (n_kv < 129)) & (n_kv == 65) & (64 * ti >= n_q - 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(((n_kv + 63) % 64 != 0) | (n_kv + 64 * ti != n_q + 1) | (n_kv >= 578)"
+                            " | (n_kv < 129)) & ((n_kv != 65) | (n_q >= 64 * ti + 65)) & ((n_kv + "
+                            "63) % 64 == 0) & (n_q == 64 * ti + 1) & (n_kv >= 129)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(((n_kv + 63) % 64 != 0) | (n_kv + 64 * ti != n_q + 1) | (n_kv >= 578)"
+                            " | (n_kv < 129)) & (((n_kv + 63) % 64 != 0) | (n_q != 64 * ti + 1) | "
+                            "(n_kv < 129)) & ((n_kv != 65) | (n_q >= 64 * ti + 65)) & (n_kv + 64 * "
+                            "ti == n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 8, 1)",
+                        "min((n_kv + n_q + 61) // 64 - ti - 1, (n_kv + 63) // 64 - 1, (n_kv - "
+                        "n_q + 63) // 64 + ti + 8)",
+                        where=(
+                            "n_kv + 64 * ti >= n_q + 64"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "min((n_kv + 63) // 64 - 1, ti - (n_q - n_kv) // 64 + 8)",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "9",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (n_q >= n_kv + 64 * ti - 63) & (n_kv + 64 * "
+                            "ti >= n_q - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "min((n_kv + 60) // 63 - 1, (2 * n_kv - n_q + 61) // 64 + ti - 1, (n_kv"
+                        " + 63) // 64 - 1)",
+                        where=(
+                            "(n_kv + 64 * ti > n_q) & (n_kv + 64 * ti >= n_q) & (n_q >= n_kv + 64 *"
+                            " ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv + 63) % 64 == 0) & (n_kv + 64 * ti == n_q + 1) & (n_kv + 64 * "
+                            "ti > n_q) & (n_kv >= 641) & (n_kv + 64 * ti >= n_q) & (n_q >= n_kv + "
+                            "64 * ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "0",
+                        "0",
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "(n_kv == 65) & (128 * ti >= n_q - 65)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv != 65) | (n_q >= 128 * ti + 66)) & ((n_kv + 63) % 64 == 0) & "
+                            "(n_q == 128 * ti + 1) & (n_kv >= 129)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "min((n_kv + 62) // 64 - 1, 2 * ti - (n_q - n_kv) // 64 + 9)",
+                        where=(
+                            "n_q >= n_kv + 128 * ti + 128"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv + 63) % 64 == 0) & (n_q >= n_kv + 128 * ti + 128) & (n_kv >= "
+                            "129) & (128 * ti >= n_q - 640)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 8, 1)",
+                        "min((n_kv + 62) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 9)",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q + 64) & (n_kv + 128 * ti >= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv + 63) % 64 == 0) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= "
+                            "n_q + 64) & (n_kv + 128 * ti >= n_q - 127) & (128 * ti >= n_q - 640)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv >= 66) & (n_kv + 128 * ti >= n_q - 127) & (n_q >= n_kv + 128 * "
+                            "ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "(n_kv == 65) & (n_q >= 128 * ti + 66) & (128 * ti >= n_q - 640)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_kv - n_q', 'n_q - n_kv + 512', 'n_kv - n_q + 512', 'n_q - n_kv + 63', '63'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 2 == 0) & (k >= q + n_kv - n_q - 512) & (k <= q + n_kv - n_q +
+         512)) | ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | (k < 64)
+piece    ((q + n_kv - k - n_q) % 2 == 0) & (k >= q + n_kv - n_q - 512) & (k <= q + n_kv - n_q + 512)
+piece    (((q + n_kv - k - n_q) % 2 != 0) | (k >= q + n_kv - n_q + 513)) & (q >= n_q - n_kv) & (q <=
+         n_q - n_kv + 63)
+piece    (((q + n_kv - k - n_q) % 2 != 0) | (k >= q + n_kv - n_q + 513) | (k <= q + n_kv - n_q -
+         513)) & ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k < 64)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    641*N - 168512  (N >= 2302, N a multiple of 2)
+flops    forward 328192*N - 86278144, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 10 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 2 == 0) & (k >= q + n_kv - n_q - 512) & (k <= q + n_kv - n_q +
+         512)) | ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | (k < 64)
+piece    ((q + n_kv - k - n_q) % 2 == 0) & (k >= q + n_kv - n_q - 512) & (k <= q + n_kv - n_q + 512)
+piece    (((q + n_kv - k - n_q) % 2 != 0) | (k >= q + n_kv - n_q + 513)) & (q >= n_q - n_kv) & (q <=
+         n_q - n_kv + 63)
+piece    (((q + n_kv - k - n_q) % 2 != 0) | (k >= q + n_kv - n_q + 513) | (k <= q + n_kv - n_q -
+         513)) & ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k < 64)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    641*N - 168512  (N >= 2302, N a multiple of 2)
+flops    forward 328192*N - 86278144, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 9 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,199 @@
+"""`window` keys at each of the distances 1, 2, 4, ... 2^(levels - 1).
+
+Mask: window(255) | dilated(255, stride=2) | dilated(255, stride=4) | dilated(255, stride=8)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+exponential_dilation.cpu.c, exponential_dilation.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "exponential_dilation.cpu.c").read_text(),
+    "sm_80": (_HERE / "exponential_dilation.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "exponential_dilation",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(((q + n_kv - k - n_q) % 2 == 0) & (k <= q + n_kv - n_q) & (k >= q + "
+                "n_kv - n_q - 510)) | (((q + n_kv - k - n_q) % 4 == 0) & (k <= q + n_kv"
+                " - n_q) & (k >= q + n_kv - n_q - 1020)) | (((q + n_kv - k - n_q) % 8 "
+                "== 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2040)) | ((k <="
+                " q + n_kv - n_q) & (k >= q + n_kv - n_q - 255))",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "(n_kv + 62) // 64 - 4",
+                        "(n_kv + 62) // 64 - 4",
+                        where=(
+                            "(n_kv >= 194) & (n_q >= 64 * ti + 2) & ((n_kv + 62) % 64 + 64 * ti >= "
+                            "n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + ti - 3, 0)",
+                        "(n_kv - n_q + 1) // 64 + ti - 1",
+                        where=(
+                            "n_q >= 64 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 62) // 64 - 4, 0)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "64 * ti >= n_q - 1"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 8) // 64 + ti - 32, 0)",
+                        "min((n_kv - n_q + 62) // 64 + ti - 3, (n_kv + 62) // 64 - 4) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + ti, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti)",
+                        where=(
+                            "n_q >= 64 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "max((n_kv + 62) // 64 - 4, 0)",
+                        "(n_kv - n_q + 62) // 64 + 2 * ti - 3",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 0)",
+                        "(n_kv - n_q + 1) // 64 + 2 * ti - 1",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 62) // 64 - 4, 0)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "128 * ti >= n_q - 1"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 8) // 64 + 2 * ti - 32, 0)",
+                        "min((n_kv - n_q + 62) // 64 + 2 * ti - 2, (n_kv + 62) // 64 - 4) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + 2 * ti, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 1)",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_kv - n_q', 'n_q - n_kv + 510', 'n_q - n_kv + 1020', 'n_q - n_kv + 2040', 'n_q - n_kv + 255'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 2 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 510)) |
+         (((q + n_kv - k - n_q) % 4 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 1020)) |
+         (((q + n_kv - k - n_q) % 8 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2040)) |
+         ((k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255))
+piece    ((q + n_kv - k - n_q) % 2 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 510)
+piece    ((q + n_kv - k - n_q) % 4 == 0) & (k <= q + n_kv - n_q - 511) & (k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 1020)
+piece    ((q + n_kv - k - n_q) % 8 == 0) & (k <= q + n_kv - n_q - 1021) & (k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 2040)
+piece    ((q + n_kv - k - n_q) % 2 != 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    640*N - 375808  (N >= 7656, N a multiple of 8)
+flops    forward 327680*N - 192413696, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 5 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 2 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 510)) |
+         (((q + n_kv - k - n_q) % 4 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 1020)) |
+         (((q + n_kv - k - n_q) % 8 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2040)) |
+         ((k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255))
+piece    ((q + n_kv - k - n_q) % 2 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 510)
+piece    ((q + n_kv - k - n_q) % 4 == 0) & (k <= q + n_kv - n_q - 511) & (k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 1020)
+piece    ((q + n_kv - k - n_q) % 8 == 0) & (k <= q + n_kv - n_q - 1021) & (k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 2040)
+piece    ((q + n_kv - k - n_q) % 2 != 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    640*N - 375808  (N >= 7656, N a multiple of 8)
+flops    forward 327680*N - 192413696, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 5 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,112 @@
+"""Every pair.
+
+Mask: full()
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+full.cpu.c, full.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "full.cpu.c").read_text(),
+    "sm_80": (_HERE / "full.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "full",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "True",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        full=True,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        full=True,
+                    ),
+                ),
+                shape=0,
+                args=(),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=True,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=True,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     True
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2  (N >= 2)
+flops    forward 512*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 1 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     True
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2  (N >= 2)
+flops    forward 512*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 1 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,438 @@
+"""The query itself and keys 1, 2, 4, 8, ... before it.
+
+Mask: offsets([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576, 2097152, 4194304, 8388608, 16777216, 33554432, 67108864, 134217728, 268435456, 536870912, 1073741824])
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+logsparse.cpu.c, logsparse.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "logsparse.cpu.c").read_text(),
+    "sm_80": (_HERE / "logsparse.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "logsparse",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, "
+                "32), (64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024), "
+                "(2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, "
+                "32768), (65536, 65536), (131072, 131072), (262144, 262144), (524288, "
+                "524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), "
+                "(8388608, 8388608), (16777216, 16777216), (33554432, 33554432), "
+                "(67108864, 67108864), (134217728, 134217728), (268435456, 268435456), "
+                "(536870912, 536870912), (1073741824, 1073741824)])",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q == 64 * ti + 1) & ((n_kv + 60) % 64 >= 61)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 16777216, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 16777215, (n_kv + 63) // 64 - "
+                        "16777216) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 8388608, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 8388607, (n_kv + 63) // 64 - "
+                        "8388608) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 4194304, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 4194303, (n_kv + 63) // 64 - "
+                        "4194304) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 2097152, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 2097151, (n_kv + 63) // 64 - "
+                        "2097152) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 1048576, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 1048575, (n_kv + 63) // 64 - "
+                        "1048576) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 524288, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 524287, (n_kv + 63) // 64 - 524288)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 262144, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 262143, (n_kv + 63) // 64 - 262144)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 131072, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 131071, (n_kv + 63) // 64 - 131072)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 65536, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 65535, (n_kv + 63) // 64 - 65536) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 32768, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 32767, (n_kv + 63) // 64 - 32768) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 16384, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 16383, (n_kv + 63) // 64 - 16384) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 8192, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 8191, (n_kv + 63) // 64 - 8192) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 4096, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 4095, (n_kv + 63) // 64 - 4096) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 2048, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 2047, (n_kv + 63) // 64 - 2048) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 1024, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 1023, (n_kv + 63) // 64 - 1024) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 512, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 511, (n_kv + 63) // 64 - 512) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 256, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 255, (n_kv + 63) // 64 - 256) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 128, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 127, (n_kv + 63) // 64 - 128) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 64, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 63, (n_kv + 63) // 64 - 64) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 32, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 31, (n_kv + 63) // 64 - 32) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 16, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 15, (n_kv + 63) // 64 - 16) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 8, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 7, (n_kv + 63) // 64 - 8) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 4, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 3, (n_kv + 63) // 64 - 4) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv - n_q) // 64 + ti - 2",
+                        "(n_kv - n_q) // 64 + ti - 2",
+                        where=(
+                            "n_kv + 64 * ti >= n_q + 128"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 63) // 64 - 2, 0)",
+                        "(n_kv + 60) // 64 - 1",
+                        where=(
+                            "n_q == 64 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 1, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti)",
+                        where=(
+                            "n_q != 64 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q == 128 * ti + 1) & ((n_kv + 60) % 64 >= 61)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 16777216, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 16777214, (n_kv + 63) // 64 - "
+                        "16777216) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 8388608, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 8388606, (n_kv + 63) // 64 - "
+                        "8388608) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 4194304, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 4194302, (n_kv + 63) // 64 - "
+                        "4194304) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 2097152, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 2097150, (n_kv + 63) // 64 - "
+                        "2097152) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 1048576, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 1048574, (n_kv + 63) // 64 - "
+                        "1048576) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 524288, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 524286, (n_kv + 63) // 64 - "
+                        "524288) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 262144, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 262142, (n_kv + 63) // 64 - "
+                        "262144) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 131072, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 131070, (n_kv + 63) // 64 - "
+                        "131072) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 65536, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 65534, (n_kv + 63) // 64 - "
+                        "65536) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 32768, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 32766, (n_kv + 63) // 64 - "
+                        "32768) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 16384, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 16382, (n_kv + 63) // 64 - "
+                        "16384) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 8192, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 8190, (n_kv + 63) // 64 - 8192)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 4096, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 4094, (n_kv + 63) // 64 - 4096)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 2048, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 2046, (n_kv + 63) // 64 - 2048)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 1024, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 1022, (n_kv + 63) // 64 - 1024)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 512, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 510, (n_kv + 63) // 64 - 512) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 256, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 254, (n_kv + 63) // 64 - 256) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 128, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 126, (n_kv + 63) // 64 - 128) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 64, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 62, (n_kv + 63) // 64 - 64) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 32, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 30, (n_kv + 63) // 64 - 32) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 16, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 14, (n_kv + 63) // 64 - 16) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 8, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 6, (n_kv + 63) // 64 - 8) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 4, 0)",
+                        "min((n_kv - n_q) // 64 + 2 * ti - 2, (n_kv + 63) // 64 - 4) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv - n_q) // 64 + 2 * ti - 2",
+                        "(n_kv - n_q) // 64 + 2 * ti - 2",
+                        where=(
+                            "n_kv + 128 * ti >= n_q + 128"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 63) // 64 - 2, 0)",
+                        "(n_kv + 60) // 64 - 1",
+                        where=(
+                            "n_q == 128 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 1, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 1)",
+                        where=(
+                            "n_q != 128 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_kv - n_q',),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
+         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
+         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
+         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
+         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 27 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
+         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
+         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
+         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
+         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 27 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

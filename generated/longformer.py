@@ -1,0 +1,472 @@
+"""`window` keys on each side, and the first `n_global` tokens with everyone.
+
+Mask: window(256, 256) | global_tokens(64)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+longformer.cpu.c, longformer.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "longformer.cpu.c").read_text(),
+    "sm_80": (_HERE / "longformer.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "longformer",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q -"
+                " 256) & (k <= q + n_kv - n_q + 256)) | (k < 64)",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_kv >= 322) & (n_kv + 64 * ti >= n_q + 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_kv + 64 * ti >= n_q + 64) & (n_kv < 322)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 62) // 64 - 4",
+                        "(n_kv + 62) // 64 - 4",
+                        where=(
+                            "(((n_kv + 64 * ti >= n_q + 258) & (n_kv < 322)) | ((n_kv >= 322) & "
+                            "((n_kv + 62) % 64 + 64 * ti >= n_q))) & (n_kv + 64 * ti >= n_q + 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + ti - 3, 1)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv >= 322) & (n_kv + 64 * ti >= n_q + 64) & (64 * ti >= n_q - 257)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + ti - 3, 1)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv + 64 * ti >= n_q + 64) & (n_kv < 322)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + ti - 3, 1)",
+                        "4",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv < 322)) & (n_kv >= 322) & (n_kv + 64 *"
+                            " ti >= n_q + 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + ti - 3, 5)",
+                        "(n_kv - n_q + 1) // 64 + ti + 3",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv < 322)) & (n_kv >= 322) & (n_kv + 64 *"
+                            " ti >= n_q + 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + 258) & (n_kv >= 322) & (n_q"
+                            " >= n_kv + 64 * ti + 64) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + 258) & (n_q >= n_kv + 64 * "
+                            "ti + 64) & (n_kv < 322) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_kv >= 322) | (n_kv + 64 * ti >= n_q - 63)) & ((n_kv < 322) | (n_kv"
+                            " + 64 * ti >= n_q - 63)) & (n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + "
+                            "258) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "ti - (n_q - n_kv + 62) // 64 + 3",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + 258) & (n_q >= n_kv + 64 * "
+                            "ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (n_q >= n_kv + 64 * ti + 64) & (64 * ti >= "
+                            "n_q - 257) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (64 * ti >= n_q - 257) & (n_q >= n_kv + 64 * "
+                            "ti - 63) & (n_kv + 64 * ti >= n_q - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q > n_kv + 64 * ti) & (64 * ti >= n_q - 257) & (n_q >= n_kv + 64 * "
+                            "ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "4",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_kv + 64 * ti "
+                            ">= n_q) | (64 * ti >= n_q - 257)) & (n_kv + 64 * ti > n_q) & (n_kv >= "
+                            "322) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_kv + 64 * ti "
+                            ">= n_q) | (64 * ti >= n_q - 257)) & (n_kv < 322) & (n_q >= n_kv + 64 *"
+                            " ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_q >= n_kv + "
+                            "64 * ti) | (n_kv < 322)) & ((n_kv + 64 * ti >= n_q) | (64 * ti >= n_q "
+                            "- 257)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "4",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_q >= n_kv + "
+                            "64 * ti) | (n_kv < 322)) & ((n_kv + 64 * ti >= n_q) | (64 * ti >= n_q "
+                            "- 257)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "5",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_q >= n_kv + "
+                            "64 * ti) | (n_kv < 322)) & ((n_kv + 64 * ti >= n_q) | (64 * ti >= n_q "
+                            "- 257)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + ti - 4, 1)",
+                        "min((n_kv - n_q + 62) // 64 + ti - 3, (n_kv + 62) // 64 - 4) - 1",
+                        where=(
+                            "(n_kv + 64 * ti > n_q) & (n_kv >= 322)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + ti + 4, 5)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti + 4)",
+                        where=(
+                            "(n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 258) & (n_kv >= 322)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "6",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 258) & (n_kv >= 322) & (n_q"
+                            " >= n_kv + 64 * ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max(1, ti - (n_q - n_kv + 62) // 64 + 4)",
+                        "min((n_kv + 63) // 64 - 1, ti - (n_q - n_kv) // 64 + 4)",
+                        where=(
+                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q >= 64 * ti + 258) & "
+                            "(n_q >= n_kv + 64 * ti + 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti - (n_q - n_kv + 62) // 64 + 4",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q > n_kv + 64 * ti) & "
+                            "(n_q >= 64 * ti + 258) & (n_kv + 64 * ti >= n_q - 63)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q > n_kv + 128 * ti) & (n_q >= n_kv + 128 * ti + 128) & (n_kv >= "
+                            "322)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q > n_kv + 128 * ti) & (n_q >= n_kv + 128 * ti + 128) & (n_kv < "
+                            "322)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + n_q) // 2 - n_kv - 64 * ti - 63, 0)",
+                        "2 * ti - (n_q - n_kv + 62) // 64 + 3",
+                        where=(
+                            "(n_q > n_kv + 128 * ti) & (n_q >= 128 * ti + 258)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_q + 2 * ti - n_kv + 2) // 65 - 2 * ti - 1, 0)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q > n_kv + 128 * ti) & (128 * ti >= n_q - 257)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q + 64) & (n_kv + 128 * ti >= n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q) & (n_kv < 322) & (n_q >= n_kv + 128 * ti - "
+                            "63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 62) // 64 - 4, 1)",
+                        "(n_kv - n_q + 62) // 64 + 2 * ti - 3",
+                        where=(
+                            "n_kv + 128 * ti >= n_q"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 1)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q) & (n_kv < 322)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 1)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv >= 322) & (n_kv + 128 * ti >= n_q) & (128 * ti >= n_q - 257)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q >= 128 * ti + 258) & (n_kv >= 322) & (n_kv + 128 * ti >= n_q) & "
+                            "(n_q >= n_kv + 128 * ti - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 1)",
+                        "4",
+                        where=(
+                            "(n_q >= 128 * ti + 258) & (n_kv >= 322) & (n_kv + 128 * ti >= n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 5)",
+                        "(n_kv - n_q + 1) // 64 + 2 * ti + 3",
+                        where=(
+                            "(n_q >= 128 * ti + 258) & (n_kv + 128 * ti >= n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 64 + 2 * ti - 4, 1)",
+                        "min((n_kv - n_q + 62) // 64 + 2 * ti - 2, (n_kv + 62) // 64 - 4) - 1",
+                        where=(
+                            "n_kv + 128 * ti >= n_q + 64"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv - n_q + 1) // 64 + 2 * ti + 4",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 5)",
+                        where=(
+                            "(n_q >= 128 * ti + 258) & (n_kv + 128 * ti >= n_q + 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max(1, 2 * ti - (n_q - n_kv + 62) // 64 + 4)",
+                        "min((n_kv + 63) // 64 - 1, 2 * ti - (n_q - n_kv) // 64 + 5)",
+                        where=(
+                            "(n_q >= n_kv + 128 * ti + 128) & (n_q >= 128 * ti + 258) & (n_q >= "
+                            "n_kv + 128 * ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "5",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv + 128 * ti >= n_q - 127) | (128 * ti >= n_q - 257)) & (n_kv >= "
+                            "322) & (n_kv + 128 * ti >= n_q) & (n_q >= n_kv + 128 * ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti - (n_q - n_kv + 62) // 64 + 4",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q > n_kv + 128 * ti) & (n_q >= 128 * ti + 258) & (n_kv + 128 * ti "
+                            ">= n_q - 127) & (n_q >= n_kv + 128 * ti - 63)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_q - n_kv + 63', 'n_kv - n_q', 'n_q - n_kv + 256', 'n_kv - n_q + 256', '63'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q - 256) & (k <= q +
+         n_kv - n_q + 256)) | (k < 64)
+piece    (q >= n_q - n_kv) & (q <= n_q - n_kv + 63)
+piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k >= q + n_kv - n_q - 256) & (k <= q + n_kv
+         - n_q + 256)
+piece    ((k >= q + n_kv - n_q + 257) | (k <= q + n_kv - n_q - 257)) & (k < 64)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    641*N - 102720  (N >= 1278)
+flops    forward 328192*N - 52592640, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 24 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q - 256) & (k <= q +
+         n_kv - n_q + 256)) | (k < 64)
+piece    (q >= n_q - n_kv) & (q <= n_q - n_kv + 63)
+piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k >= q + n_kv - n_q - 256) & (k <= q + n_kv
+         - n_q + 256)
+piece    ((k >= q + n_kv - n_q + 257) | (k <= q + n_kv - n_q - 257)) & (k < 64)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    641*N - 102720  (N >= 1278)
+flops    forward 328192*N - 52592640, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 17 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

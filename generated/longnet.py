@@ -1,0 +1,441 @@
+"""Segments of each length, dilated by its rate, shifted by head.
+
+Mask: causal() & (block_diagonal(2048) | block_diagonal(4096) & where(lambda h, q, k: ((q + n_kv - n_q) % 2 == h % 2) & (h % 2 == k % 2)) | block_diagonal(8192) & where(lambda h, q, k: ((q + n_kv - n_q) % 4 == h % 4) & (h % 4 == k % 4)) | block_diagonal(16384) & where(lambda h, q, k: ((q + n_kv - n_q) % 6 == h % 6) & (h % 6 == k % 6)) | block_diagonal(32768) & where(lambda h, q, k: ((q + n_kv - n_q) % 12 == h % 12) & (h % 12 == k % 12)))
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+longnet.cpu.c, longnet.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "longnet.cpu.c").read_text(),
+    "sm_80": (_HERE / "longnet.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "longnet",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=8,
+        masks=(
+            mask(
+                "((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // "
+                "32768 == k // 32768)) | (((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & "
+                "((q + n_kv - n_q) // 4096 == k // 4096)) | (((q + n_kv - n_q) % 4 == "
+                "0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((q + "
+                "n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k"
+                " // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + "
+                "n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=0,
+                args=('n_kv - n_q',),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 11) % 12 == 0) & ((q + n_kv - n_q"
+                " + 11) % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | (((k "
+                "+ 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q) "
+                "// 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) %"
+                " 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=1,
+                args=('n_kv - n_q + 11', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 3', 'n_kv - n_q + 5'),
+            ),
+            mask(
+                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
+                "4096 == k // 4096)) | (((k + 10) % 12 == 0) & ((q + n_kv - n_q + 10) %"
+                " 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | (((k + 2) % 4"
+                " == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 "
+                "== k // 8192)) | (((k + 4) % 6 == 0) & ((q + n_kv - n_q + 4) % 6 == 0)"
+                " & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // "
+                "2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=2,
+                args=('n_kv - n_q + 10', 'n_kv - n_q', 'n_kv - n_q + 2', 'n_kv - n_q + 4'),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q +"
+                " 1) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 3) %"
+                " 6 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & ((q + n_kv - n_q) // "
+                "16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) %"
+                " 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=3,
+                args=('n_kv - n_q + 9', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 1', 'n_kv - n_q + 3'),
+            ),
+            mask(
+                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
+                "4096 == k // 4096)) | (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & "
+                "((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 2) % 6 == 0) & ((q +"
+                " n_kv - n_q + 2) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // "
+                "16384)) | (((k + 8) % 12 == 0) & ((q + n_kv - n_q + 8) % 12 == 0) & "
+                "((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048"
+                " == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=4,
+                args=('n_kv - n_q + 8', 'n_kv - n_q', 'n_kv - n_q + 2'),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 1) % 6 == 0) & ((q + n_kv - n_q +"
+                " 1) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | (((k + 3)"
+                " % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q) // "
+                "8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % "
+                "12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=5,
+                args=('n_kv - n_q + 7', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 3', 'n_kv - n_q + 1'),
+            ),
+            mask(
+                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
+                "4096 == k // 4096)) | (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & "
+                "((q + n_kv - n_q) // 16384 == k // 16384)) | (((k + 2) % 4 == 0) & ((q"
+                " + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // "
+                "8192)) | (((k + 6) % 12 == 0) & ((q + n_kv - n_q + 6) % 12 == 0) & ((q"
+                " + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 =="
+                " k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=6,
+                args=('n_kv - n_q + 6', 'n_kv - n_q', 'n_kv - n_q + 2'),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q +"
+                " 1) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 5) %"
+                " 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & ((q + n_kv - n_q) // "
+                "32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % "
+                "6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=7,
+                args=('n_kv - n_q + 5', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 1', 'n_kv - n_q + 5'),
+            ),
+        ),
+        of_head=(0, 1, 2, 3, 4, 5, 6, 7),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+heads    0
+mask     ((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768))
+         | (((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
+         (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
+         ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    1
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | (((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv
+         - n_q) // 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
+         + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
+         + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    2
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((k + 10) % 12 == 0) & ((q + n_kv - n_q + 10) % 12 == 0) & ((q + n_kv - n_q) // 32768 == k
+         // 32768)) | (((k + 2) % 4 == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) //
+         8192 == k // 8192)) | (((k + 4) % 6 == 0) & ((q + n_kv - n_q + 4) % 6 == 0) & ((q + n_kv -
+         n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv -
+         n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    3
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & ((q + n_kv - n_q) // 8192
+         == k // 8192)) | (((k + 3) % 6 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & ((q + n_kv - n_q)
+         // 16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & ((q +
+         n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
+         n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    4
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
+         (((k + 2) % 6 == 0) & ((q + n_kv - n_q + 2) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k //
+         16384)) | (((k + 8) % 12 == 0) & ((q + n_kv - n_q + 8) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    5
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 6 == 0) & ((q + n_kv - n_q + 1) % 6 == 0) & ((q + n_kv - n_q) // 16384
+         == k // 16384)) | (((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q)
+         // 8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & ((q +
+         n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
+         n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    6
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
+         (((k + 2) % 4 == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k //
+         8192)) | (((k + 6) % 12 == 0) & ((q + n_kv - n_q + 6) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    7
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & ((q + n_kv - n_q) // 8192
+         == k // 8192)) | (((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & ((q + n_kv -
+         n_q) // 32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
+         + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
+         + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_80, bfloat16, head_dim 128
+heads    0
+mask     ((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768))
+         | (((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
+         (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
+         ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    1
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | (((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv
+         - n_q) // 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
+         + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
+         + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    2
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((k + 10) % 12 == 0) & ((q + n_kv - n_q + 10) % 12 == 0) & ((q + n_kv - n_q) // 32768 == k
+         // 32768)) | (((k + 2) % 4 == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) //
+         8192 == k // 8192)) | (((k + 4) % 6 == 0) & ((q + n_kv - n_q + 4) % 6 == 0) & ((q + n_kv -
+         n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv -
+         n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    3
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & ((q + n_kv - n_q) // 8192
+         == k // 8192)) | (((k + 3) % 6 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & ((q + n_kv - n_q)
+         // 16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & ((q +
+         n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
+         n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    4
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
+         (((k + 2) % 6 == 0) & ((q + n_kv - n_q + 2) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k //
+         16384)) | (((k + 8) % 12 == 0) & ((q + n_kv - n_q + 8) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    5
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 6 == 0) & ((q + n_kv - n_q + 1) % 6 == 0) & ((q + n_kv - n_q) // 16384
+         == k // 16384)) | (((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q)
+         // 8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & ((q +
+         n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
+         n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    6
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
+         (((k + 2) % 4 == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k //
+         8192)) | (((k + 6) % 12 == 0) & ((q + n_kv - n_q + 6) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    7
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & ((q + n_kv - n_q) // 8192
+         == k // 8192)) | (((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & ((q + n_kv -
+         n_q) // 32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
+         + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
+         + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,255 @@
+"""The `kernel` nearest tokens, `dilation` apart, shared by groups of `stride` queries.
+
+Mask: where(lambda q, k: (k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), 63) + 63))
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+natten_1d.cpu.c, natten_1d.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "natten_1d.cpu.c").read_text(),
+    "sm_80": (_HERE / "natten_1d.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "natten_1d",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), "
+                "63) + 63)",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "max(n_kv // 64 - 1, 0)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "64 * ti >= n_kv - 64"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv >= 128) & (n_q >= 64) & (n_kv >= 64 * ti + 65)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "1",
+                        where=(
+                            "(n_kv >= 64 * ti + 65) & (n_kv < 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_kv < 128) | (n_q < 64)) & (n_kv >= 128) & (n_kv >= 64 * ti + 65)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti - 1",
+                        "ti - 1",
+                        where=(
+                            "(ti >= 1) & (n_kv >= 128) & (n_q >= 64) & (n_kv >= 64 * ti + 65)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti + 1",
+                        "ti + 1",
+                        where=(
+                            "(n_kv >= 128) & (n_q >= 64 * ti + 2) & (n_q >= 64) & (n_kv >= 64 * ti "
+                            "+ 65)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "n_kv // 64 - 2",
+                        "n_kv // 64 - 2",
+                        where=(
+                            "((n_kv + 1) % 64 >= 1) & (n_kv >= 127) & (64 * ti >= n_kv - 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "((n_kv >= 64 * ti + 65) | ((n_kv + 1) % 64 < 1) | (n_kv < 127)) & (ti "
+                            "== 0) & (n_kv >= 128) & (n_q < 64)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "n_kv // 64 - 1",
+                        "min((n_kv + 63) // 64 - 1, 2 * ti)",
+                        where=(
+                            "(n_kv >= 128) & (n_q >= n_kv - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_kv < 128) & (n_q >= n_kv - 63)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "2 * ti",
+                        "2 * ti",
+                        where=(
+                            "((n_kv >= 128) | (n_kv >= n_q + 64)) & ((n_kv >= n_q + 64) | (n_kv < "
+                            "128)) & (n_q >= 64) & (128 * ti >= n_q - 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_kv >= 128) | (n_kv >= n_q + 64)) & ((n_kv >= n_q + 64) | (n_kv < "
+                            "128)) & (ti == 0) & (n_q < 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "((n_kv >= 128) | (n_kv >= n_q + 64)) & (ti == 0) & (n_kv < 128) & (n_q"
+                            " < 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max(2 * ti - 1, 0)",
+                        "min((n_q + 63) // 64 - 2, (n_kv + 1) // 64 - 3, 2 * ti)",
+                        where=(
+                            "(n_kv >= 128) & (n_q >= 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "n_kv // 64 - 2",
+                        "n_kv // 64 - 2",
+                        where=(
+                            "(((ti == 0) & (n_kv >= n_q + 64) & (n_q >= 65) & (n_kv < 191)) | "
+                            "((n_kv >= 191) & (n_kv >= n_q + 64) & (128 * ti >= n_kv - 190) & "
+                            "((n_kv + 1) % 64 + n_q >= n_kv - 62))) & (n_kv >= 128) & (n_q >= 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "n_kv // 64 - 2",
+                        "n_kv // 64 - 2",
+                        where=(
+                            "((n_kv + 1) % 64 >= 1) & (n_kv >= 128) & (n_q >= 64) & (128 * ti >= "
+                            "n_kv - 191) & (n_q >= n_kv - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti + 1",
+                        "min((n_q + 62) // 64, (n_kv + 63) // 64 - 1, 2 * ti + 2)",
+                        where=(
+                            "(n_kv >= 128) & (n_q >= 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "(ti == 0) & (n_kv >= 128) & (n_q < 64)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_kv - 64', '63', 'n_kv - 64', '63'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), 63) + 63)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    127*N  (N >= 762)
+flops    forward 65024*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 8 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     (k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), 63) + 63)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    127*N  (N >= 762)
+flops    forward 65024*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 10 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

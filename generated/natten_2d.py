@@ -1,0 +1,248 @@
+"""A rectangle of kernel[0] rows and kernel[1] columns around the query.
+
+Mask: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3))
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+natten_2d.cpu.c, natten_2d.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "natten_2d.cpu.c").read_text(),
+    "sm_80": (_HERE / "natten_2d.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "natten_2d",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= "
+                "max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64"
+                " - 4), 3) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3)",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv + 56) % 64 >= 57) & (64 * ti >= n_q - 4) & (n_kv < 448)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "n_kv // 64 - 7",
+                        "n_kv // 64 - 1",
+                        where=(
+                            "(n_kv >= 448) & (64 * ti >= n_kv - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti - 3",
+                        "ti + 3",
+                        where=(
+                            "(n_kv >= 64 * ti + 256) & (ti >= 3)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 63) // 64 - 1, 6)",
+                        where=(
+                            "(n_kv >= 64 * ti + 256) & (n_q >= 64 * ti + 5) & (ti < 3)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 56) // 64 - 1, 6)",
+                        where=(
+                            "(n_kv >= 64 * ti + 256) & (ti < 3) & (64 * ti >= n_q - 4)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 56) // 64 - 1",
+                        where=(
+                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (n_q >= 64 * "
+                            "ti + 5) | (64 * ti >= n_kv - 255)) & ((ti < 3) | (64 * ti >= n_kv - "
+                            "255)) & (64 * ti >= n_q - 4)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (64 * ti >= "
+                            "n_kv - 255) | (64 * ti >= n_q - 4)) & ((ti < 3) | (64 * ti >= n_kv - "
+                            "255)) & (n_q >= 64 * ti + 5)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "(n_q >= 254) & ((n_kv + 56) % 64 >= 57) & (128 * ti >= n_q - 3) & "
+                            "(n_kv < 448)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_q >= 128 * ti + 4) | (n_kv >= 448) | (n_q < 254) | ((n_kv + 56) % "
+                            "64 < 57)) & ((n_kv + 56) % 64 >= 57) & (n_q < 193) & (128 * ti >= n_q "
+                            "- 3) & (n_kv < 448)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_q >= 193) | (n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 56) %"
+                            " 64 < 57)) & ((n_q >= 128 * ti + 4) | (n_kv >= 448) | (n_q < 254) | "
+                            "((n_kv + 56) % 64 < 57)) & (n_q == 128 * ti + 4) & ((n_kv + 56) % 64 "
+                            ">= 57) & (n_kv < 448)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "n_kv // 64 - 7",
+                        "n_kv // 64 - 1",
+                        where=(
+                            "(n_kv >= 448) & (128 * ti >= n_kv - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "2 * ti - 3",
+                        "min(n_kv // 64 - 1, (n_q + 63) // 64 + 2, 2 * ti + 4)",
+                        where=(
+                            "(ti >= 2) & (n_kv >= 128 * ti + 256)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 56) // 64 - 1, 6)",
+                        where=(
+                            "((n_kv >= 128 * ti + 256) | (n_kv < 448)) & ((ti < 2) | (128 * ti >= "
+                            "n_kv - 255)) & (n_q < 193) & (128 * ti >= n_q - 4)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 56) // 64 - 1",
+                        where=(
+                            "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((ti < 2) | (128 * ti >= n_kv"
+                            " - 255)) & (n_q >= 254) & (128 * ti >= n_q - 4) & (n_kv < 448)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 63) // 64 - 1, 6)",
+                        where=(
+                            "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((n_kv >= 448) | (n_q >= 128 "
+                            "* ti + 5) | (n_q < 254)) & (n_kv >= 128 * ti + 256) & (ti < 2)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((ti >= 2) | (128 * ti >= "
+                            "n_kv - 255)) & ((n_kv >= 128 * ti + 256) | (n_kv < 448)) & ((n_kv >= "
+                            "448) | (n_q >= 128 * ti + 5) | (n_q < 254)) & ((ti < 2) | (128 * ti >="
+                            " n_kv - 255))"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_kv // 64 - 4', '3', '3', 'n_kv // 64 - 4', '3', '3'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)
+         - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >=
+         k % 64 - 3)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 7 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)
+         - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >=
+         k % 64 - 3)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 9 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,114 @@
+"""A box of kernel[0] frames, kernel[1] rows and kernel[2] columns around the query.
+
+Mask: where(lambda q, k: (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q // 16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2) & (max(min(q % 16, 13), 2) >= k % 16 - 2))
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+natten_3d.cpu.c, natten_3d.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "natten_3d.cpu.c").read_text(),
+    "sm_80": (_HERE / "natten_3d.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "natten_3d",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) "
+                "% 16 >= max(min((q // 16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % "
+                "16, 13), 2) - 2) & (k // 256 >= max(min(q // 256, n_kv // 256 - 3), 2)"
+                " - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2) & "
+                "(max(min(q % 16, 13), 2) >= k % 16 - 2)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=0,
+                args=('n_kv // 256 - 3', '2', '2', '2', 'n_kv // 256 - 3', '2', '2', '2'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
+         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
+         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
+         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    25*N**2/256  (N >= 256, N a multiple of 256)
+flops    forward 50*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_80, bfloat16, head_dim 128
+mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
+         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
+         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
+         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    25*N**2/256  (N >= 256, N a multiple of 256)
+flops    forward 50*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

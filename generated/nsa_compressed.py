@@ -1,0 +1,150 @@
+"""The compressed keys whose tokens all lie in the past.
+
+Mask: where(lambda q, k: q >= 16 * k + 31)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+nsa_compressed.cpu.c, nsa_compressed.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "nsa_compressed.cpu.c").read_text(),
+    "sm_80": (_HERE / "nsa_compressed.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "nsa_compressed",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "q >= 16 * k + 31",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "4 * ti > n_kv"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(ti + 15) // 16 - 2",
+                        where=(
+                            "n_kv >= 4 * ti"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((ti + 15) // 16 - 1, 0)",
+                        "min(ti // 16, (n_kv + 63) // 64 - 1, (n_q + 992) // 1024 - 1)",
+                        where=(
+                            "n_kv >= 4 * ti"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "0",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "8 * ti > n_kv"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(ti + 7) // 8 - 2",
+                        where=(
+                            "n_kv >= 8 * ti"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((ti + 7) // 8 - 1, 0)",
+                        "min(ti // 8, (n_kv + 63) // 64 - 1, (n_q + 992) // 1024 - 1)",
+                        where=(
+                            "n_kv >= 8 * ti"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('-31',),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=True,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=True,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     q >= 16 * k + 31
+proof    causal: yes (n_q = n_kv; mask - {k <= p} is empty)
+proof    no empty row: no (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    3*N - 141  (N >= 64)
+flops    forward 1536*N - 72192, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 3 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     q >= 16 * k + 31
+proof    causal: yes (n_q = n_kv; mask - {k <= p} is empty)
+proof    no empty row: no (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    3*N - 141  (N >= 64)
+flops    forward 1536*N - 72192, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 3 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,177 @@
+"""The last `window` keys.
+
+Mask: window(511)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+nsa_sliding.cpu.c, nsa_sliding.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "nsa_sliding.cpu.c").read_text(),
+    "sm_80": (_HERE / "nsa_sliding.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "nsa_sliding",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 511)",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "(n_kv + 63) // 64 - 8",
+                        "(n_kv + 63) // 64 - 8",
+                        where=(
+                            "(n_q >= 64 * ti + 2) & (n_kv >= 449) & ((n_kv + 63) % 64 + 64 * ti >= "
+                            "n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 63) // 64 + ti - 7, 0)",
+                        "(n_kv - n_q + 1) // 64 + ti - 1",
+                        where=(
+                            "n_q >= 64 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 63) // 64 - 8, 0)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "64 * ti >= n_q - 1"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + ti - 8, 0)",
+                        "min((n_kv - n_q + 63) // 64 + ti - 7, (n_kv + 63) // 64 - 8) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + ti, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti)",
+                        where=(
+                            "n_q >= 64 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    128,
+                    64,
+                    loop(
+                        "max((n_kv + 63) // 64 - 8, 0)",
+                        "(n_kv - n_q + 63) // 64 + 2 * ti - 7",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 63) // 64 + 2 * ti - 6, 0)",
+                        "(n_kv - n_q + 1) // 64 + 2 * ti - 1",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 63) // 64 - 8, 0)",
+                        "(n_kv + 63) // 64 - 1",
+                        where=(
+                            "128 * ti >= n_q - 1"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + 2 * ti - 8, 0)",
+                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 6, (n_kv + 63) // 64 - 8) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 64 + 2 * ti, 0)",
+                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 1)",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
+                shape=0,
+                args=('n_q - n_kv + 511', 'n_kv - n_q'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=True,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=True,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 511)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    512*N - 130816  (N >= 1024)
+flops    forward 262144*N - 66977792, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 5 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 511)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    512*N - 130816  (N >= 1024)
+flops    forward 262144*N - 66977792, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 5 closed-form loops
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

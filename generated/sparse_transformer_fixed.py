@@ -1,0 +1,145 @@
+"""The query's own block, and the last `summary` keys of every earlier one.
+
+Mask: chunked(128) | causal() & where(lambda q, k: k % 128 >= 120)
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+sparse_transformer_fixed.cpu.c, sparse_transformer_fixed.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "sparse_transformer_fixed.cpu.c").read_text(),
+    "sm_80": (_HERE / "sparse_transformer_fixed.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "sparse_transformer_fixed",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(((q + n_kv - n_q) // 128 == k // 128) & (k <= q + n_kv - n_q)) | ((k "
+                "% 128 >= 120) & (k <= q + n_kv - n_q))",
+                tiles(
+                    64,
+                    64,
+                    loop(
+                        "2 * ((n_q + 127) // 128) - 2",
+                        "(n_q + 63) // 64 - 1",
+                        where=(
+                            "(n_q == 64 * ti + 1) & (n_kv == n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti - 1",
+                        "ti - 1",
+                        where=(
+                            "((n_q != 64 * ti + 1) | (n_kv != n_q)) & ((ti + 1) % 2 == 0) & (n_kv "
+                            "== n_q) & (n_q >= 64 * ti + 2)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "1",
+                        "ti - ti % 2 - 1",
+                        where=(
+                            "n_kv == n_q"
+                        ),
+                        step=2,
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 64 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    square=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=0,
+                args=('n_kv - n_q', '-120'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (((q + n_kv - n_q) // 128 == k // 128) & (k <= q + n_kv - n_q)) | ((k % 128 >= 120) & (k <=
+         q + n_kv - n_q))
+piece    ((q + n_kv - n_q) // 128 == k // 128) & (k <= q + n_kv - n_q)
+piece    ((q + n_kv - n_q) // 128 != k // 128) & (k % 128 >= 120) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2/32 + 121*N/2  (N >= 256, N a multiple of 128)
+flops    forward 16*N**2 + 30976*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 4 closed-form loops where n_q = n_kv, else by exact numbers
+
+target   sm_80, bfloat16, head_dim 128
+mask     (((q + n_kv - n_q) // 128 == k // 128) & (k <= q + n_kv - n_q)) | ((k % 128 >= 120) & (k <=
+         q + n_kv - n_q))
+piece    ((q + n_kv - n_q) // 128 == k // 128) & (k <= q + n_kv - n_q)
+piece    ((q + n_kv - n_q) // 128 != k // 128) & (k % 128 >= 120) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2/32 + 121*N/2  (N >= 256, N a multiple of 128)
+flops    forward 16*N**2 + 30976*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain

@@ -1,0 +1,113 @@
+"""Whole tiles around the query's own; by default of 6 x 8 x 8 in a 30 x 48 x 80 video.
+
+Mask: where(lambda q, k: (max(max(min((q // 384) // 60, 3), 1) - (k // 384) // 60, (k // 384) // 60 - max(min((q // 384) // 60, 3), 1)) < 2) & (max(((k // 384) // 10) % 6 - max(min(((q // 384) // 10) % 6, 4), 1), max(min(((q // 384) // 10) % 6, 4), 1) - ((k // 384) // 10) % 6) < 2) & (max((k // 384) % 10 - max(min((q // 384) % 10, 8), 1), max(min((q // 384) % 10, 8), 1) - (k // 384) % 10) < 2))
+
+Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
+sta.cpu.c, sta.sm_80.cu.
+"""
+
+from pathlib import Path
+
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+
+_HERE = Path(__file__).parent
+
+SOURCE = {
+    "cpu": (_HERE / "sta.cpu.c").read_text(),
+    "sm_80": (_HERE / "sta.sm_80.cu").read_text(),
+}
+"""Kernel source by target."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "sta",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=None,
+        masks=(
+            mask(
+                "(max(max(min((q // 384) // 60, 3), 1) - (k // 384) // 60, (k // 384) "
+                "// 60 - max(min((q // 384) // 60, 3), 1)) < 2) & (max(((k // 384) // "
+                "10) % 6 - max(min(((q // 384) // 10) % 6, 4), 1), max(min(((q // 384) "
+                "// 10) % 6, 4), 1) - ((k // 384) // 10) % 6) < 2) & (max((k // 384) % "
+                "10 - max(min((q // 384) % 10, 8), 1), max(min((q // 384) % 10, 8), 1) "
+                "- (k // 384) % 10) < 2)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                shape=0,
+                args=('1', '1', '1'),
+            ),
+        ),
+        of_head=(),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                threads=0,
+                shared=0,
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                tile=(128, 64),
+                ranges=False,
+                threads=128,
+                shared=70656,
+            ),
+        ),
+        report="""\
+target   cpu, bfloat16, head_dim 128
+mask     (max(max(min((q // 384) // 60, 3), 1) - (k // 384) // 60, (k // 384) // 60 - max(min((q //
+         384) // 60, 3), 1)) < 2) & (max(((k // 384) // 10) % 6 - max(min(((q // 384) // 10) % 6,
+         4), 1), max(min(((q // 384) // 10) % 6, 4), 1) - ((k // 384) // 10) % 6) < 2) & (max((k //
+         384) % 10 - max(min((q // 384) % 10, 8), 1), max(min((q // 384) % 10, 8), 1) - (k // 384) %
+         10) < 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_80, bfloat16, head_dim 128
+mask     (max(max(min((q // 384) // 60, 3), 1) - (k // 384) // 60, (k // 384) // 60 - max(min((q //
+         384) // 60, 3), 1)) < 2) & (max(((k // 384) // 10) % 6 - max(min(((q // 384) // 10) % 6,
+         4), 1), max(min(((q // 384) // 10) % 6, 4), 1) - ((k // 384) // 10) % 6) < 2) & (max((k //
+         384) % 10 - max(min((q // 384) % 10, 8), 1), max(min((q // 384) % 10, 8), 1) - (k // 384) %
+         10) < 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+""",
+    )
+)
+
+attention = _MASK.attention
+backward = _MASK.backward
+layout = _MASK.layout
+dense = _MASK.dense
+explain = _MASK.explain
