@@ -117,6 +117,9 @@ class CompiledMask:
             given, scale, softcap, alibi_slopes, sink_logits, nan_safe, data
         )
         out, block.out = plan.outputs[0].make(lib, q)
+        if not return_lse and plan.spare_lse:
+            plan.run(block, stream)
+            return out
         lse, block.lse = plan.outputs[1].make(lib, q, True)
         plan.run(block, stream)
         return (out, lse) if return_lse else out
@@ -208,8 +211,10 @@ class CompiledMask:
         q = given["q"]
         lib = LIBRARIES[type(q)]
         block, stream = plan.arguments(lib, q)
-        for name, place in zip(given, places, strict=True):
-            setattr(block, name, place)
+        block.q, block.k, block.v, *others = places
+        if others:
+            for name, place in zip(list(given)[3:], others, strict=True):
+                setattr(block, name, place)
         if scale is not None:
             block.scale = scale
         if softcap is not None:

@@ -77,6 +77,14 @@ class Plan:
         """Bytes this plan keeps alive."""
         return self.tables.size
 
+    @property
+    def spare_lse(self) -> bool:
+        """Whether argument blocks come with memory for an lse that nobody reads (CUDA, forward).
+
+        Launches of one stream run in order and only write there, so they may share it.
+        """
+        return self.device[0] == "cuda" and self.direction is Direction.forward
+
     def arguments(self, library: Library, q: Any) -> tuple[Any, int]:
         """(a fresh argument block lacking only the tensors, the stream to launch on).
 
@@ -115,6 +123,9 @@ class Plan:
                 block.array[int(name[5:])] = base + offset
             else:
                 setattr(block, name, base + offset)
+        if self.spare_lse and self.kernel is not None:
+            spare, block.lse = self.outputs[1].make(library, q, True)
+            owner = (owner, spare)
         entry = self.sent[stream] = (bytes(block), owner)
         return entry
 

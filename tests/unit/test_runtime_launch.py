@@ -133,6 +133,10 @@ class Streams:
     def stream(self, device):
         return self.current
 
+    def empty(self, x, shape, single, tokens_first):
+        made = np.empty(shape, np.float32)
+        return made, made.ctypes.data
+
     def send(self, x, host):
         self.sent.append(self.current)
         copy = host.copy()
@@ -175,6 +179,16 @@ def test_tables_go_to_every_stream_once():
     assert library.sent == [7, 9]
     assert [stream for stream, *_ in kernel.launched] == [7, 7, 9, 7, 9]
     assert kernel.launched[0] == kernel.launched[1] != kernel.launched[2]
+
+
+def test_an_unread_lse_has_memory_of_its_stream():
+    library, kernel = Streams(), Recorder()
+    plan = gpu_plan(kernel)
+    places = []
+    for library.current in (7, 9, 7):
+        places.append(plan.arguments(library, None)[0].lse)
+    assert places[0] == places[2] != places[1]
+    assert all(places)
 
 
 def test_plans_share_tables_on_a_stream():
