@@ -1,12 +1,14 @@
 // Attention for one mask: sm_80, bfloat16, head_dim 128, tiles of 128 queries x 64 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
-constexpr int HEAD_DIM = 128;    // elements of a row of q, k, v and out
-constexpr int TILE_Q = 128;      // queries per block
-constexpr int TILE_K = 64;       // keys per step
+constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
+constexpr int TILE_Q = 128;  // queries per block
+constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 4;
-constexpr int MIN_BLOCKS = 2;   // resident per multiprocessor
+constexpr int MIN_BLOCKS = 2;  // resident per multiprocessor
 constexpr bool KEEP_Q = false;  // a warp's q stays in registers
+// Tops and sums wait in shared memory between uses.
+constexpr bool PARK_ROWS = true;
 // Keys and values of so many tokens fit the L2 cache.
 constexpr int GROUP_KEYS = 65536;
 constexpr int UNROLL = 4;  // columns of a partial tile that one turn of a loop tests
@@ -238,7 +240,7 @@ FN u32 lane_in_halves() {
     return place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 // From there, the block `down` blocks below and `right` blocks to the right.
-FN u32 block_at(u32 lane_address, int down, int right) {
+FN u32 fragment_at(u32 lane_address, int down, int right) {
     const u32 pieces = 2 * right;
     const u32 swapped = lane_address ^ (16 * (pieces % SPAN));
     return swapped + down * 16 * PITCH + 16 * (pieces - pieces % SPAN);
@@ -325,7 +327,7 @@ struct Shared {
     unsigned char q[TILE_Q * PITCH];
     unsigned char k[TILE_K * PITCH];
     unsigned char v[TILE_K * PITCH];
-    float top[THREADS][ROWS], sum[THREADS][ROWS];  // see softmax
+    float top[PARK_ROWS ? THREADS : 1][ROWS], sum[PARK_ROWS ? THREADS : 1][ROWS];
     struct Block block;
 };
 static_assert(sizeof(struct Block) <= 1024, "the mask has too many constants");
@@ -341,6 +343,14 @@ FN i32 lane_key(i32 first) { return first + threadIdx.x % 4 * 2; }
 // and + 1].
 typedef float Scores[FRAGMENTS][TILE_K / 8][4];
 typedef float Output[FRAGMENTS][HEAD_DIM / 8][4];
+
+template <int GROUPS>
+FN void clear(float (&x)[FRAGMENTS][GROUPS][4]) {
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0.0f;
+}
 
 // A row's exponentials are relative to its top, a logit in powers of two. The top is kept until a
 // logit passes it by STALE: P stays below 2^8. NO_TOP is below every logit, and -inf minus it is
@@ -509,18 +519,14 @@ FN void keep_query(struct Query &q) {
 #pragma unroll
     for (int d = 0; d < (KEEP_Q ? DEPTH : 0); d++)
 #pragma unroll
-        for (int m = 0; m < FRAGMENTS; m++) load_matrices(q.fragment[d][m], block_at(q.at, m, d));
+        for (int m = 0; m < FRAGMENTS; m++)
+            load_matrices(q.fragment[d][m], fragment_at(q.at, m, d));
 }
 
 // s = q k^T
 FN void score(Scores &s, const struct Query &q, u32 k_tile) {
     const u32 k = k_tile + lane_in_halves();
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int n = 0; n < TILE_K / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[m][n][e] = 0.0f;
+    clear(s);
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
         u32 a[FRAGMENTS][4], b[4];
@@ -530,10 +536,10 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) a[m][e] = q.fragment[d][m][e];
             else
-                load_matrices(a[m], block_at(q.at, m, d));
+                load_matrices(a[m], fragment_at(q.at, m, d));
 #pragma unroll
         for (int n = 0; n < TILE_K / 16; n++) {
-            load_matrices(b, block_at(k, n, d));
+            load_matrices(b, fragment_at(k, n, d));
 #pragma unroll
             for (int m = 0; m < FRAGMENTS; m++) {
                 multiply(s[m][2 * n], a[m], b[0], b[1]);
@@ -566,7 +572,7 @@ FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (
             }
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            load_matrices_transposed(b, block_at(v, n, d));
+            load_matrices_transposed(b, fragment_at(v, n, d));
 #pragma unroll
             for (int m = 0; m < FRAGMENTS; m++) {
                 multiply(o[m][2 * d], a[m], b[0], b[1]);
@@ -639,15 +645,12 @@ attention_forward(const __grid_constant__ struct Attention p) {
     query.at = q_tile + first_row() * PITCH + lane_in_rows();
     Scores s;
     Output o;
-    float (&top)[ROWS] = shared.top[threadIdx.x], (&sum)[ROWS] = shared.sum[threadIdx.x];
+    float own[2][ROWS];  // of each row its top and this lane's share of the sum
+    float (&top)[ROWS] = PARK_ROWS ? shared.top[threadIdx.x] : own[0];
+    float (&sum)[ROWS] = PARK_ROWS ? shared.sum[threadIdx.x] : own[1];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        top[r] = NO_TOP;
-        sum[r] = 0.0f;
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; n++)
-            o[r / 2][n][r % 2 * 2] = o[r / 2][n][r % 2 * 2 + 1] = 0.0f;
-    }
+    for (int r = 0; r < ROWS; r++) top[r] = NO_TOP, sum[r] = 0.0f;
+    clear(o);
 
     struct Tile next = {0, 0};
     if (block.list.count > 0) {

@@ -73,7 +73,15 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
     extra = {
         name: getattr(plan.schedule, name)
-        for name in ("warps", "stages", "min_blocks", "keep_q", "group_keys", "block_bytes")
+        for name in (
+            "warps",
+            "stages",
+            "min_blocks",
+            "keep_q",
+            "park_rows",
+            "group_keys",
+            "block_bytes",
+        )
         if hasattr(plan.schedule, name)
     }
     return KernelSpec(

@@ -68,6 +68,8 @@ class KernelSpec:
     """Resident blocks per multiprocessor the compiler should aim at (CUDA)."""
     keep_q: bool = False
     """Whether a warp's fragments of q stay in registers (CUDA)."""
+    park_rows: bool = False
+    """Whether the rows' running maxima and sums wait in shared memory between uses (CUDA)."""
     group_keys: int = 1 << 16
     """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
     block_bytes: int = 1024

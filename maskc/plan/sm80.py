@@ -67,6 +67,8 @@ class Sm80Schedule(Schedule):
 
     keep_q: bool = False
     """Whether a warp's fragments of q stay in registers."""
+    park_rows: bool = False
+    """Whether the rows' tops and sums wait in shared memory between uses."""
     group_keys: int = 1
     """Tokens whose keys and values take _L2_BYTES: heads run in groups of that size."""
     block_bytes: int = BLOCK_BYTES
@@ -89,8 +91,8 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         tile, warps, blocks, why = TileShape(64, 64), 2, 4, "narrow tiles waste less at edges"
     else:
         tile, warps, blocks, why = TileShape(128, 64), 4, 2, "each fragment of K and V serves 32"
-    rows = tile.q // warps
-    shared = shared_bytes(tile, dim, target)
+    rows, park = tile.q // warps, dim == 128
+    shared = shared_bytes(tile, dim, park, target)
     return Sm80Schedule(
         tile,
         f"tiles of {tile.q} x {tile.k}, {warps} warps of {rows} rows ({why}), "
@@ -99,19 +101,20 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         min_blocks=blocks,
         shared_bytes=shared,
         keep_q=dim in (32, 64, 192),
+        park_rows=park,
         group_keys=_L2_BYTES // (2 * (dim + problem.head_dim_v)),
     )  # fmt: skip
 
 
-def shared_bytes(tile: TileShape, head_dim: int, target: Target) -> int:
-    """Bytes of struct Shared: a tile each of q, k and v, each thread's tops and sums, the block.
+def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target) -> int:
+    """Bytes of struct Shared: a tile each of q, k and v, parked tops and sums, the block's part.
 
     Raises:
         SharedMemoryExceeded: more than the target's blocks may use.
     """
     tiles = 2 * head_dim * (tile.q + 2 * tile.k)
-    per_thread = 4 * tile.q * 2 * 4  # the four lanes of a quad hold each row's top and their sums
-    total = tiles + per_thread + BLOCK_BYTES
+    parked = 2 * 4 * 4 * tile.q if park_rows else 0  # two floats for each row and lane of its quad
+    total = tiles + parked + BLOCK_BYTES
     if total > target.shared_memory:
         raise SharedMemoryExceeded(total, target.name, target.shared_memory)
     return total

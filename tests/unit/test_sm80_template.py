@@ -45,7 +45,7 @@ def spec(dim: int, dtype: DType = BF16, plan: Sm80Schedule | None = None, **chan
         SM_80, dtype, dim, dim, plan.tile, Iteration.csr, (BAND, DOCUMENTS, TABLE, LATTICE),
         n_args=2, arg_notes=("c0", "c1"), table_ranks=(1, 1, 2), array_notes=("a", "b", "t"),
         warps=plan.warps, min_blocks=plan.min_blocks, keep_q=plan.keep_q,
-        group_keys=plan.group_keys, block_bytes=plan.block_bytes,
+        park_rows=plan.park_rows, group_keys=plan.group_keys, block_bytes=plan.block_bytes,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -72,7 +72,7 @@ def test_tiles_divide_among_warps_and_fit_the_smallest_card(dim, short_rows):
     assert plan.tile.q % (16 * plan.warps) == 0
     assert plan.tile.k % 16 == 0
     assert 0 < plan.shared_bytes <= LIMIT == SM_80.shared_memory
-    assert plan.shared_bytes == shared_bytes(plan.tile, dim, SM_80)
+    assert plan.shared_bytes == shared_bytes(plan.tile, dim, plan.park_rows, SM_80)
     assert plan.group_keys * 4 * dim <= 32 * 1024 * 1024
     assert plan.tile.q == 64 or not (short_rows or dim > 128)
 
@@ -83,7 +83,7 @@ def test_a_schedule_depends_on_lengths_and_heads_in_nothing():
 
 def test_tiles_that_do_not_fit_are_refused_with_the_numbers():
     with pytest.raises(SharedMemoryExceeded, match="needs 201728 bytes") as found:
-        shared_bytes(TileShape(128, 128), 256, SM_80)
+        shared_bytes(TileShape(128, 128), 256, True, SM_80)
     assert str(LIMIT) in str(found.value)
 
 
