@@ -6,43 +6,44 @@ the register file: a warp's 32 rows need 64 registers per thread for the scores 
 HEAD_DIM for out, and shared memory is read at the rate of the tensor cores only when each fragment
 of K and V serves 32 rows. Up to HEAD_DIM 128 a warp holds 32 rows, above 16.
 
-Measured on an NVIDIA H200 (132 multiprocessors), NVRTC 13.0, bf16, PyTorch 2.11's FlashAttention-2
-in the same rounds, TFLOP/s of live pairs; full: B 2, H 16, N 8192; causal: B 1, H 16, N 16384;
-window: 0 <= q - k < 1024, B 1, H 16, N 32768. "keep" holds the fragments of q in registers.
+Measured on an NVIDIA H200 (132 multiprocessors), NVRTC 13.0, bf16, with PyTorch 2.11's
+FlashAttention-2 in the same rounds; TFLOP/s of live pairs. full: B 2, H 16, N 8192; causal: B 1,
+H 16, N 16384; window: 0 <= q - k < 1024, B 1, H 16, N 32768. "keep": fragments of q in registers;
+"park": the rows' tops and sums in shared memory between uses.
 
-    D    tile (queries x keys), warps, blocks   full   causal   window   registers
-    32   128 x 64, 4, 2, keep        (chosen)    258      244                 163
-         128 x 64, 4, 3                          240      231                 151
-          64 x 64, 2, 6, keep                    254      238                 157
-          FlashAttention-2                       216      193
-    64   128 x 64, 4, 2, keep        (chosen)    340      334                 217
-         128 x 64, 4, 3                          338      327                 168
-          64 x 64, 2, 4, keep         (short)    337      333                 217
-          FlashAttention-2                       300      275
-    96   128 x 64, 4, 2, keep        (chosen)    367      370                 255
-         128 x 64, 4, 2                          356      364                 238
-          64 x 64, 2, 4               (short)    361      362                 234
-          FlashAttention-2                       328      300
-    128  128 x 64, 4, 2              (chosen)    380      385      311        255
-         128 x 48, 4, 2                          378      380      292        247
-         128 x 32, 4, 2                          352      350      285        230
-          64 x 64, 2, 4               (short)    366      385      338        255
-          64 x 64, 4, 3                          308      312      289        163
-          FlashAttention-2                       332      300
-    192   64 x 64, 4, 2, keep        (chosen)    351      355                 241
-          64 x 64, 4, 2                          327      331                 201
-         128 x 32, 4, 2                          337      342         255, spills
-          FlashAttention-2                       317      300
-    256   64 x 64, 4, 2              (chosen)    324      328                 236
-          64 x 64, 4, 2, keep                    327      333      255, spills where nan_safe
-         128 x 32, 8, 1, keep                    324      326                 252
-          FlashAttention-2                       318      300
+    D    tile, warps, blocks                 full   causal   window   registers
+    32   128 x 64, 4, 3           (chosen)    233      223      171         155
+         128 x 64, 4, 2, keep                 218      205      151         169
+          64 x 64, 2, 6, keep                 242      231      197   168, spills with some masks
+         FlashAttention-2                     214      193
+    64   128 x 64, 4, 2, keep     (chosen)    338      335      240         218
+         128 x 64, 4, 3                       337      317      257         168
+          64 x 64, 2, 4, keep      (short)    334      330      273         218
+         FlashAttention-2                     302      277
+    96   128 x 64, 4, 2           (chosen)    358      372      282         238
+          64 x 64, 2, 4            (short)    356      360      311         238
+         FlashAttention-2                     340      306
+    128  128 x 64, 4, 2, park     (chosen)    383      378      304         255
+          64 x 64, 2, 4, park      (short)    385      384      330         255
+         128 x 64, 4, 2                       374      378      304   255, spills with some masks
+         128 x 48, 4, 2, park                 380      384      290         244
+         128 x 32, 4, 2                       348      352      277         230
+          64 x 64, 4, 3                       312      318      289         163
+         FlashAttention-2                     340      304
+    192   64 x 64, 4, 2, keep     (chosen)    336      350      303         246
+          64 x 64, 4, 2                       319      331      291         202
+         FlashAttention-2                     308      300
+    256   64 x 64, 4, 2           (chosen)    333      328      274         237
+         FlashAttention-2                     317      299
 
-What decided, at D 128, full: rows of shared memory without padding but with swapped 16-byte pieces
-(357 to 380: copies into padded rows took twice the cycles), tops that are raised only when a logit
-passes them by 2^8 (323 to 351), no spill (363 to 380: what a block's threads share lies in shared
-memory). No gain: exponentials before the products, softmax before the wait for V, head groups of
-another size, 8 warps of 16 rows (281 to 290).
+128 x 64 stays the default at D 64 to 128 although 64 x 64 is as fast on this card: it asks half of
+the L2 cache's bandwidth, and cards with 100 KiB of shared memory hold four warps of it, not two.
+
+What decided at D 128, full: shared rows without padding but with swapped 16-byte pieces (357 to
+380: copies into padded rows took twice the cycles); tops raised only when a logit passes them by
+2^8 (323 to 351); no spills, because what a block's threads share lies in shared memory (363 to
+380). Without gain: exponentials before the products, softmax before the wait for V, other sizes of
+head groups. Lost: eight warps of 16 rows (281 to 290).
 """
 
 from __future__ import annotations
@@ -75,6 +76,25 @@ class Sm80Schedule(Schedule):
     """Part of `shared_bytes` beside the tiles."""
 
 
+_LONG = {
+    32: (128, 4, 3, False),
+    64: (128, 4, 2, True),
+    96: (128, 4, 2, False),
+    128: (128, 4, 2, False),
+    192: (64, 4, 2, True),
+    256: (64, 4, 2, False),
+}
+"""For each head dimension: queries of a tile, warps, blocks per multiprocessor, keep_q."""
+
+_SHORT = _LONG | {
+    32: (64, 2, 6, False),
+    64: (64, 2, 4, True),
+    96: (64, 2, 4, False),
+    128: (64, 2, 4, False),
+}
+"""The same for masks with short rows."""
+
+
 def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
     """The schedule of one problem.
 
@@ -85,14 +105,10 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
     dim, target = problem.head_dim, TARGETS["sm_80"]
-    if dim > 128:
-        tile, warps, blocks, why = TileShape(64, 64), 4, 2, "out takes too many registers for 32"
-    elif short_rows:
-        tile, warps, blocks, why = TileShape(64, 64), 2, 4, "narrow tiles waste less at edges"
-    else:
-        tile, warps, blocks, why = TileShape(128, 64), 4, 2, "each fragment of K and V serves 32"
-    rows, park = tile.q // warps, dim == 128
+    queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[dim]
+    tile, rows, park = TileShape(queries, 64), queries // warps, dim == 128
     shared = shared_bytes(tile, dim, park, target)
+    why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"
     return Sm80Schedule(
         tile,
         f"tiles of {tile.q} x {tile.k}, {warps} warps of {rows} rows ({why}), "
@@ -100,10 +116,10 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         warps=warps,
         min_blocks=blocks,
         shared_bytes=shared,
-        keep_q=dim in (32, 64, 192),
+        keep_q=keep_q,
         park_rows=park,
         group_keys=_L2_BYTES // (2 * (dim + problem.head_dim_v)),
-    )  # fmt: skip
+    )
 
 
 def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target) -> int:

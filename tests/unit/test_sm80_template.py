@@ -74,7 +74,7 @@ def test_tiles_divide_among_warps_and_fit_the_smallest_card(dim, short_rows):
     assert 0 < plan.shared_bytes <= LIMIT == SM_80.shared_memory
     assert plan.shared_bytes == shared_bytes(plan.tile, dim, plan.park_rows, SM_80)
     assert plan.group_keys * 4 * dim <= 32 * 1024 * 1024
-    assert plan.tile.q == 64 or not (short_rows or dim > 128)
+    assert plan.tile.q == (64 if short_rows or dim > 128 else 128)
 
 
 def test_a_schedule_depends_on_lengths_and_heads_in_nothing():
