@@ -339,7 +339,7 @@ FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
 FN i32 lane_query(struct Work work) {
     return work.row * TILE_Q + first_row() + threadIdx.x % 32 / 4;
 }
-FN i32 lane_key(i32 first) { return first + threadIdx.x % 4 * 2; }
+FN i32 lane_key(i32 first) { return first + anew(threadIdx.x) % 4 * 2; }
 
 // A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
 // and + 1].

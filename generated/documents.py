@@ -86,7 +86,7 @@ proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
 proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data

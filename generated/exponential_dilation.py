@@ -184,7 +184,7 @@ proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays i
 pairs    640*N - 375808  (N >= 7656, N a multiple of 8)
 flops    forward 327680*N - 192413696, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 5 closed-form loops

@@ -97,7 +97,7 @@ proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays i
 pairs    N**2  (N >= 2)
 flops    forward 512*N**2, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 1 closed-form loops

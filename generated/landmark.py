@@ -163,7 +163,7 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    N**2/128 + 16097*N/64 - 32004  (N >= 576, N a multiple of 64)
 flops    forward 4*N**2 + 128776*N - 16386048, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 5 closed-form loops

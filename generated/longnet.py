@@ -419,7 +419,7 @@ proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice

@@ -135,7 +135,7 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    3*N - 141  (N >= 64)
 flops    forward 1536*N - 72192, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 3 closed-form loops

@@ -162,7 +162,7 @@ proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays i
 pairs    4096*N - 8386560  (N >= 8192)
 flops    forward 2097152*N - 4293918720, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 5 closed-form loops

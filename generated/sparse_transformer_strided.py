@@ -130,7 +130,7 @@ proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays i
 pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
 flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice

@@ -138,7 +138,7 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    15*N**2/128  (N >= 64, N a multiple of 64)
 flops    forward 60*N**2, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops

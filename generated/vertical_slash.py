@@ -353,7 +353,7 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    10*N - 804  (N >= 3086)
 flops    forward 5120*N - 411648, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 32), 69 KiB of
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 14 closed-form loops
