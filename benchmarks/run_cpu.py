@@ -14,7 +14,7 @@ import common
 
 def main() -> None:
     from maskc.bench.report import table
-    from maskc.bench.suite import run_suite
+    from maskc.bench.suite import Limits, run_suite
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="*", default=(), help="shell patterns of case names")
@@ -22,7 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     path = common.RESULTS / "cpu.json"
     report = run_suite(
-        "cpu", only=options.only, repeats=options.repeats, progress=common.say,
+        "cpu", Limits(tuple(options.only), repeats=options.repeats), progress=common.say,
         each=partial(common.save, path),
     )  # fmt: skip
     print(table(report))

@@ -9,7 +9,9 @@ from operator import or_
 
 import numpy as np
 
+from maskc.bench import formulas as by_hand
 from maskc.bench.case import Case
+from maskc.bench.formulas import Formula
 from maskc.core.dtypes import DType
 from maskc.core.errors import ExtraMissing
 from maskc.dsl.combinators import (
@@ -38,12 +40,14 @@ class Anchor:
     n: int
     head_dim: int
     data: Callable[[], dict[str, object]] = dict
+    formula: Formula | None = None
+    """The same mask by hand."""
 
     def case(self, dtype: DType) -> Case:
         """The problem itself; its data are drawn here."""
         return Case(
             self.name, self.mask(), self.batch, self.heads, self.heads, self.n, self.n,
-            self.head_dim, dtype, self.data(),
+            self.head_dim, dtype, self.data(), self.formula,
         )  # fmt: skip
 
 
@@ -112,8 +116,16 @@ def _random(name: str, batch: int, n: int, share: float) -> Anchor:
     """A random table of 128 x 128 blocks."""
     return Anchor(
         name, lambda: block_table("table", 128), batch, 16, n, 128,
-        lambda: {"table": random_blocks(n // 128, share)},
+        lambda: {"table": random_blocks(n // 128, share)}, by_hand.blocks(128),
     )  # fmt: skip
+
+
+def _plain(
+    name: str, mask: Callable[[], Mask], formula: Formula, batch: int, heads: int, n: int,
+    head_dim: int = 128,
+) -> Anchor:  # fmt: skip
+    """A mask that reads no data."""
+    return Anchor(name, mask, batch, heads, n, head_dim, dict, formula)
 
 
 # ------------------------------------------------------------------ the lists
@@ -126,37 +138,65 @@ CPU = (
 )
 """What the CPU kernels are judged by."""
 
+_W1024 = by_hand.window(1024)
+
 SM80 = (
-    Anchor("full_8k", full, 2, 16, 8192, 128),
-    Anchor("causal_16k", causal, 1, 16, 16384, 128),
-    Anchor("window1024_32k", lambda: window.hf(1024), 1, 16, 32768, 128),
-    Anchor("full_8k_d64", full, 2, 32, 8192, 64),
-    Anchor("causal_16k_d64", causal, 1, 16, 16384, 64),
-    Anchor("window1024_32k_d64", lambda: window.hf(1024), 1, 16, 32768, 64),
+    _plain("full_8k", full, by_hand.full, 2, 16, 8192),
+    _plain("causal_16k", causal, by_hand.causal, 1, 16, 16384),
+    _plain("window1024_32k", lambda: window.hf(1024), _W1024, 1, 16, 32768),
+    _plain("full_8k_d64", full, by_hand.full, 2, 32, 8192, 64),
+    _plain("causal_16k_d64", causal, by_hand.causal, 1, 16, 16384, 64),
+    _plain("window1024_32k_d64", lambda: window.hf(1024), _W1024, 1, 16, 32768, 64),
 )
 """What libraries have kernels of their own for."""
 
-ANCHORS = (
+DENSE = (
+    *SM80[3:5],
+    _plain("full_8k_d256", full, by_hand.full, 1, 16, 8192, 256),
+    _plain("causal_16k_d256", causal, by_hand.causal, 1, 8, 16384, 256),
+)
+"""Full and causal at the other head dimensions."""
+
+SEVENTEEN = (
     *SM80[:3],
-    Anchor("window4096_128k", lambda: window.hf(4096), 1, 8, 131072, 128),
-    Anchor("streaming_16_64_4k", lambda: streaming(16, 64), 1, 16, 4096, 128),
-    Anchor("streaming_64_1024_128k", lambda: streaming(64, 1024), 1, 8, 131072, 128),
-    Anchor("blockdiag16_4k", lambda: block_diagonal(16), 1, 16, 4096, 64),
-    Anchor("longformer_256_g64_16k", lambda: longformer(256, 64), 1, 12, 16384, 64),
-    Anchor("dilated_w512_s4_32k", lambda: dilated(511, stride=4), 1, 16, 32768, 128),
-    Anchor("strided_128_16k", lambda: sparse_strided(128), 1, 16, 16384, 128),
-    Anchor("logdilated_256x6_32k", lambda: exponential(256, 6), 1, 16, 32768, 128),
+    _plain("window4096_128k", lambda: window.hf(4096), by_hand.window(4096), 1, 8, 131072),
+    _plain("streaming_16_64_4k", lambda: streaming(16, 64), by_hand.streaming(16, 64), 1, 16, 4096),
+    _plain(
+        "streaming_64_1024_128k", lambda: streaming(64, 1024), by_hand.streaming(64, 1024),
+        1, 8, 131072,
+    ),
+    _plain(
+        "blockdiag16_4k", lambda: block_diagonal(16), by_hand.block_diagonal(16), 1, 16, 4096, 64
+    ),
+    _plain(
+        "longformer_256_g64_16k", lambda: longformer(256, 64), by_hand.longformer(256, 64),
+        1, 12, 16384, 64,
+    ),
+    _plain(
+        "dilated_w512_s4_32k", lambda: dilated(511, stride=4), by_hand.dilated(512, 4),
+        1, 16, 32768,
+    ),
+    _plain(
+        "strided_128_16k", lambda: sparse_strided(128), by_hand.strided(128), 1, 16, 16384
+    ),
+    _plain(
+        "logdilated_256x6_32k", lambda: exponential(256, 6), by_hand.exponential(256, 6),
+        1, 16, 32768,
+    ),
     Anchor(
         "bigbird64_16k", lambda: block_table("table", 64), 1, 12, 16384, 64,
-        lambda: {"table": bigbird_blocks(256, 3, 3, 2)},
+        lambda: {"table": bigbird_blocks(256, 3, 3, 2)}, by_hand.blocks(64),
     ),
-    Anchor("prefixlm_4k_16k", lambda: causal() | prefix(4096), 1, 16, 16384, 128),
+    _plain("prefixlm_4k_16k", lambda: causal() | prefix(4096), by_hand.prefix(4096), 1, 16, 16384),
     Anchor(
         "document_32k", lambda: causal() & documents("doc"), 1, 16, 32768, 128,
-        lambda: {"doc": document_ids(32768)},
+        lambda: {"doc": document_ids(32768)}, by_hand.documents,
     ),
     _random("random50_4k", 4, 4096, 0.5),
     _random("random25_8k", 2, 8192, 0.25),
     _random("random10_16k", 1, 16384, 0.1),
 )  # fmt: skip
-"""The seventeen of the anchor suite."""
+"""The structured masks, and full and causal at head dimension 128."""
+
+ANCHORS = (*SEVENTEEN[:2], *DENSE, *SEVENTEEN[2:])
+"""The anchor suite: twenty-one cases."""

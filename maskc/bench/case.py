@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from maskc.bench.formulas import Formula
 from maskc.core import expr as E
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsDoNotDivide, UsageMistake
@@ -28,6 +29,8 @@ class Case:
     dtype: DType
     data: Mapping[str, object] = field(default_factory=dict)
     """Arrays and parameters the mask reads, by name; arrays on the host."""
+    formula: Formula | None = None
+    """The mask written a second time, by hand; results are judged by it where there is one."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "n_q", "n_kv"):

@@ -1,13 +1,15 @@
-"""Is a result right? fp64 masked attention on sampled query rows decides, for every head.
+"""Is a result right? fp64 masked attention decides: on sampled query rows of every head, and on
+all rows and keys of whole heads (`maskc.bench.heads`). It runs where the tensors are.
 
-Gradients are checked with an output gradient that is zero outside the sampled rows: then dq of
-those rows and all of dk and dv follow from those rows alone, exactly.
+Gradients of all heads are checked with an output gradient that is zero outside the sampled rows:
+then dq of those rows and all of dk and dv follow from those rows alone, exactly.
 
 An error is the largest, over rows, of |found - expected| / max(|expected|, root mean square of
 |expected| over the head's rows). Where all of these vanish (a softmax over one key has no
 gradient) it is |found| / sqrt(D), the size of an input's row. Allowed: fp32 1e-5; bf16 and fp16
 twice the error of the same computation done step by step in that dtype, as unfused PyTorch does
-it, and at least what fp32 is allowed.
+it, but with dout . out for the sum over p dp, as every fused backward has it, from a rounded out;
+and at least what fp32 is allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from maskc.bench.case import Case
-from maskc.bench.tensors import Tensors, host, numpy_dtype, only_rows
+from maskc.bench.tensors import Tensors, library, like, numpy_dtype, only_rows, wide
 from maskc.core.dtypes import DType
 
 SINGLE = 1e-5
@@ -28,23 +30,25 @@ SINGLE = 1e-5
 _VANISHING = 1e-9
 """What fp64 leaves of a gradient that is zero."""
 
-Keep = Callable[[int, int], np.ndarray]
-"""(batch, head) -> bool [rows, n_kv]."""
+Keep = Callable[[int, int], Any]
+"""(batch, head) -> bool [rows, n_kv], in NumPy or where the tensors are."""
+Array = Any
+"""Of NumPy, or of torch where the tensors are torch's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
     """Everything attention gives for some query rows; None where it was not asked for."""
 
-    out: np.ndarray
+    out: Array
     """[B, Hq, rows, Dv]."""
-    lse: np.ndarray | None = None
+    lse: Array | None = None
     """[B, Hq, rows]."""
-    dq: np.ndarray | None = None
+    dq: Array | None = None
     """[B, Hq, rows, D]."""
-    dk: np.ndarray | None = None
+    dk: Array | None = None
     """[B, Hkv, Nkv, D]."""
-    dv: np.ndarray | None = None
+    dv: Array | None = None
     """[B, Hkv, Nkv, Dv]."""
 
 
@@ -69,22 +73,28 @@ def sample_rows(n_q: int, n_kv: int) -> np.ndarray:
 # ------------------------------------------------------------------ attention, step by step
 
 
-def _attend(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, keep: np.ndarray, dout: np.ndarray | None,
-    scale: float, store: Callable[[np.ndarray], np.ndarray],
-) -> list[np.ndarray]:  # fmt: skip
-    """[out, lse] of one head, and [dq, dk, dv] given dout; `store` rounds every intermediate."""
-    s = np.where(keep, store(store(q @ k.T) * scale), -np.inf)
-    top = s.max(axis=1, initial=-np.inf)
-    base = np.where(np.isneginf(top), 0, top)[:, None]
-    e = np.exp(s - base)
-    total = e.sum(axis=1, keepdims=True)
-    p = store(e / np.where(total == 0, 1, total))
+def attend_head(
+    q: Array, k: Array, v: Array, keep: Array, dout: Array | None, scale: float,
+    store: Callable[[Array], Array],
+) -> list[Array]:  # fmt: skip
+    """[out, lse] of one head, and [dq, dk, dv] given dout; `store` rounds every intermediate.
+
+    Args:
+        q, dout: [rows, D]; k, v: [keys, D]; all fp64 or all fp32.
+        keep: bool [rows, keys].
+    """
+    xp = library(q)
+    s = xp.where(keep, store(store(q @ k.T) * scale), -np.inf)
+    top = xp.amax(s, 1)
+    base = xp.where(xp.isneginf(top), 0.0, top)[:, None]
+    e = xp.exp(s - base)
+    total = e.sum(1)[:, None]
+    p = store(e / xp.where(total == 0, 1.0, total))
     with np.errstate(divide="ignore"):
-        found = [store(p @ v), (base + np.log(total))[:, 0]]
+        found = [store(p @ v), (base + xp.log(total))[:, 0]]
     if dout is not None:
         dp = store(dout @ v.T)
-        ds = store(p * (dp - (p * dp).sum(axis=1, keepdims=True)))
+        ds = store(p * (dp - (dout * found[0]).sum(1)[:, None]))
         ds = store(ds * scale)
         found += [store(ds @ k), ds.T @ q, p.T @ dout]
     return found
@@ -99,59 +109,80 @@ def attend(
         dtype: None computes in fp64; else every intermediate is rounded to this storage type, with
             fp32 inside a product or a softmax.
     """
-    wide, store = (np.float64, _unchanged) if dtype is None else (np.float32, rounding(dtype))
-    index = rows.tolist()
-    q, dout = (host(x[:, :, index]).astype(wide) for x in (tensors.q, tensors.dout))
-    shape = (case.batch, case.heads, len(rows), case.head_dim)
-    out, dq, lse = np.zeros(shape, wide), np.zeros(shape, wide), np.zeros(shape[:3], wide)
-    columns = (case.batch, case.kv_heads, case.n_kv, case.head_dim) if backward else (0,)
-    dk, dv = np.zeros(columns, wide), np.zeros(columns, wide)
+    store, xp, index = rounding(dtype), library(tensors.q), rows.tolist()
+    q, dout = (wide(x[:, :, index], dtype) for x in (tensors.q, tensors.dout))
+    of_rows: list[list[Array]] = [[], [], []]
+    columns: list[list[Array]] = [[], []]
     for b, shared in np.ndindex(case.batch, case.kv_heads):
-        k, v = (host(x[b, shared]).astype(wide) for x in (tensors.k, tensors.v))
+        k, v = (wide(x[b, shared], dtype) for x in (tensors.k, tensors.v))
+        sums: list[Any] = [0, 0]
         for h in range(shared * case.group, (shared + 1) * case.group):
             given = dout[b, h] if backward else None
-            parts = _attend(q[b, h], k, v, keep(b, h), given, case.scale, store)
-            out[b, h], lse[b, h] = parts[:2]
-            if backward:
-                dq[b, h] = parts[2]
-                dk[b, shared] += parts[3]
-                dv[b, shared] += parts[4]
+            seen = like(k, keep(b, h))
+            found = attend_head(q[b, h], k, v, seen, given, case.scale, store)
+            for values, part in zip(of_rows, found, strict=False):
+                values.append(part)
+            sums = [total + part for total, part in zip(sums, found[3:], strict=False)]
+        for values, total in zip(columns, sums, strict=False):
+            values.append(total)
+
+    def joined(values: list[Array], heads: int) -> Array:
+        whole = xp.stack(values)
+        return whole.reshape((case.batch, heads, *whole.shape[1:]))
+
+    out, lse = (joined(values, case.heads) for values in of_rows[:2])
     if not backward:
         return Results(out, lse)
-    return Results(out, lse, dq, store(dk), store(dv))
+    dk, dv = (store(joined(values, case.kv_heads)) for values in columns)
+    return Results(out, lse, joined(of_rows[2], case.heads), dk, dv)
 
 
-def _unchanged(values: np.ndarray) -> np.ndarray:
+def _unchanged(values: Array) -> Array:
     return values
 
 
-def rounding(dtype: DType) -> Callable[[np.ndarray], np.ndarray]:
-    """fp32 values to the nearest of a storage type, still as fp32."""
-    if dtype is DType.float32:
+def rounding(dtype: DType | None) -> Callable[[Array], Array]:
+    """fp32 values to the nearest of a storage type, still as fp32; None leaves fp64 alone."""
+    if dtype in (None, DType.float32):
         return _unchanged
-    stored = numpy_dtype(dtype.value)
-    return lambda values: values.astype(np.float32).astype(stored).astype(np.float32)
+
+    def stored(values: Array) -> Array:
+        xp = library(values)
+        if xp is np:
+            return values.astype(np.float32).astype(numpy_dtype(dtype.value)).astype(np.float32)
+        return values.to(getattr(xp, dtype.value)).to(xp.float32)
+
+    return stored
 
 
 # ------------------------------------------------------------------ errors
 
 
-def row_error(found: np.ndarray, expected: np.ndarray) -> float:
+def row_error(found: Array, expected: Array) -> float:
     """Largest error of a row of [B, H, N, D]; NaN where anything is NaN."""
-    if expected.size == 0:
+    xp = library(expected)
+    found = wide(like(expected, found), None)
+    if 0 in expected.shape:
         return 0.0
-    size = np.linalg.norm(expected, axis=-1)
-    usual = np.sqrt((size**2).mean(axis=-1, keepdims=True))
-    usual = np.where(usual < _VANISHING, expected.shape[-1] ** 0.5, usual)
-    distance = np.linalg.norm(found - expected, axis=-1)
-    return float((distance / np.maximum(size, usual)).max())
+    size = _norm(expected)
+    usual = xp.sqrt((size**2).mean(-1))[..., None]
+    usual = xp.where(usual < _VANISHING, expected.shape[-1] ** 0.5, usual)
+    return float((_norm(found - expected) / xp.maximum(size, usual)).max())
 
 
-def lse_error(found: np.ndarray, expected: np.ndarray) -> float:
+def _norm(x: Array) -> Array:
+    return library(x).sqrt((x * x).sum(-1))
+
+
+def lse_error(found: Array, expected: Array) -> float:
     """Largest |found - expected| / max(1, |expected|); equal infinities agree."""
+    xp = library(expected)
+    found = wide(like(expected, found), None)
+    if 0 in expected.shape:
+        return 0.0
     with np.errstate(invalid="ignore"):
-        ratio = np.abs(found - expected) / np.maximum(1, np.abs(expected))
-    return float(np.where(found == expected, 0.0, ratio).max(initial=0.0))
+        ratio = abs(found - expected) / abs(expected).clip(1)
+    return float(xp.where(found == expected, 0.0, ratio).max())
 
 
 class Judge:
@@ -172,7 +203,7 @@ class Judge:
                 near = 0.0 if stepwise is None else row_error(getattr(stepwise, part), right)
                 self.allowed[part] = max(SINGLE, 2 * near)
 
-    def verdict(self, **found: np.ndarray) -> Verdict:
+    def verdict(self, **found: Array) -> Verdict:
         """Judge parts of a result by name: out, lse, dq, dk, dv."""
         errors = {
             part: (lse_error if part == "lse" else row_error)(values, getattr(self.expected, part))
@@ -194,9 +225,9 @@ def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> Verdict:
     """Judge what a forward returned: out, or (out, lse), of all rows."""
     out, lse = result if isinstance(result, tuple) else (result, None)
     index = rows.tolist()
-    parts = {"out": host(out[:, :, index])}
+    parts = {"out": out[:, :, index]}
     if lse is not None:
-        parts["lse"] = host(lse[:, :, index])
+        parts["lse"] = lse[:, :, index]
     return judge.verdict(**parts)
 
 
@@ -205,4 +236,10 @@ def judged_backward(
 ) -> Verdict:
     """Run a backward on the sampled rows' gradient and judge it."""
     dq, dk, dv = backward(only_rows(tensors.dout, rows))
-    return judge.verdict(dq=host(dq[:, :, rows.tolist()]), dk=host(dk), dv=host(dv))
+    return judge.verdict(dq=dq[:, :, rows.tolist()], dk=dk, dv=dv)
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """One verdict on all."""
+    errors = [verdict.error for verdict in verdicts]
+    return Verdict(float(np.max(errors)), all(verdict.ok for verdict in verdicts))

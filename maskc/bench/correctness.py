@@ -1,4 +1,4 @@
-"""Every pattern on every head dimension and dtype of a target, against the fp64 oracle."""
+"""Every pattern on every head dimension and dtype of a target, against fp64 attention."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 
 import maskc
 from maskc.bench.case import Case
-from maskc.bench.check import Judge, Results, attend
+from maskc.bench.check import make_judge
 from maskc.bench.environment import cores
 from maskc.bench.report import reason
 from maskc.bench.run import Measured, device_of
 from maskc.bench.sample import sample_data
-from maskc.bench.tensors import Tensors, host, make_tensors
+from maskc.bench.tensors import make_tensors
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, UsageMistake
 from maskc.core.problem import Direction
@@ -28,7 +28,6 @@ from maskc.core.target import Target
 from maskc.dsl.loader import load
 from maskc.dsl.mask import Mask
 from maskc.ir.heads import fixed_heads, head_count
-from maskc.reference.attention import attention, gradients
 
 LENGTHS = ((1, 1), (129, 129), (200, 333))
 """(queries, keys): one, one more than a tile, and a rectangle that no tile divides."""
@@ -191,12 +190,13 @@ class _Pattern:
         self, attn: Any, case: Case, keep: np.ndarray, worst: dict[str, tuple[float, bool]]
     ) -> None:
         tensors = make_tensors(case, device_of(self.target))
-        judge = _judge(case, tensors, keep, self.backward)
+        every = np.arange(case.n_q)
+        judge = make_judge(case, tensors, every, lambda b, h: keep[h % len(keep)], self.backward)
         out, lse = attn(*tensors.qkv, return_lse=True, **case.data)
-        verdicts = {"fwd": judge.verdict(out=host(out), lse=host(lse))}
+        verdicts = {"fwd": judge.verdict(out=out, lse=lse)}
         if self.backward:
             found = attn.backward(*tensors.qkv, out, lse, tensors.dout, **case.data)
-            parts = zip(("dq", "dk", "dv"), map(host, found), strict=True)
+            parts = zip(("dq", "dk", "dv"), found, strict=True)
             verdicts["bwd"] = judge.verdict(**dict(parts))
         for direction, verdict in verdicts.items():
             error, ok = worst.get(direction, (0.0, True))
@@ -208,19 +208,3 @@ class _Pattern:
             "live_tflops": None, "error": float(f"{error:.3g}") if np.isfinite(error) else None,
             "ok": ok,
         })  # fmt: skip
-
-
-def _judge(case: Case, tensors: Tensors, keep: np.ndarray, backward: bool) -> Judge:
-    """Right answers from the oracle, which goes row by row."""
-    q, k, v, dout = (host(x) for x in (*tensors.qkv, tensors.dout))
-    expected = Results(*attention(q, k, v, keep))
-    if backward:
-        found = gradients(q, k, v, keep, dout)
-        expected = replace(expected, **{part: found[part] for part in ("dq", "dk", "dv")})
-    stepwise = None
-    if case.dtype is not DType.float32:
-        rows = np.arange(case.n_q)
-        stepwise = attend(
-            case, tensors, rows, lambda b, h: keep[h % len(keep)], backward, case.dtype
-        )
-    return Judge(expected, stepwise)

@@ -17,6 +17,7 @@ _PACKAGES = {
     "triton": ("triton",),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "numpy": ("numpy",),
+    "flash_attn_4": ("flash-attn-4",),
 }
 
 

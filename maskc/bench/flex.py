@@ -1,4 +1,4 @@
-"""FlexAttention for the same mask: the compiler's own formula as a mask_mod."""
+"""FlexAttention for the same mask, and the mask as a formula on tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from maskc.bench.case import Case
+from maskc.bench.fa4 import MISSING, installed
 from maskc.bench.pairs import Pairs
-from maskc.bench.rivals import Contender, Unavailable, differentiated
+from maskc.bench.rivals import Contender, Missing, Unavailable, differentiated
 from maskc.bench.tensors import Tensors
 from maskc.core import expr as E
 from maskc.core.expr import Expr
@@ -21,8 +22,30 @@ Env = Mapping[str, Any]
 """Index tensors b, h, q, k; lengths and parameters as integers; arrays as tensors."""
 
 
-def flex_contender(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Contender:
+_DENSE_MASK = 1 << 28
+"""Pairs up to which a block mask is made eagerly; beyond, its boolean matrix is not formed."""
+
+
+def start_anew() -> None:
+    """Forget compiled functions: else earlier cases count towards a limit of recompilations.
+
+    Beyond the limit PyTorch would run FlexAttention uncompiled; here that is an error.
+    """
+    import torch
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def flex_contender(
+    case: Case, tensors: Tensors, pairs: Pairs, backward: bool, flash: bool = False
+) -> Contender:
     """torch.compile(flex_attention) with a block mask made beforehand.
+
+    Args:
+        flash: its backend of FlashAttention 4's kernels, instead of Triton's.
 
     Raises:
         Unavailable: this PyTorch has no FlexAttention, or it refuses the case.
@@ -33,25 +56,42 @@ def flex_contender(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -
         raise Unavailable(str(error)) from None
     import torch
 
+    if flash and not installed():
+        raise Missing(MISSING)
     if backward and tensors.device == "cpu":
         backward = False  # FlexAttention has no backward there
-    torch._dynamo.reset()  # else earlier cases count towards its limit of recompilations
     import torch._functorch.config
 
     torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
     batch = case.batch if pairs.batched else None
     heads = case.heads if pairs.by_head else None
+    large = case.n_q * case.n_kv > _DENSE_MASK
+    options = {"kernel_options": {"BACKEND": "FLASH"}} if flash else {}
     with _quiet():
-        keep = mask_mod(case, pairs, tensors.device)
+        keep = formula_of(case, pairs, tensors.device)
         blocks = create_block_mask(
             keep, batch, heads, case.n_q, case.n_kv, device=tensors.device,
-            _compile=tensors.device == "cuda",
+            _compile=large and tensors.device == "cuda",
         )  # fmt: skip
         compiled = torch.compile(flex_attention, dynamic=False)
-        call = partial(compiled, block_mask=blocks, enable_gqa=case.group > 1)
-        call(*tensors.qkv)
+        call = partial(compiled, block_mask=blocks, enable_gqa=case.group > 1, **options)
+
+    def forward() -> Any:
+        with torch.no_grad():  # else it writes its log-sum-exp, which nobody asked for
+            return call(*tensors.qkv)
+
+    with _quiet():
+        forward()
     gradient = differentiated(call, tensors) if backward else None
-    return Contender("flex", partial(call, *tensors.qkv), gradient, scope=_quiet)
+    return Contender("flex_flash" if flash else "flex", forward, gradient, scope=_quiet)
+
+
+def formula_of(case: Case, pairs: Pairs, device: str) -> Callable[..., Any]:
+    """The mask as mask_mod(b, h, q, k): by hand where the case has it so, else the compiler's."""
+    if case.formula is None:
+        return mask_mod(case, pairs, device)
+    arrays = {name: np.asarray(values) for name, values in case.data.items()}
+    return case.formula({name: _on_device(values, device) for name, values in arrays.items()})
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Which keys each query sees, at any length, and how many pairs that makes.
 
-Up to 2^25 elements the dense oracle answers. Beyond, its matrix would not fit: there the lowered
-formula is evaluated on the rows asked for, and for masks without arrays it is compared with the
-oracle at a short length first.
+Up to 2^25 elements the dense oracle answers. Beyond, its matrix would not fit: there the same
+definitions are evaluated on the rows asked for. The compiler's formula, which the count of pairs
+comes from, is compared with them on the way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from maskc.core.problem import TileShape
 from maskc.ir.types import MaskIR
 from maskc.layout import bind_arrays, extents, sequence_arrays, split_call_data
 from maskc.layout import count as count_by_tiles
+from maskc.reference import given
+from maskc.reference.dense import declarations, walk
+from maskc.reference.pairs import Place, keep
 
 _DENSE_ELEMENTS = 1 << 25
 _SHORT = 384
@@ -47,21 +50,32 @@ class Pairs:
         self.by_head = bool(self.of_head) or any(f.heads > 1 for f in self._bound)
         """Whether heads do."""
         self._dense: np.ndarray | None = None
+        self._known: dict[tuple[int, int, bytes], np.ndarray] = {}
         self.source = "the dense oracle"
         """Where rows come from."""
         sets = (case.batch if self.batched else 1) * (case.heads if self.by_head else 1)
         if sets * case.n_q * case.n_kv <= _DENSE_ELEMENTS:
             self._dense = self._oracle()
         else:
-            self.source = "the lowered formula"
+            self.source = "the mask's definition"
             self._compare_short()
 
     def rows(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
-        """bool [len(rows), n_kv]: what these queries of one head see."""
-        if self._dense is None:
-            return self._bound[self._variant(head)].rows(batch, head, rows)
+        """bool [len(rows), n_kv]: what these queries of one head see.
+
+        Raises:
+            CheckFailed: the compiler's formula says otherwise.
+        """
         b = batch if self.batched else 0
-        return self._dense[b, head if self.by_head else 0][rows]
+        h = head if self.by_head else 0
+        if self._dense is not None:
+            return self._dense[b, h][rows]
+        if (b, h, rows.tobytes()) not in self._known:
+            found = defined_rows(self.case, b, h, rows)
+            if not np.array_equal(found, self._bound[self._variant(h)].rows(b, h, rows)):
+                raise CheckFailed(f"{self.case.name}: the lowered formula differs from the oracle")
+            self._known = {(b, h, rows.tobytes()): found}
+        return self._known[b, h, rows.tobytes()]
 
     def live(self) -> int:
         """Live pairs of the whole call, all sequences and heads."""
@@ -77,7 +91,7 @@ class Pairs:
                     counted[place] = formula.count(batch, head)
                 total += counted[place]
         repeated = 1 if self.batched else case.batch
-        return total * repeated * (1 if self.by_head else case.heads)
+        return int(total) * repeated * (1 if self.by_head else case.heads)
 
     def bound_arrays(self, variant: int) -> tuple[Mapping[str, int], Mapping[str, np.ndarray]]:
         """(parameters, int32 arrays with any leading batch and heads) of a distinct mask."""
@@ -108,6 +122,27 @@ class Pairs:
                 raise CheckFailed(f"{case.name}: the lowered formula differs from the oracle")
 
 
+def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+    """bool [len(rows), n_kv]: some rows of what the reference calls the mask.
+
+    Args:
+        batch: which sequence of data that have a batch; ignored where they have none.
+    """
+    declared = {decl.name: decl for node in walk(case.mask) for decl in declarations(node)}
+    wanted = {name: decl for name, decl in declared.items() if decl.from_caller}
+    mine = {
+        name: given.for_sequence(decl, given.read(decl, case.data[name]), batch)
+        for name, decl in wanted.items()
+    }
+    params = {name: np.int64(case.data[name]) for name in case.data if name not in wanted}
+    scope = params | {
+        "q": np.asarray(rows, dtype=np.int64)[:, None], "k": np.arange(case.n_kv)[None],
+        "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
+    }  # fmt: skip
+    place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, None)
+    return keep(case.mask, place)
+
+
 class _Formula:
     """One distinct mask with its lengths, parameters and arrays."""
 
@@ -133,10 +168,9 @@ class _Formula:
         return np.broadcast_to(evaluate(self.recipe.keep, env), (len(rows), self.n_kv))
 
     def count(self, batch: int, head: int) -> int:
-        keep = self.recipe.keep
-        found = None
-        if not E.arrays(keep):
-            found = count_pairs(keep, self.n_q, self.n_kv, self.params)
+        formula, found = self.recipe.keep, None
+        if not E.arrays(formula):
+            found = count_pairs(formula, self.n_q, self.n_kv, self.params)
         if found is not None:
             return found
         arrays = sequence_arrays(self.recipe, self.arrays, batch, head)

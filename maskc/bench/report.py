@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from maskc.bench.runs import notes as notes_of
 from maskc.core.errors import MaskcError
 
 Report = Mapping[str, Any]
 """{"environment": {...}, "rows": [{case, impl, direction, ms, live_tflops, error, ok}]}."""
 
-_ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "fa2", "cudnn")
+_ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "fa4")
 """Implementations that compute the mask; `dense` does not."""
+_HIDDEN = ("notes", "cases", "runs")
 _SHOWN = 20
 """Notes printed; a report file holds all."""
 _FOLDERS = re.compile(r"(?:/[\w.+-]+)+/(?=[\w.+-])")
@@ -42,11 +44,11 @@ def table(report: Report) -> str:
         lines += [_line(heads, widths), *(_line(row, widths) for row in cells), ""]
     lines += summary(report)
     environment = report["environment"]
-    notes = environment.get("notes", ())
+    notes = notes_of(report)
     lines += [f"note: {note}" for note in notes[:_SHOWN]]
     if len(notes) > _SHOWN:
         lines.append(f"and {len(notes) - _SHOWN} more notes")
-    known = {k: v for k, v in environment.items() if k not in ("notes", "cases") and v is not None}
+    known = {k: v for k, v in environment.items() if k not in _HIDDEN and v is not None}
     lines += ["", ", ".join(f"{name} {value}" for name, value in known.items())]
     return "\n".join(lines).strip("\n") + "\n"
 
@@ -68,14 +70,19 @@ def _checked(rows: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    failed = not row["ok"]
+    failed, word = not row["ok"], outcome(row)
     return (
-        row["case"], row["direction"], row["impl"],
-        "failed" if failed else _number(row["ms"], "{:.4g}"),
+        row["case"], row["direction"], f"{row['impl']} {row.get('variant', '')}".strip(),
+        word if failed else _number(row["ms"], "{:.4g}"),
         "" if failed else _number(row["live_tflops"], "{:.4g}"),
         _number(row["error"], "{:.1e}"),
-        "FAILED" if failed else "ok",
+        word.upper() if failed else "ok",
     )  # fmt: skip
+
+
+def outcome(row: Mapping[str, Any]) -> str:
+    """In a word, why a row that is not ok has no time that counts."""
+    return "error" if row.get("raised") else "failed"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -91,19 +98,23 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 def summary(report: Report) -> list[str]:
     """One sentence per case and direction that maskc was timed on, and one for all failures."""
-    groups: dict[tuple[str, str], dict[str, float]] = {}
+    groups: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in report["rows"]:
         if row["ok"] and row["ms"] is not None:
-            groups.setdefault((row["case"], row["direction"]), {})[row["impl"]] = row["ms"]
+            place = row["case"], row["direction"], row.get("run")
+            impl = f"{row['impl']} {row.get('variant', '')}".strip()
+            groups.setdefault(place, {})[impl] = row["ms"]
     lines = [
-        f"{case} {direction}: {sentence}"
-        for (case, direction), times in groups.items()
+        f"{case} {direction}{'' if run is None else f' (run {run})'}: {sentence}"
+        for (case, direction, run), times in groups.items()
         if (sentence := _compared(times))
     ]
-    failed = [f"{r['impl']} on {r['case']} {r['direction']}" for r in report["rows"] if not r["ok"]]
-    if failed:
-        shown = ", ".join(failed[:8]) + (", ..." if len(failed) > 8 else "")
-        lines.append(f"{len(failed)} of {len(report['rows'])} results failed: {shown}")
+    for word, verb in (("failed", "failed"), ("error", "could not run")):
+        found = [row for row in report["rows"] if not row["ok"] and outcome(row) == word]
+        if found:
+            named = [f"{r['impl']} on {r['case']} {r['direction']}" for r in found]
+            shown = ", ".join(named[:8]) + (", ..." if len(named) > 8 else "")
+            lines.append(f"{len(found)} of {len(report['rows'])} results {verb}: {shown}")
     return lines
 
 
@@ -125,6 +136,8 @@ def _compared(times: Mapping[str, float]) -> str:
             )
         else:
             parts.append(f"{dense / own:.2f} times faster than dense")
+    if "maskc deterministic" in times:
+        parts.append(f"deterministic costs {times['maskc deterministic'] / own:.2f} times as much")
     return "; ".join(parts)
 
 

@@ -23,16 +23,26 @@ IMPLS = {
     "sdpa_causal": "SDPA with is_causal, for masks that are causal",
     "sdpa_masked": "SDPA with the mask as booleans",
     "flex": "compiled FlexAttention",
+    "flex_flash": "compiled FlexAttention with the kernels of FlashAttention 4",
     "fa2": "SDPA's flash backend; with its window arguments for a plain window",
     "cudnn": "SDPA's cuDNN backend",
+    "fa4": "FlashAttention 4, for full, causal and window masks",
 }
-GPU_ONLY = ("fa2", "cudnn")
+GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 """Largest boolean mask handed to SDPA."""
 
 
+Key = tuple[str, str]
+"""Implementation and variant."""
+
+
 class Unavailable(Exception):
     """This implementation cannot run this case; the text says why."""
+
+
+class Missing(Unavailable):
+    """It is not installed, so it cannot run any case."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +50,7 @@ class Contender:
     """One implementation with its inputs."""
 
     impl: str
-    forward: Callable[[], Any]
+    forward: Callable[[], Any] | None
     """Gives out, or (out, lse)."""
     backward: Callable[[Any], tuple[Any, ...]] | None
     """From dout to (dq, dk, dv)."""
@@ -48,10 +58,23 @@ class Contender:
     """Whether it computes attention to every key, whatever the mask."""
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around calls."""
+    variant: str = ""
+    """`deterministic`, or nothing."""
+
+    @property
+    def key(self) -> Key:
+        """What it is known by among the others."""
+        return self.impl, self.variant
+
+    def runs(self, direction: str) -> bool:
+        """Whether it has this direction."""
+        return (self.forward if direction == "fwd" else self.backward) is not None
 
 
-def maskc_contender(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> Contender:
-    """The compiled mask, always with its log-sum-exp."""
+def maskc_contenders(
+    case: Case, tensors: Tensors, attn: CompiledMask, backward: bool
+) -> list[Contender]:
+    """The compiled mask, always with its log-sum-exp; on a GPU its deterministic backward too."""
     inputs = tensors.qkv
 
     def forward() -> Any:
@@ -62,7 +85,13 @@ def maskc_contender(case: Case, tensors: Tensors, attn: CompiledMask, backward: 
     def gradient(dout: Any) -> tuple[Any, ...]:
         return attn.backward(*inputs, *kept(), dout, **case.data)
 
-    return Contender("maskc", forward, gradient if backward else None)
+    def repeatable(dout: Any) -> tuple[Any, ...]:
+        return attn.backward(*inputs, *kept(), dout, deterministic=True, **case.data)
+
+    found = [Contender("maskc", forward, gradient if backward else None)]
+    if backward and tensors.device == "cuda":
+        found.append(Contender("maskc", None, repeatable, variant="deterministic"))
+    return found
 
 
 def make_rival(
@@ -74,10 +103,14 @@ def make_rival(
         Unavailable: it could be asked for this case, but cannot run it here.
     """
     form = form_of(case)
-    if impl == "flex":
+    if impl in ("flex", "flex_flash"):
         from maskc.bench.flex import flex_contender
 
-        return flex_contender(case, tensors, pairs, backward)
+        return flex_contender(case, tensors, pairs, backward, flash=impl == "flex_flash")
+    if impl == "fa4":
+        from maskc.bench.fa4 import fa4_contender
+
+        return fa4_contender(case, tensors, backward)
     sdpa = partial(_sdpa, case, tensors, backward, impl)
     if impl == "dense":
         return sdpa(keeps_all=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from time import monotonic
@@ -11,15 +11,21 @@ from typing import Any
 
 from maskc.bench import correctness
 from maskc.bench.anchors import ANCHORS, CPU, SM80, Anchor
+from maskc.bench.contest import Ask, Measured, Progress
 from maskc.bench.environment import environment
+from maskc.bench.prepare import jobs, prepare, use_caches
 from maskc.bench.report import reason
 from maskc.bench.rivals import IMPLS
-from maskc.bench.run import Measured, Progress, bench_case, device_of
+from maskc.bench.run import bench_case, device_of
+from maskc.bench.timing import SECONDS
+from maskc.build.toolchain import gpus
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
 from maskc.runtime.device import default_target
 
+_AHEAD = 0.4
+"""Share of the time that compiling ahead may take."""
 Report = dict[str, Any]
 Unit = tuple[str, Callable[[], Measured]]
 """A name, and what measures it."""
@@ -34,85 +40,131 @@ class Suite:
     """None: this machine's."""
     dtype: DType
     impls: tuple[str, ...]
+    whole: bool = False
+    """Whether rivals are timed where maskc cannot, and everything is compiled ahead."""
 
 
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
     "sm80": Suite(SM80, "sm_80", DType.bfloat16, ("maskc", "fa2", "cudnn", "flex")),
-    "anchors": Suite(ANCHORS, None, DType.bfloat16, ("maskc", "dense", "flex", "fa2", "cudnn")),
+    "anchors": Suite(
+        ANCHORS, None, DType.bfloat16, ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4"), True
+    ),
 }
 """Timed suites by name; `correctness` is the other one."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Which part of a timed suite runs, and for how long."""
+
+    only: tuple[str, ...] = ()
+    """Shell patterns of case names (of pattern names for `correctness`); none is all."""
+    without: frozenset[str] = frozenset()
+    """Cases left out."""
+    impls: tuple[str, ...] = ()
+    """None is all of the suite."""
+    directions: tuple[str, ...] = ("fwd", "bwd")
+    repeats: int = 20
+    """Rounds of the timing."""
+    seconds: float = SECONDS
+    """What one rival may spend in all rounds of a direction."""
+    deadline: float | None = None
+    """A value of time.monotonic(); cases due later are left out, with a note."""
+
+    def takes(self, name: str) -> bool:
+        """Whether a case runs."""
+        chosen = not self.only or any(fnmatchcase(name, shape) for shape in self.only)
+        return chosen and name not in self.without
+
+
 def run_suite(
     name: str,
+    limits: Limits = Limits(),
     *,
-    only: Iterable[str] = (),
-    repeats: int = 20,
     progress: Progress = lambda text: None,
     target: str | None = None,
     each: Callable[[Report], None] = lambda report: None,
     resume: Report | None = None,
-    deadline: float | None = None,
 ) -> Report:
     """Run one suite: `cpu`, `sm80`, `anchors` or `correctness`.
 
     Args:
-        only: shell patterns of case names (of pattern names for `correctness`); none is all.
-        repeats: rounds of the timing.
+        limits: which part of it, and for how long.
         progress: told what happens next.
         target: instead of the suite's own.
         each: given the report so far before and after every case; before, its environment names
             the case under "running".
         resume: a report that `each` was given: its cases are not run again, and the one that was
             running counts as failed.
-        deadline: a value of time.monotonic(); cases due later are left out, with a note.
 
     Returns:
         As `bench_pattern`; correctness rows have no times.
 
     Raises:
-        UsageMistake: an unknown suite, or patterns for no case.
+        UsageMistake: an unknown suite or implementation, or patterns for no case.
         NoDevice: the GPU does not answer any more; the report lies with `each`.
     """
-    only = tuple(only)
     suite = SUITES.get(name)
     if suite is None and name != "correctness":
         known = ", ".join((*SUITES, "correctness"))
         raise UsageMistake(f"there is no suite {name!r}", f"the suites are {known}")
-    wanted = target or (suite.target if suite else None) or default_target()
-    chosen = Target.named(wanted)
-    if suite:
-        units = _timed(suite, only, chosen, repeats, progress)
-    else:
-        units = correctness.units(chosen, only, progress)
+    strange = [impl for impl in limits.impls if impl not in IMPLS]
+    if strange:
+        hint = f"there are {', '.join(IMPLS)}"
+        raise UsageMistake(f"nothing here is called {strange[0]!r}", hint, at="--impl")
+    chosen = Target.named(target or (suite.target if suite else None) or best_target())
     about = environment(device_of(chosen)) | {"suite": name, "target": chosen.name}
-    about |= {"repeats": repeats} if suite else {}
+    about |= {"repeats": limits.repeats} if suite else {}
     report = _started(about, resume)
     each(report)
+    if suite:
+        units = _timed(suite, limits, chosen, progress, set(report["environment"]["cases"]))
+    else:
+        units = correctness.units(chosen, limits.only, progress)
     count = 0
     for unit in units:
         count += 1
-        _run_unit(unit, report, chosen, each, deadline)
+        _run_unit(unit, report, chosen, each, limits.deadline)
     if not count:
-        raise UsageMistake(f"no case of {name} matches {', '.join(only)}", "shell patterns match")
+        shapes = ", ".join(limits.only) or "what is left"
+        raise UsageMistake(f"no case of {name} matches {shapes}", "shell patterns match")
     each(report)
     return report
 
 
+def best_target() -> str:
+    """This machine's target; on Hopper its own, once that has kernels."""
+    usual = default_target()
+    found = gpus()
+    hopper = bool(found) and found[0].capability == 90
+    own = usual == "sm_80" and hopper and bool(Target.named("sm_90a").directions)
+    return "sm_90a" if own else usual
+
+
 def _timed(
-    suite: Suite, only: tuple[str, ...], target: Target, repeats: int, progress: Progress
-) -> Iterator[Unit]:
-    for anchor in suite.anchors:
-        if not only or any(fnmatchcase(anchor.name, shape) for shape in only):
-            yield anchor.name, partial(_bench, suite, anchor, target, repeats, progress)
+    suite: Suite, limits: Limits, target: Target, progress: Progress, done: set[str]
+) -> list[Unit]:
+    anchors = [anchor for anchor in suite.anchors if limits.takes(anchor.name)]
+    impls = tuple(impl for impl in suite.impls if not limits.impls or impl in limits.impls)
+    ask = Ask(
+        target, limits.directions, impls, limits.repeats, limits.seconds, progress, suite.whole
+    )
+    compiled: dict[str, float] = {}
+    if suite.whole and device_of(target) == "cuda":
+        use_caches()
+        names = [anchor.name for anchor in anchors if anchor.name not in done]
+        left = 600.0 if limits.deadline is None else limits.deadline - monotonic()
+        work = jobs(names, impls, limits.directions, target.name)
+        compiled = prepare(work, _AHEAD * left, progress)
+    return [
+        (anchor.name, partial(_bench, suite, anchor, ask, compiled.get(anchor.name)))
+        for anchor in anchors
+    ]
 
 
-def _bench(
-    suite: Suite, anchor: Anchor, target: Target, repeats: int, progress: Progress
-) -> Measured:
-    case = anchor.case(suite.dtype)
-    return bench_case(case, target, ("fwd", "bwd"), repeats, suite.impls, progress)
+def _bench(suite: Suite, anchor: Anchor, ask: Ask, compile_ms: float | None) -> Measured:
+    return bench_case(anchor.case(suite.dtype), replace(ask, compile_ms=compile_ms))
 
 
 # ------------------------------------------------------------------ one unit after another
@@ -132,12 +184,12 @@ def _started(about: dict[str, object], resume: Report | None) -> Report:
 
 
 def _failed(report: Report, name: str, why: str) -> None:
-    """A unit that gave nothing: a row that says so."""
+    """A unit that gave nothing: a row that says why."""
     report["environment"]["cases"][name] = {}
     report["environment"]["notes"].append(f"{name}: {why}")
     report["rows"].append({
         "case": name, "impl": "maskc", "direction": "fwd", "ms": None, "live_tflops": None,
-        "error": None, "ok": False,
+        "error": None, "ok": False, "raised": why,
     })  # fmt: skip
 
 
@@ -160,7 +212,7 @@ def _run_unit(
         _failed(report, name, reason(error))
     else:
         report["rows"] += measured.rows
-        about["notes"] += measured.notes
+        about["notes"] += [note for note in measured.notes if note not in about["notes"]]
         about["cases"][name] = measured.about
     del about["running"]
     each(report)

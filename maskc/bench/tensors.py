@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskc.bench.case import Case
+from maskc.core.dtypes import DType
 from maskc.core.errors import ExtraMissing
 
 _SEED = 2026
@@ -73,6 +74,33 @@ def numpy_dtype(name: str) -> np.dtype:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
+
+
+def library(x: Any) -> Any:
+    """torch or numpy, whichever the array is of; both know where, exp, amax, stack, ..."""
+    if hasattr(x, "detach"):
+        import torch
+
+        return torch
+    return np
+
+
+def like(model: Any, x: Any) -> Any:
+    """x in the library and on the device of `model`, its dtype kept."""
+    if not hasattr(model, "detach"):
+        return host(x) if hasattr(x, "detach") else x
+    import torch
+
+    if isinstance(x, np.ndarray):
+        x = torch.tensor(x)  # a copy: the array may be read-only
+    return torch.as_tensor(x, device=model.device)
+
+
+def wide(x: Any, dtype: DType | None) -> Any:
+    """fp64 for None; else the values as fp32, what products of that storage type add up in."""
+    if hasattr(x, "detach"):
+        return x.detach().double() if dtype is None else x.detach().float()
+    return np.asarray(x).astype(np.float64 if dtype is None else np.float32)
 
 
 def host(x: Any) -> np.ndarray:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
-_LONGEST = 2000.0
-"""Milliseconds one rival may spend in all rounds."""
+Name = TypeVar("Name", bound=Hashable)
+
+SECONDS = 2.0
+"""What one rival may spend in all rounds, if nobody says."""
 _FEWEST = 3
 """Rounds of a rival, however slow."""
+_BURST = 4
+"""Launches in a burst on a GPU."""
+_LONGEST_LEAD = 4e-3
+"""Seconds a GPU is kept waiting for a burst's launches, at most."""
+_CYCLES = 2e9
+"""Clock cycles of a GPU in a second, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,37 +31,48 @@ class Timed:
     run: Callable[[], Any]
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered once around every burst, outside the clock."""
+    lead: float = 0.0
+    """Seconds the GPU waits before a burst, so that the host is ahead of it."""
 
 
-def take_turns(rivals: Mapping[str, Timed], rounds: int, device: str) -> dict[str, float]:
+def take_turns(
+    rivals: Mapping[Name, Timed], rounds: int, device: str, seconds: float = SECONDS
+) -> dict[Name, float]:
     """Median milliseconds per call.
 
-    Each round gives every rival a burst of calls, starting with another rival each time. Bursts
-    last about 2 ms on a GPU (4 to 32 calls, CUDA events around them) and 20 ms on a CPU (1 to 8
-    calls after an untimed one, which also lets the last rival's idle threads fall asleep).
+    Each round gives every rival a burst of calls, starting with another rival each time. On a GPU
+    a burst is four launches between two CUDA events, behind an untimed one; where the host is
+    slower than the kernels, the GPU first waits until the burst is queued, so that kernels are
+    timed and not Python. On a CPU bursts last about 20 ms (1 to 8 calls after an untimed one,
+    which also lets the last rival's idle threads fall asleep).
 
     Args:
         rivals: warmed up.
-        rounds: at least 1.
+        rounds: at least 1; slow rivals get fewer.
         device: `cpu` or `cuda`.
+        seconds: what one rival may spend in all rounds; three rounds it gets anyway.
     """
     clock = _cuda_burst if device == "cuda" else _host_burst
-    shortest, calls_at_least, calls_at_most = (2.0, 4, 32) if device == "cuda" else (20.0, 1, 8)
-    plan = {}
+    plan: dict[Name, tuple[int, int]] = {}
+    ready: dict[Name, Timed] = {}
     for name, rival in rivals.items():
         once = clock(rival, 1)
-        calls = int(min(max(math.ceil(shortest / max(once, 1e-4)), calls_at_least), calls_at_most))
-        if once * calls * _FEWEST > _LONGEST:
+        ready[name] = replace(rival, lead=_lead(rival, once)) if device == "cuda" else rival
+        calls = _BURST
+        if device != "cuda":
+            calls = int(min(max(math.ceil(20 / max(once, 1e-4)), 1), 8))
+        longest = 1e3 * seconds
+        if once * calls * _FEWEST > longest:
             calls = 1
-        fitting = int(_LONGEST / max(once * calls, 1e-4))
+        fitting = int(longest / max(once * calls, 1e-4))
         plan[name] = calls, min(rounds, max(fitting, _FEWEST))
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    times: dict[Name, list[float]] = {name: [] for name in rivals}
     order = list(rivals)
     for turn in range(rounds):
         for name in order[turn % len(order) :] + order[: turn % len(order)]:
             calls, turns = plan[name]
             if turn < turns:
-                times[name].append(clock(rivals[name], calls))
+                times[name].append(clock(ready[name], calls))
     return {name: median(found) for name, found in times.items()}
 
 
@@ -71,9 +90,43 @@ def _cuda_burst(rival: Timed, calls: int) -> float:
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with rival.scope():
+        if rival.lead > 0:
+            torch.cuda._sleep(int(rival.lead * _CYCLES))
+        rival.run()
         start.record()
         for _ in range(calls):
             rival.run()
         end.record()
         end.synchronize()
     return start.elapsed_time(end) / calls
+
+
+def _lead(rival: Timed, once: float) -> float:
+    """Seconds to hold the GPU back: what the host needs for a burst beyond one kernel's time.
+
+    Args:
+        once: milliseconds of a call on the GPU.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    with rival.scope():
+        start = perf_counter()
+        for _ in range(_BURST + 1):
+            rival.run()
+        queued = perf_counter() - start
+    torch.cuda.synchronize()
+    return lead_for(queued, once)
+
+
+def lead_for(queued: float, once: float) -> float:
+    """Seconds of waiting for a burst that the host queues in `queued` seconds.
+
+    Zero where the untimed launch alone covers it: then the host is ahead anyway.
+
+    Args:
+        once: milliseconds of a call on the GPU.
+    """
+    if queued <= once * 1e-3:
+        return 0.0
+    return min(1.5 * queued, _LONGEST_LEAD)

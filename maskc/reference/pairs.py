@@ -1,6 +1,7 @@
 """The definition of every mask node, on one head of one sequence.
 
-Throughout, q is a column [n_q, 1] and k a row [1, n_kv], so that a condition on both is the matrix.
+Throughout, q is a column [n_q, 1] and k a row [1, n_kv], so that a condition on both is the matrix;
+a column of fewer queries gives their rows of it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class Place:
 
 
 def keep(mask: Mask, at: Place) -> np.ndarray:
-    """bool [n_q, n_kv]."""
+    """bool [n_q, n_kv], or the rows of the queries that the scope's q lists."""
     result = _algebra(mask, at)
-    return np.array(np.broadcast_to(result, (at.n_q, at.n_kv)))
+    return np.array(np.broadcast_to(result, (len(at.q), at.n_kv)))
 
 
 def _algebra(mask: Mask, at: Place) -> np.ndarray:
@@ -82,7 +83,7 @@ def _positions(mask: Mask, at: Place) -> np.ndarray:
         case N.Causal():
             return k <= p
         case N.Window(left, right):
-            near = np.ones((at.n_q, at.n_kv), dtype=bool)
+            near = np.ones((len(at.q), at.n_kv), dtype=bool)
             if left is not None:
                 near = near & (p - integer(left, at.scope) <= k)
             if right is not None:
@@ -105,8 +106,8 @@ def _positions(mask: Mask, at: Place) -> np.ndarray:
             same = p // size == k // size
             return same & (k <= p) if causal else same
         case N.RandomBlocks(block, per_row, seed):
-            live = np.zeros((at.n_q, at.n_kv), dtype=bool)
-            for row in range(at.n_q):
+            live = np.zeros((len(at.q), at.n_kv), dtype=bool)
+            for row in range(len(at.q)):
                 drawn = drawn_columns(seed, int(p[row, 0]) // block, -(-at.n_kv // block), per_row)
                 live[row] = np.isin(k[0] // block, drawn)
             return live

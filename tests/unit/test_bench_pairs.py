@@ -55,7 +55,7 @@ def test_rows_and_counts(name: str, formula: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_DENSE_ELEMENTS", 0 if formula else 1 << 25)
     case = case_of(name)
     found, right = Pairs(case), truth(case)
-    assert found.source == ("the lowered formula" if formula else "the dense oracle")
+    assert found.source == ("the mask's definition" if formula else "the dense oracle")
     rows = np.array([0, 7, 8, 39])
     for b in range(2):
         for h in range(HEADS):

@@ -14,10 +14,11 @@ import pytest
 
 import maskc as mc
 from maskc.bench import anchors, correctness, suite
-from maskc.bench.anchors import ANCHORS, CPU, SM80, Anchor
+from maskc.bench.anchors import ANCHORS, CPU, DENSE, SEVENTEEN, SM80, Anchor
+from maskc.bench.contest import Measured
 from maskc.bench.correctness import patterns_folder
-from maskc.bench.run import Measured
-from maskc.bench.suite import SUITES, Suite, run_suite
+from maskc.bench.pairs import defined_rows
+from maskc.bench.suite import SUITES, Limits, Suite, run_suite
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
@@ -28,38 +29,58 @@ Q, K = np.arange(N)[:, None], np.arange(N)[None]
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="PyTorch draws the data")
 
 
-def window(size: int) -> np.ndarray:
-    return (K <= Q) & (size > Q - K)
+def window(size: int):
+    return lambda q, k: (k <= q) & (size > q - k)
 
 
-def streaming(sinks: int, size: int) -> np.ndarray:
-    return (K <= Q) & ((size > Q - K) | (sinks > K))
+def streaming(sinks: int, size: int):
+    return lambda q, k: (k <= q) & ((size > q - k) | (sinks > k))
 
 
-def dilated(size: int, stride: int) -> np.ndarray:
-    return (K <= Q) & (size * stride > Q - K) & ((Q - K) % stride == 0)
+def dilated(size: int, stride: int):
+    return lambda q, k: (k <= q) & (size * stride > q - k) & ((q - k) % stride == 0)
+
+
+def full(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return k >= 0 * q
+
+
+def causal(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return k <= q
+
+
+def table(size: int):
+    return lambda q, k, table: table[q // size, k // size]
 
 
 DEFINITIONS = {
-    "full_8k": K >= 0 * Q,
-    "causal_16k": K <= Q,
+    **{f"full_8k{d}": full for d in ("", "_d64", "_d256")},
+    **{f"causal_16k{d}": causal for d in ("", "_d64", "_d256")},
     "window1024_32k": window(1024),
     "window4096_128k": window(4096),
     "streaming_16_64_4k": streaming(16, 64),
     "streaming_64_1024_128k": streaming(64, 1024),
-    "blockdiag16_4k": Q // 16 == K // 16,
-    "longformer_256_g64_16k": (abs(Q - K) <= 256) | (Q < 64) | (K < 64),
+    "blockdiag16_4k": lambda q, k: q // 16 == k // 16,
+    "longformer_256_g64_16k": lambda q, k: (abs(q - k) <= 256) | (q < 64) | (k < 64),
     "dilated_w512_s4_32k": dilated(512, 4),
-    "strided_128_16k": (K <= Q) & ((Q - K < 128) | ((Q - K) % 128 == 0)),
-    "logdilated_256x6_32k": np.any([dilated(256, 2**i) for i in range(6)], axis=0),
-    "prefixlm_4k_16k": (K <= Q) | (K < 4096),
+    "strided_128_16k": lambda q, k: (k <= q) & ((q - k < 128) | ((q - k) % 128 == 0)),
+    "logdilated_256x6_32k": lambda q, k: np.any([dilated(256, 2**i)(q, k) for i in range(6)], 0),
+    "prefixlm_4k_16k": lambda q, k: (k <= q) | (k < 4096),
+    "bigbird64_16k": table(64),
+    "document_32k": lambda q, k, doc: (k <= q) & (doc[q] == doc[k]),
+    **{name: table(128) for name in ("random50_4k", "random25_8k", "random10_16k")},
 }
 """Written from the names, not from the package."""
 
 
-def test_the_anchors_are_seventeen_with_the_usual_sizes():
+def test_the_anchors_are_seventeen_with_the_usual_sizes_and_four_more():
     sizes = {a.name: (a.batch, a.heads, a.n, a.head_dim) for a in ANCHORS}
-    assert len(sizes) == 17
+    assert len(SEVENTEEN) == 17
+    assert set(sizes) == {a.name for a in (*SEVENTEEN, *DENSE)} == set(DEFINITIONS)
+    assert sizes["full_8k_d64"] == (2, 32, 8192, 64)
+    assert sizes["causal_16k_d64"] == (1, 16, 16384, 64)
+    assert sizes["full_8k_d256"] == (1, 16, 8192, 256)
+    assert sizes["causal_16k_d256"] == (1, 8, 16384, 256)
     assert sizes["full_8k"] == (2, 16, 8192, 128)
     assert sizes["streaming_64_1024_128k"] == (1, 8, 131072, 128)
     assert sizes["longformer_256_g64_16k"] == (1, 12, 16384, 64)
@@ -69,15 +90,26 @@ def test_the_anchors_are_seventeen_with_the_usual_sizes():
     }
 
 
-@pytest.mark.parametrize(
-    "anchor", [a for a in ANCHORS if a.name in DEFINITIONS], ids=lambda a: a.name
-)
+@pytest.mark.parametrize("anchor", ANCHORS, ids=lambda a: a.name)
 def test_anchors_by_definition(anchor: Anchor):
-    np.testing.assert_array_equal(anchor.mask().dense(N), DEFINITIONS[anchor.name])
+    definition = DEFINITIONS[anchor.name]
+    if anchor.data is dict:
+        np.testing.assert_array_equal(anchor.mask().dense(N), definition(Q, K))
+    torch = pytest.importorskip("torch", reason="it draws data, and FlexAttention is its")
+    case = anchor.case(DType.bfloat16)
+    rows = np.unique([0, 1, 63, 130, *np.linspace(200, case.n_q - 1, 18, dtype=int)])
+    right = definition(rows[:, None], np.arange(case.n_kv)[None], **case.data)
+    np.testing.assert_array_equal(defined_rows(case, 0, 0, rows), right)
+
+    keep = anchor.formula({name: torch.tensor(x) for name, x in case.data.items()})
+    q, k = (torch.arange(case.n_kv, dtype=torch.int32) for _ in range(2))
+    zero = torch.tensor(0, dtype=torch.int32)
+    found = keep(zero, zero, q[rows.tolist()][:, None], k[None])
+    np.testing.assert_array_equal(found.expand(len(rows), case.n_kv).numpy(), right)
 
 
 def test_cpu_anchors_by_definition():
-    right = [window(512), streaming(16, 256), Q // 128 == K // 128, K <= Q]
+    right = [window(512)(Q, K), streaming(16, 256)(Q, K), Q // 128 == K // 128, K <= Q]
     for anchor, expected in zip(CPU, right, strict=True):
         assert (anchor.batch, anchor.heads, anchor.n, anchor.head_dim) == (1, 8, 4096, 64)
         np.testing.assert_array_equal(anchor.mask().dense(N), expected)
@@ -130,7 +162,7 @@ def test_a_failing_case_is_recorded_and_the_rest_goes_on(tiny: None):
         seen.append((report["environment"].get("running"), len(report["rows"])))
         json.dumps(report)
 
-    report = run_suite("tiny", repeats=1, each=each)
+    report = run_suite("tiny", Limits(repeats=1), each=each)
     assert {(r["case"], r["direction"]): r["ok"] for r in report["rows"]} == {
         ("one", "fwd"): True, ("one", "bwd"): True, ("bad", "fwd"): False,
         ("wide", "fwd"): False, ("two", "fwd"): True, ("two", "bwd"): True,
@@ -144,10 +176,10 @@ def test_a_failing_case_is_recorded_and_the_rest_goes_on(tiny: None):
 
 
 def test_only_some_cases(tiny: None):
-    report = run_suite("tiny", only=["t*", "one"], repeats=1)
+    report = run_suite("tiny", Limits(("t*", "one"), repeats=1))
     assert list(report["environment"]["cases"]) == ["one", "two"]
     with pytest.raises(UsageMistake, match="no case of tiny matches x\\*"):
-        run_suite("tiny", only=["x*"])
+        run_suite("tiny", Limits(("x*",)))
     with pytest.raises(UsageMistake, match="there is no suite 'huge'"):
         run_suite("huge")
 
@@ -161,16 +193,16 @@ def test_a_suite_resumes_behind_the_case_that_ended_it(tiny: None):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_suite("tiny", repeats=1, each=each)
+        run_suite("tiny", Limits(repeats=1), each=each)
     before = json.loads(kept[-1])
-    report = run_suite("tiny", repeats=1, resume=before)
+    report = run_suite("tiny", Limits(repeats=1), resume=before)
     assert report["rows"][:2] == before["rows"]
     assert [r["case"] for r in report["rows"]] == ["one", "one", "bad", "wide", "two", "two"]
     assert "bad: the process that ran it ended" in report["environment"]["notes"]
 
 
 def test_cases_due_after_the_deadline_are_left_out(tiny: None):
-    report = run_suite("tiny", repeats=1, deadline=0.0)
+    report = run_suite("tiny", Limits(repeats=1, deadline=0.0))
     assert not report["rows"]
     assert report["environment"]["notes"][0] == "one: left out, the time was up"
 
@@ -222,7 +254,7 @@ def test_a_wrong_kernel_fails_its_check(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "maskc.dsl.mask.Mask.dense", lambda mask, n_q, n_kv, **_: np.ones((n_q, n_kv), dtype=bool)
     )
-    report = run_suite("correctness", only=["packed"], target="cpu")
+    report = run_suite("correctness", Limits(("packed",)), target="cpu")
     assert [r["ok"] for r in report["rows"]] == [False, False]
 
 

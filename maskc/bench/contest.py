@@ -1,0 +1,305 @@
+"""One case: its contenders, checked, then timed in turns. What breaks becomes a row saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc.bench.case import Case
+from maskc.bench.check import Judge, Verdict, judged_backward, judged_forward, make_judge, worst
+from maskc.bench.heads import HeadJudges, confirm
+from maskc.bench.pairs import Pairs
+from maskc.bench.report import reason
+from maskc.bench.rivals import (
+    GPU_ONLY,
+    Contender,
+    Key,
+    Missing,
+    Unavailable,
+    make_rival,
+    maskc_contenders,
+)
+from maskc.bench.tensors import Tensors, has_torch
+from maskc.bench.timing import SECONDS, Timed, take_turns
+from maskc.core.problem import Direction
+from maskc.core.target import Target
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+Progress = Callable[[str], None]
+MATMUL: Key = ("matmul", "")
+"""A bf16 product that takes its turns too: what the card gives in the same rounds."""
+_MATMUL_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be measured, and how long it may take."""
+
+    target: Target
+    directions: tuple[str, ...] = ("fwd", "bwd")
+    impls: tuple[str, ...] = ("maskc",)
+    repeats: int = 20
+    """Rounds of the timing."""
+    seconds: float = SECONDS
+    """What one rival may spend in all rounds of a direction."""
+    progress: Progress = lambda text: None
+    rivals_anyway: bool = False
+    """Whether rivals are measured where maskc cannot compile the case or lacks a direction."""
+    compile_ms: float | None = None
+    """What compiling the mask took elsewhere; None measures it here."""
+
+
+@dataclass(eq=False)
+class Measured:
+    """What one case gave."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and what failed and how."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Sizes, live pairs, how results were checked."""
+
+
+class Contest:
+    """The steps of one case."""
+
+    def __init__(
+        self, case: Case, ask: Ask, tensors: Tensors, pairs: Pairs, rows: np.ndarray,
+        result: Measured,
+    ) -> None:  # fmt: skip
+        self.case, self.ask, self.tensors, self.pairs = case, ask, tensors, pairs
+        self.rows, self.result = rows, result
+        self.live = pairs.live()
+        self.backward = "bwd" in ask.directions
+        self.of_maskc: dict[str, Any] = {"target": ask.target.name}
+        """What rows of maskc say besides."""
+        self._plan_ms: dict[str, float] = {}
+        self._judges: dict[bool, Judge] = {}
+        self._heads: HeadJudges | None = None
+        self._verdicts: dict[tuple[Key, str], Verdict] = {}
+        if tensors.device == "cuda":
+            confirm(case, tensors, pairs, rows, self.live)
+
+    def judge(self, keeps_all: bool) -> Judge:
+        """Of sampled rows of the mask, or of attention to every key."""
+        if keeps_all not in self._judges:
+            everything = np.ones((len(self.rows), self.case.n_kv), dtype=bool)
+            self._judges[keeps_all] = make_judge(
+                self.case, self.tensors, self.rows,
+                lambda b, h: everything if keeps_all else self.pairs.rows(b, h, self.rows),
+                self.backward,
+            )  # fmt: skip
+        return self._judges[keeps_all]
+
+    def heads(self) -> HeadJudges | None:
+        """Of whole heads; None on a CPU, where they take too long."""
+        if self._heads is None and self.tensors.device == "cuda":
+            self._heads = HeadJudges(self.case, self.tensors, self.pairs, self.backward)
+        return self._heads
+
+    # -------------------------------------------------------------- contenders
+
+    def contenders(self, attn: CompiledMask | None) -> list[Contender]:
+        """Everything that can run; the rest becomes notes, and rows where it broke."""
+        impls, found = self.ask.impls, []
+        if attn is not None and "maskc" in impls:
+            backward = self.backward and Direction.backward in self.ask.target.directions
+            found += maskc_contenders(self.case, self.tensors, attn, backward)
+        elsewhere = ("maskc",) if self.tensors.device == "cuda" else ("maskc", *GPU_ONLY)
+        others = [impl for impl in impls if impl not in elsewhere]
+        if others and not has_torch():
+            self.note("rivals", "PyTorch is not installed")
+            return found
+        for impl in others:
+            self.say(f"preparing {impl}")
+            try:
+                made = make_rival(impl, self.case, self.tensors, self.pairs, self.backward)
+            except Missing as error:
+                self.result.notes.append(f"{impl}: {error}")
+            except Unavailable as error:
+                self.note(impl, str(error))
+            except Exception as error:  # whatever a rival raises is its own failure
+                for direction in self.ask.directions:
+                    self.broke((impl, ""), direction, reason(error))
+            else:
+                found += [made] if made is not None else []
+        return found
+
+    # -------------------------------------------------------------- checks
+
+    def check(self, contenders: list[Contender]) -> None:
+        """Run every contender and judge what it gives."""
+        for contender in contenders:
+            self.say(f"checking {' '.join(contender.key).strip()}")
+            for direction in self.ask.directions:
+                if not contender.runs(direction):
+                    self._absent(contender, direction)
+                    continue
+                judged = self._forward if direction == "fwd" else self._backward
+                try:
+                    with contender.scope():
+                        verdict = judged(contender)
+                except Exception as error:
+                    self.broke(contender.key, direction, reason(error))
+                    continue
+                self._verdicts[contender.key, direction] = verdict
+
+    def _absent(self, contender: Contender, direction: str) -> None:
+        if contender.variant:
+            return
+        if contender.impl == "maskc":
+            text = f"target {self.ask.target.name} has no backward kernels"
+            self.broke(contender.key, direction, text)
+        else:
+            self.note(contender.impl, "it has no backward here")
+
+    def _forward(self, contender: Contender) -> Verdict:
+        start = perf_counter()
+        found = contender.forward()
+        if contender.impl == "maskc":
+            first = perf_counter() - start
+            self._plan_ms["fwd"] = self._beyond_a_call(first, contender.forward)
+        verdicts = [judged_forward(self.judge(contender.keeps_all), self.rows, found)]
+        if not contender.keeps_all and (heads := self.heads()) is not None:
+            verdicts.append(heads.forward(found))
+        return worst(verdicts)
+
+    def _backward(self, contender: Contender) -> Verdict:
+        run, dout = contender.backward, self.tensors.dout
+        if contender.key == ("maskc", ""):
+            contender.forward()
+            start = perf_counter()
+            run(dout)
+            self._plan_ms["bwd"] = self._beyond_a_call(perf_counter() - start, lambda: run(dout))
+        judge = self.judge(contender.keeps_all)
+        verdicts = [judged_backward(judge, self.rows, self.tensors, run)]
+        if not contender.keeps_all and (heads := self.heads()) is not None:
+            verdicts.append(heads.backward(run(dout)))
+        return worst(verdicts)
+
+    def _beyond_a_call(self, first: float, call: Callable[[], Any]) -> float:
+        """Milliseconds that the host spent on a first call more than on another one."""
+        self._wait()
+        start = perf_counter()
+        call()
+        again = perf_counter() - start
+        self._wait()
+        return max(first - again, 0.0) * 1e3
+
+    def _wait(self) -> None:
+        if self.tensors.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    # -------------------------------------------------------------- times
+
+    def time(self, contenders: list[Contender]) -> None:
+        """Let what ran take turns; a failed check keeps its row, as failed."""
+        for direction in self.ask.directions:
+            ran = [c for c in contenders if (c.key, direction) in self._verdicts]
+            if not ran:
+                continue
+            self.say(f"timing {direction} of {', '.join(' '.join(c.key).strip() for c in ran)}")
+            timed = {c.key: Timed(_call(c, direction, self.tensors), c.scope) for c in ran}
+            memory = {key: self._peak(rival) for key, rival in timed.items()}
+            if self.tensors.device == "cuda":
+                timed[MATMUL] = Timed(_matmul())
+            times = take_turns(timed, self.ask.repeats, self.tensors.device, self.ask.seconds)
+            peak = None
+            if MATMUL in times:
+                peak = 2 * _MATMUL_SIZE**3 / times.pop(MATMUL) / 1e9
+                self.result.about.setdefault("matmul_tflops", {})[direction] = short(peak)
+            for key, ms in times.items():
+                speed = self.case.flops(self.live, direction) / ms / 1e9
+                more = {} if peak is None else {"matmul_share": short(speed / peak)}
+                more |= {} if memory[key] is None else {"memory_mb": memory[key]}
+                self.row(key, direction, ms, self._verdicts[key, direction], more)
+
+    def _peak(self, rival: Timed) -> float | None:
+        """MiB that a call takes beyond its inputs, by PyTorch's allocator; None on a CPU."""
+        if self.tensors.device != "cuda":
+            return None
+        import torch
+
+        self._wait()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with rival.scope():
+            rival.run()
+        self._wait()
+        return short((torch.cuda.max_memory_allocated() - before) / 2**20)
+
+    # -------------------------------------------------------------- rows
+
+    def row(
+        self, key: Key, direction: str, ms: float | None, verdict: Verdict | None,
+        more: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Add a row: what every row has, then what is known besides."""
+        impl, variant = key
+        finite = verdict is not None and np.isfinite(verdict.error)
+        speed = None if ms is None else self.case.flops(self.live, direction) / ms / 1e9
+        found = {
+            "case": self.case.name, "impl": impl, "direction": direction,
+            "ms": None if ms is None else short(ms),
+            "live_tflops": None if speed is None else short(speed),
+            "error": short(verdict.error) if finite else None,
+            "ok": bool(verdict and verdict.ok),
+        }  # fmt: skip
+        found |= {"variant": variant} if variant else {}
+        if impl == "maskc":
+            found |= self._besides(direction, variant, speed)
+        self.result.rows.append(found | more)
+        if verdict is not None and not verdict.ok:
+            what = f"{variant} {direction}".strip()
+            self.note(impl, f"{what} failed its check: error {verdict.error:.2g}")
+
+    def _besides(self, direction: str, variant: str, speed: float | None) -> dict[str, Any]:
+        found = {name: x for name, x in self.of_maskc.items() if name != "tile_pairs"}
+        area = self.of_maskc.get("tile_pairs")
+        if area and speed is not None:
+            found["tile_tflops"] = short(speed * area / self.live) if self.live else None
+        if direction in self._plan_ms and not variant:
+            found["plan_ms"] = short(self._plan_ms[direction])
+        return found
+
+    def broke(self, key: Key, direction: str, text: str) -> None:
+        """A row without numbers, and the reason."""
+        self.row(key, direction, None, None, {"raised": text})
+        self.note(" ".join(key).strip(), f"{direction} raised {text}")
+
+    def note(self, impl: str, text: str) -> None:
+        """Something a reader should know about an implementation on this case."""
+        self.result.notes.append(f"{self.case.name}, {impl}: {text}")
+
+    def say(self, text: str) -> None:
+        """Progress."""
+        self.ask.progress(f"{self.case.name}: {text}")
+
+
+def _call(contender: Contender, direction: str, tensors: Tensors) -> Callable[[], Any]:
+    if direction == "fwd":
+        return contender.forward
+    gradient, dout = contender.backward, tensors.dout
+    return lambda: gradient(dout)
+
+
+def _matmul() -> Callable[[], Any]:
+    import torch
+
+    shape, options = (_MATMUL_SIZE, _MATMUL_SIZE), {"device": "cuda", "dtype": torch.bfloat16}
+    left, right = (torch.randn(shape, **options) for _ in range(2))
+    out = torch.empty(shape, **options)
+    return lambda: torch.matmul(left, right, out=out)
+
+
+def short(value: float) -> float:
+    """Four significant digits: more would be noise in a committed file."""
+    return float(f"{value:.4g}")

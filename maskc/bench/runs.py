@@ -1,0 +1,78 @@
+"""Several runs on one card in one file; a run is the unit inside which times may be compared.
+
+In a file, environment["runs"][number] holds what a run says for itself (target, notes, cases, and
+versions where they differ), and every row has its "run".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from maskc.core.errors import UsageMistake
+
+Report = Mapping[str, Any]
+_OWN = ("cases", "notes", "running", "target", "repeats", "seconds")
+"""Said by each run for itself."""
+_CARD = ("gpu", "driver", "cpu")
+"""What has to agree."""
+
+
+def next_number(file: Report | None) -> int:
+    """The number of a run that is not in the file yet."""
+    return 1 + max(map(int, file["environment"]["runs"]), default=0) if file else 1
+
+
+def added(file: Report | None, report: Report, number: int) -> dict[str, Any]:
+    """The file with a run in it, instead of what it held under that number.
+
+    Raises:
+        UsageMistake: the run was on another machine.
+    """
+    about = report["environment"]
+    shared = {name: value for name, value in about.items() if name not in _OWN}
+    runs: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    if file is not None:
+        shared = {k: v for k, v in file["environment"].items() if k != "runs"}
+        other = [name for name in _CARD if shared.get(name) != about.get(name)]
+        if other:
+            found = ", ".join(f"{shared.get(name)} and {about.get(name)}" for name in other)
+            hint = "write to another file: times of different cards are not compared"
+            raise UsageMistake(f"the file is of another machine: {found}", hint)
+        runs |= file["environment"]["runs"]
+        rows += [row for row in file["rows"] if row["run"] != number]
+    runs[str(number)] = {
+        k: v for k, v in about.items() if k in _OWN or (k not in shared or shared[k] != v)
+    }
+    rows += [{**row, "run": number} for row in report["rows"]]
+    ordered = {key: runs[key] for key in sorted(runs, key=int)}
+    return {"environment": shared | {"runs": ordered}, "rows": rows}
+
+
+def one_run(file: Report | None, number: int) -> dict[str, Any] | None:
+    """A run as it was added; None where it is not in the file."""
+    if file is None or str(number) not in file["environment"]["runs"]:
+        return None
+    shared = {k: v for k, v in file["environment"].items() if k != "runs"}
+    rows = [row for row in file["rows"] if row["run"] == number]
+    plain = [{k: v for k, v in row.items() if k != "run"} for row in rows]
+    return {"environment": shared | file["environment"]["runs"][str(number)], "rows": plain}
+
+
+def measured(file: Report | None, directions: tuple[str, ...]) -> set[str]:
+    """Cases that have a good row of maskc in all these directions, in any run."""
+    good: dict[str, set[str]] = {}
+    for row in file["rows"] if file else ():
+        if row["impl"] == "maskc" and row["ok"] and row["ms"] is not None:
+            good.setdefault(row["case"], set()).add(row["direction"])
+    return {case for case, found in good.items() if found >= set(directions)}
+
+
+def notes(report: Report) -> list[str]:
+    """The notes of a report, or of all runs of a file, each once."""
+    about = report["environment"]
+    found = list(about.get("notes", ()))
+    for run in about.get("runs", {}).values():
+        found += run.get("notes", ())
+    return list(dict.fromkeys(found))

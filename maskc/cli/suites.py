@@ -1,0 +1,131 @@
+"""Options of `maskc bench` that speak of suites and of what they measured before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+
+from maskc.core.errors import UsageMistake
+
+Command = Callable[..., Any]
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SuiteAsked:
+    """Which suite, which part of it, and what to make of the results."""
+
+    name: str | None
+    impls: tuple[str, ...]
+    cases: tuple[str, ...]
+    minutes: float | None
+    results: str | None
+    """A file that was measured before."""
+    into: str | None
+    table: str | None
+    plot: str | None
+
+    @property
+    def written(self) -> bool:
+        """Whether results go to a file in a form of their own."""
+        return bool(self.table or self.plot)
+
+    def run(
+        self, target: str | None, directions: tuple[str, ...], repeats: int,
+        progress: Callable[[str], Any],
+    ) -> Report:  # fmt: skip
+        """Run the suite; with --into, the result is all that the file then holds."""
+        from maskc.bench.runs import added, next_number
+        from maskc.bench.suite import Limits, run_suite
+
+        before = _read(self.into) if self.into and Path(self.into).is_file() else None
+        deadline = None if self.minutes is None else monotonic() + 60 * self.minutes
+        limits = Limits(
+            self.cases, impls=self.impls, directions=directions, repeats=repeats, deadline=deadline
+        )
+        report = run_suite(self.name, limits, progress=progress, target=target)
+        if not self.into:
+            return report
+        file = added(before, report, next_number(before))
+        Path(self.into).write_text(json.dumps(file, indent=1) + "\n")
+        return file
+
+    def read(self) -> Report:
+        """The results of --from-json."""
+        if self.name or self.into:
+            hint = "run a suite, or show what one measured"
+            raise UsageMistake("--from-json measures nothing", hint, at="--from-json")
+        return _read(self.results)
+
+    def write(self, report: Report) -> None:
+        """--table and --plot."""
+        if not self.written:
+            return
+        from maskc.bench.standings import draw, markdown
+
+        if self.table:
+            Path(self.table).write_text(markdown(report))
+        if self.plot:
+            draw(report, self.plot)
+
+
+def _read(path: str) -> Report:
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UsageMistake(f"{path}: {error}", "give a file that maskc bench wrote") from None
+    if not isinstance(found, dict) or not {"environment", "rows"} <= set(found):
+        raise UsageMistake(f"{path} holds no results", "give a file that maskc bench wrote")
+    return found
+
+
+def suite_options(command: Command) -> Command:
+    """--suite and what belongs to it; the command gets `suite`, a SuiteAsked."""
+    options = (
+        click.option("--suite", "name", metavar="NAME", help="A suite of cases, not a pattern."),
+        click.option(
+            "--impl", "impls", multiple=True, metavar="NAME", help="Only these of the suite."
+        ),
+        click.option(
+            "--cases", multiple=True, metavar="GLOB", help="Only cases of the suite that match."
+        ),
+        click.option(
+            "--minutes", type=click.FloatRange(0, min_open=True), metavar="M",
+            help="No case of the suite starts later.",
+        ),
+        click.option(
+            "--into", type=click.Path(dir_okay=False), metavar="FILE",
+            help="Add the results to a JSON file as one more run.",
+        ),
+        click.option(
+            "--from-json", "results", type=click.Path(dir_okay=False), metavar="FILE",
+            help="Show results measured before.",
+        ),
+        click.option(
+            "--table", type=click.Path(dir_okay=False), metavar="FILE",
+            help="Write a table in Markdown.",
+        ),
+        click.option(
+            "--plot", type=click.Path(dir_okay=False), metavar="FILE",
+            help="Draw the results as PNG or SVG.",
+        ),
+    )  # fmt: skip
+
+    @wraps(command)
+    def wrapped(
+        name: str | None, impls: tuple[str, ...], cases: tuple[str, ...], minutes: float | None,
+        results: str | None, into: str | None, table: str | None, plot: str | None, **rest: Any,
+    ) -> Any:  # fmt: skip
+        mine = SuiteAsked(name, impls, cases, minutes, results, into, table, plot)
+        return command(suite=mine, **rest)
+
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
