@@ -21,6 +21,7 @@ def build(
     features: Features = frozenset(),
     directions: tuple[Direction, ...] = (Direction.forward,),
     arch: str = "",
+    mode: str = "usual",
 ) -> Binary:
     """Machine code of one source, from the cache where it was built before.
 
@@ -29,6 +30,7 @@ def build(
         features: parts of attention compiled in; the others cost nothing.
         directions: passes that the caller will run; `entries` of the result names them.
         arch: CUDA architecture of the device (`sm_90`); '' means the target's own.
+        mode: of the unit's `modes`: its macro, and the entry points of its launches.
 
     Raises:
         NoCompiler: no C compiler works here.
@@ -39,4 +41,8 @@ def build(
     if Target.named(unit.target).language == "c":
         # C never multiplies a masked key by zero, so it is exact without the variant.
         return build_c(unit, features - {Feature.nan_safe}, entries)
-    return build_cuda(unit, features, entries, arch)
+    if not unit.modes:
+        return build_cuda(unit, features, entries, arch)
+    chosen = unit.mode(mode)
+    entries = tuple(dict.fromkeys(launch.entry for launch in chosen.launches))
+    return build_cuda(unit, features, entries, arch, (chosen.macro,) if chosen.macro else ())

@@ -24,9 +24,15 @@ _NAME = "kernel.cu"
 
 
 def build_cuda(
-    unit: SourceUnit, features: Features, entries: tuple[str, ...], arch: str = ""
+    unit: SourceUnit,
+    features: Features,
+    entries: tuple[str, ...],
+    arch: str = "",
+    macros: tuple[str, ...] = (),
 ) -> Binary:
     """A cubin for `arch` (`sm_90`; '' means the unit's target) from the cache, or compiled now.
+
+    The features and `macros` are defined as 1.
 
     A device newer than this NVRTC gets PTX for the newest architecture known, which the driver
     finishes.
@@ -38,8 +44,8 @@ def build_cuda(
     nvrtc = _nvrtc(unit.target)
     version = "NVRTC {}.{}".format(*nvrtc.getVersion())
     arch = _supported(nvrtc, arch or unit.target)
-    macros = tuple(f"-D{feature.macro}=1" for feature in Feature if feature in features)
-    flags = (f"--gpu-architecture={arch}", *FLAGS, *macros)
+    named = (*(feature.macro for feature in Feature if feature in features), *macros)
+    flags = (f"--gpu-architecture={arch}", *FLAGS, *(f"-D{name}=1" for name in named))
     headers = _headers() if _INCLUDE.search(unit.text) else None
     release = _cudart_version(headers) if headers else ""
     key = content_key("cuda", _SCHEMA, unit.digest, flags, version, release)

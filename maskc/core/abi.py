@@ -40,6 +40,8 @@ FIELDS: tuple[Field, ...] = (
     Field("row_tiles", "const i32 *", "tile column * 2 + (1 if every pair is live), ascending"),
     Field("col_ptr", "const i32 *", "backward: [lists][tile_cols + 1] offsets into col_tiles"),
     Field("col_tiles", "const i32 *", "backward: tile row * 2 + (1 if full), ascending"),
+    Field("work", "const i32 *", "[items + empty][WORK_FIELDS], see maskc/core/abi.py"),
+    Field("counter", "i32 *", "[2], zero before and after every launch: the next work item"),
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
     Field("array", "const i32 *", "data arrays of the mask", MAX_ARRAYS),
@@ -63,10 +65,25 @@ FIELDS: tuple[Field, ...] = (
     Field("n_kv", "i32", "keys per sequence"),
     Field("tile_rows", "i32", "ceil(n_q / TILE_Q)"),
     Field("tile_cols", "i32", "ceil(n_kv / TILE_K)"),
+    Field("items", "i32", "of the work list that have tiles"),
+    Field("empty", "i32", "items behind them without any"),
+    Field("shared_items", "i32", "backward: whether some items share a column with others"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "read only by kernels built WITH_SOFTCAP"),
 )  # fmt: skip
+
+WORK_FIELDS: tuple[tuple[str, str], ...] = (
+    ("tile", "tile row; backward: tile column"),
+    ("head", "batch * heads_q + query head, the first one"),
+    ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
+    ("count", "tiles"),
+    ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
+    ("full_last", "past the last of them"),
+    ("heads", "backward: consecutive query heads with this list that are taken one by one"),
+    ("shared", "backward: 1 if other items add to the same column"),
+)
+"""The int32 fields of one item of the work list."""
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 

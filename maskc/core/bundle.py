@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from hashlib import sha256
 
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.source import SourceLoc
 
 _COMMENT = re.compile(r"//.*")
@@ -66,6 +67,66 @@ class Variant:
         return LayoutRecipe(tile, self.keep, None)
 
 
+class Grid(Enum):
+    """How many blocks a CUDA launch has."""
+
+    rows = "rows"
+    """One per tile row, head and sequence."""
+    items = "items"
+    """One per item of the work list."""
+    stream = "stream"
+    """As many as the device runs at once, at most one per item: blocks fetch items in turn."""
+    queries = "queries"
+    """Enough for all tile rows, heads and sequences, `per_block` queries each."""
+    keys = "keys"
+    """Enough for all tile columns, key/value heads and sequences, `per_block` keys each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One entry point of a CUDA source, and its launch."""
+
+    entry: str
+    grid: Grid
+    threads: int
+    """Per block."""
+    shared_bytes: int = 0
+    """Dynamic shared memory per block."""
+    per_block: int = 1
+    """Queries or keys that a block covers, where the grid counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to run a source: launches in order, and the macro that selects the code."""
+
+    launches: tuple[Launch, ...]
+    macro: str = ""
+    """Defined as 1 when the source is compiled for this mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor that copies of whole boxes move: 64 elements of `rows` tokens at a time."""
+
+    tensor: str
+    """Member of `struct Attention`."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """How the work of a pass is cut into items and ordered: the longest first, inside groups of
+    heads whose keys and values (forward) or queries (backward) share the L2 cache."""
+
+    group_tokens: int
+    """Tokens per group of heads: groups have as many heads as fit, at least one."""
+    most_tiles: int = 0
+    """Most tiles of an item; longer rows or columns become several. 0: never cut."""
+    stream_below: int = 0
+    """Mean tiles per item below which blocks stream through items (mode `stream`)."""
+
+
 @dataclass(frozen=True)
 class SourceUnit:
     """One kernel source and all that launching it takes."""
@@ -74,13 +135,27 @@ class SourceUnit:
     text: str
     tile: TileShape
     ranges: bool
-    """Whether tile lists are closed forms inside the kernel, so that forward needs no lists."""
-    threads: int = 0
-    """Per block (CUDA)."""
-    shared_bytes: int = 0
-    """Dynamic shared memory per block (CUDA)."""
+    """Whether tile lists are closed forms, so that the kernel reads no list of tiles."""
+    directions: tuple[Direction, ...] = (Direction.forward,)
+    """The passes it computes."""
+    modes: tuple[tuple[str, Mode], ...] = ()
+    """CUDA: ways to launch by name; every unit has `usual`, some `stream` or `deterministic`."""
+    maps: tuple[TensorMap, ...] = ()
+    """Tensor maps in the order of the kernel's second parameter; none: it has one parameter."""
+    work: WorkList | None = None
+    """The work list it reads; None where blocks find their work from their index."""
+    row_floats: int = 0
+    """fp32 workspace per query of a padded tile row, head and sequence (backward)."""
+    key_floats: int = 0
+    """The same per key of a padded tile column, key/value head and sequence, where an item of
+    the work list shares its column with others."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
+
+    def mode(self, name: str = "usual") -> Mode:
+        """A way to launch it; `usual` where it has none of that name."""
+        modes = dict(self.modes)
+        return modes.get(name) or modes["usual"]
 
     @cached_property
     def digest(self) -> str:
@@ -104,11 +179,13 @@ class Bundle:
     params: tuple[tuple[str, int], ...]
     """Names and defaults, sorted."""
     units: tuple[SourceUnit, ...]
-    """One per target."""
+    """One or two per target: its passes share a source or have one each."""
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
     report: str = field(default="", compare=False)
     """What explain() prints."""
 
-    def unit(self, target: str) -> SourceUnit | None:
-        return next((unit for unit in self.units if unit.target == target), None)
+    def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
+        """The source of one pass, None where there is none."""
+        mine = (u for u in self.units if u.target == target and direction in u.directions)
+        return next(mine, None)

@@ -7,13 +7,25 @@ back. `emit.module` writes what this module reads.
 from __future__ import annotations
 
 from base64 import b85decode
+from collections.abc import Mapping
 
-from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, TileLoop, Variant
+from maskc.core.bundle import (
+    Bundle,
+    Grid,
+    Launch,
+    LayoutRecipe,
+    Mode,
+    SourceUnit,
+    TensorMap,
+    TileLoop,
+    Variant,
+    WorkList,
+)
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
 
 
 def loop(first: str, last: str, *, step: int = 1, where: str = "True", full: bool) -> TileLoop:
@@ -60,11 +72,49 @@ def data(
     return DataDecl(name, DataKind[kind], arrays, block, options, b85decode(values), shape)
 
 
+def launch(
+    entry: str,
+    grid: str,
+    *,
+    threads: int,
+    shared: int = 0,
+    per_block: int = 1,
+    mode: str = "usual",
+    macro: str = "",
+) -> tuple[str, str, Launch]:
+    """One launch of a CUDA source, and the mode it is part of; launches of a mode run in order."""
+    return mode, macro, Launch(entry, Grid[grid], threads, shared, per_block)
+
+
 def kernel(
-    target: str, source: str, *, tile: tuple[int, int], ranges: bool, threads: int, shared: int
+    target: str,
+    source: str,
+    *launches: tuple[str, str, Launch],
+    tile: tuple[int, int],
+    ranges: bool,
+    passes: tuple[str, ...] = ("forward",),
+    maps: tuple[tuple[str, int], ...] = (),
+    work: Mapping[str, int] | None = None,
+    row_floats: int = 0,
+    key_floats: int = 0,
 ) -> SourceUnit:
-    """One target's source and how to launch it."""
-    return SourceUnit(target, source, TileShape(*tile), ranges, threads, shared)
+    """One source and how to launch it: `maps` as (tensor, rows), `work` as fields of WorkList."""
+    modes: dict[str, Mode] = {}
+    for mode, macro, launched in launches:
+        before = modes[mode].launches if mode in modes else ()
+        modes[mode] = Mode((*before, launched), macro)
+    return SourceUnit(
+        target,
+        source,
+        TileShape(*tile),
+        ranges,
+        directions=tuple(map(Direction, passes)),
+        modes=tuple(modes.items()),
+        maps=tuple(TensorMap(tensor, rows) for tensor, rows in maps),
+        work=None if work is None else WorkList(**work),
+        row_floats=row_floats,
+        key_floats=key_floats,
+    )
 
 
 def bundle(

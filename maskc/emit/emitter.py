@@ -7,8 +7,9 @@ bytes, whatever the hash seed.
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
-from maskc.core.bundle import Bundle, SourceUnit, Variant
+from maskc.core.bundle import Bundle, Grid, Launch, Mode, SourceUnit, Variant
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
@@ -34,8 +35,8 @@ def emit(plan: Plan, name: str) -> Bundle:
         render(_TEMPLATES[plan.target.family], spec),
         plan.tile,
         plan.use_ranges,
-        threads=32 * getattr(plan.schedule, "warps", 0),
-        shared_bytes=getattr(plan.schedule, "shared_bytes", 0),
+        directions=plan.target.directions,
+        modes=_modes(plan),
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
@@ -55,6 +56,15 @@ def emit(plan: Plan, name: str) -> Bundle:
         units=(unit,),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
     )
+
+
+def _modes(plan: Plan) -> tuple[tuple[str, Mode], ...]:
+    """How a CUDA source is launched."""
+    if plan.target.language == "c":
+        return ()
+    schedule = plan.schedule
+    launch = Launch("attention_forward", Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
+    return (("usual", Mode((launch,))),)
 
 
 def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
@@ -164,6 +174,4 @@ def _with_origins(unit: SourceUnit, plan: Plan) -> SourceUnit:
         for number, line in enumerate(unit.text.splitlines(), start=1)
         if line.strip() in where
     )
-    return SourceUnit(
-        unit.target, unit.text, unit.tile, unit.ranges, unit.threads, unit.shared_bytes, origins
-    )
+    return replace(unit, origins=origins)

@@ -12,3 +12,10 @@ from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents
 from maskc.layout.lists import kernel_lists as kernel_lists
 from maskc.layout.lists import sequence_arrays as sequence_arrays
+from maskc.layout.spans import Spans as Spans
+from maskc.layout.spans import list_spans as list_spans
+from maskc.layout.spans import range_spans as range_spans
+from maskc.layout.spans import stack_spans as stack_spans
+from maskc.layout.work import Work as Work
+from maskc.layout.work import backward_work as backward_work
+from maskc.layout.work import forward_work as forward_work

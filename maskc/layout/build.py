@@ -67,8 +67,8 @@ def build(
     if not rows or not columns:
         nothing = np.zeros(rows, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8)
         return layout_of(n_q, n_kv, tile, [RowLists(*nothing)])
-    values = _values(recipe, n_q, n_kv, params)
-    if _loops_hold(recipe, values):
+    values = values_of(recipe, n_q, n_kv, params)
+    if loops_hold(recipe, values):
         return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops or (), values, rows, columns)])
     keep = _with_values(recipe.keep, values)
     check_loads(keep, n_q, n_kv, arrays)
@@ -91,7 +91,7 @@ def count(
     n_q, n_kv = check_lengths(n_q, n_kv)
     if not n_q or not n_kv:
         return 0
-    keep = _with_values(recipe.keep, _values(recipe, n_q, n_kv, params))
+    keep = _with_values(recipe.keep, values_of(recipe, n_q, n_kv, params))
     check_loads(keep, n_q, n_kv, arrays)
     formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
     if formula is not None:
@@ -100,14 +100,16 @@ def count(
     return count_pairs(Elements(keep, arrays, n_q, n_kv), n_q, n_kv)
 
 
-def _loops_hold(recipe: LayoutRecipe, values: Mapping[str, int]) -> bool:
+def loops_hold(recipe: LayoutRecipe, values: Mapping[str, int]) -> bool:
     """Whether the recipe's closed forms speak of these lengths and parameters."""
     fits = not recipe.square or values["n_q"] == values["n_kv"]
     same = all(values[name] == value for name, value in recipe.fixed)
     return recipe.loops is not None and fits and same
 
 
-def _values(recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int]) -> dict[str, int]:
+def values_of(
+    recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int]
+) -> dict[str, int]:
     """Numbers for everything but q, k and ti."""
     return {**E.params(recipe.keep), **params, "n_q": n_q, "n_kv": n_kv}
 

@@ -26,6 +26,16 @@ def loop_rows(
         TooManyTiles: more than 2^30 live tiles.
         ValueError: a closed form leaves the grid; a defect of the compiler.
     """
+    return expand(_ordered(loops, *loop_spans(loops, values, rows, columns)), 0, rows, columns)
+
+
+def loop_spans(
+    loops: tuple[TileLoop, ...], values: Mapping[str, int], rows: int, columns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """First tile and number of tiles, int32 [rows, loops] each; arguments and errors as above.
+
+    Where a loop has no tiles its first one is `columns`.
+    """
     env = dict(values, ti=np.arange(rows))
     first = np.empty((rows, len(loops)), dtype=np.int32)
     count = np.empty((rows, len(loops)), dtype=np.int32)
@@ -38,7 +48,7 @@ def loop_rows(
             raise ValueError(f"tile loop {number} leaves the {rows} x {columns} grid: {loop}")
         first[:, number] = np.where(live, begin, columns)
         count[:, number] = np.where(live, length, 0)
-    return expand(_ordered(loops, first, count), 0, rows, columns)
+    return first, count
 
 
 def _ordered(loops: tuple[TileLoop, ...], first: np.ndarray, count: np.ndarray) -> Runs:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
-from operator import or_
 from typing import Any
 
-from maskc.build import BuildReport, build
-from maskc.core.bundle import Bundle
-from maskc.core.errors import NoCompiler, UnknownTarget
+from maskc.build import BuildReport
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import LIBRARIES, Library, library
+from maskc.runtime.arrays import LIBRARIES, Array, Library, library
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
-from maskc.runtime.fallback import FallbackWarning, NumPyKernel
-from maskc.runtime.launch_cpu import CpuKernel
-from maskc.runtime.launch_cuda import CudaKernel, current_device, device_arch
-from maskc.runtime.plans import Kernel, Plan, Recent
-from maskc.runtime.prepare import check_call, launches, make_plan
+from maskc.runtime.fallback import NumPyKernel
+from maskc.runtime.kernels import Kernels
+from maskc.runtime.launch_cuda import current_device
+from maskc.runtime.plans import POINTERS, Plan, Pointers, Recent, Sent
+from maskc.runtime.prepare import check_call, launches, make_plan, mode_of
 from maskc.runtime.tables import NOTHING, Tables, make_tables
 
-_BACKWARD = ("q", "k", "v", "out", "dout", "lse")
+_QKV = ("q", "k", "v")
+_BACKWARD = (*_QKV, "out", "dout", "lse")
 
 
 class CompiledMask:
@@ -65,10 +63,10 @@ class CompiledMask:
         self._report = report
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
+        self._kernels = Kernels(bundle, self.target)
         self._plans: Recent[Plan] = Recent()
         self._tables: Recent[Tables] = Recent()
-        self._kernels: dict[tuple[Features, int], Kernel] = {}
-        self._reports: dict[Features, BuildReport] = {}
+        self._last: tuple[object, Plan | None] = (None, None)
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
 
@@ -112,16 +110,23 @@ class CompiledMask:
         Raises:
             MaskcError: MC3xx for data, MC4xx for tensors and options, MC5xx for builds.
         """
-        given = {"q": q, "k": k, "v": v}
-        plan, lib, q, block, stream = self._begin(
-            given, scale, softcap, alibi_slopes, sink_logits, nan_safe, data
-        )
-        out, block.out = plan.outputs[0].make(lib, q)
-        if not return_lse and plan.spare_lse:
-            plan.run(block, stream)
-            return out
-        lse, block.lse = plan.outputs[1].make(lib, q, True)
-        plan.run(block, stream)
+        names, given = _QKV, [q, k, v]
+        if alibi_slopes is not None or sink_logits is not None:
+            names = _with_heads(names, given, alibi_slopes, sink_logits)
+        if scale is not None:
+            scale = checks.number("scale", scale, positive=False)
+        if softcap is not None:
+            softcap = checks.number("softcap", softcap, positive=True)
+        key = (names, softcap is None, bool(nan_safe))
+        plan, lib, q, places, sent, stream = self._begin(key, given, data)
+        out, place = plan.outputs[0].make(lib, q)
+        lse, unread = None, sent.lse
+        if return_lse or not unread:
+            lse, unread = plan.outputs[1].make(lib, q, True)
+        pointers = (places[0], places[1], places[2], place, unread)
+        if names is not _QKV:
+            pointers = _all_pointers(names, places, out=place, lse=unread)
+        plan.run(sent, stream, pointers, scale, softcap)
         return (out, lse) if return_lse else out
 
     def backward(
@@ -154,48 +159,51 @@ class CompiledMask:
         Raises:
             TargetNotBuilt: this target has no backward kernels; and as in the call.
         """
-        del deterministic  # no kernel of today adds in an order that varies
-        self.target.check(self.bundle.problem, Direction.backward)
-        given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
-        plan, lib, q, block, stream = self._begin(
-            given, scale, softcap, alibi_slopes, sink_logits, nan_safe, data
-        )
-        *tensors, workspace, heads = plan.outputs
-        made = [t.zeros(lib, q) if plan.kernel is None else t.make(lib, q) for t in tensors]
-        (_, block.dq), (_, block.dk), (_, block.dv) = made
-        delta, block.delta = workspace.make(lib, q, True)
-        for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):
-            if asked is not None:
-                made.append(heads.zeros(lib, q, True))
-                setattr(block, name, made[-1][1])
-        plan.run(block, stream)
-        del delta  # what reuses its memory comes later in the stream
-        return tuple(gradient for gradient, _ in made)
-
-    def _begin(
-        self, given: dict[str, Any], scale: float | None, softcap: float | None, alibi: Any,
-        sinks: Any, nan_safe: bool, data: Mapping[str, Any],
-    ) -> tuple[Plan, Library, Any, Any, int]:  # fmt: skip
-        """(plan, q's library, q, argument block with all inputs, stream)."""
+        if Direction.backward not in self.target.directions:
+            self.target.check(self.bundle.problem, Direction.backward)
+        given = [q, k, v, out, dout, lse]
+        names = _with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
         if scale is not None:
             scale = checks.number("scale", scale, positive=False)
         if softcap is not None:
             softcap = checks.number("softcap", softcap, positive=True)
-        if alibi is not None:
-            given["alibi_slopes"] = alibi
-        if sinks is not None:
-            given["sink_logits"] = sinks
-        signature: list[object] = [tuple(given), softcap is None, bool(nan_safe)]
-        places = []
-        for name, x in given.items():
-            lib = LIBRARIES.get(type(x))
+        key = (names, softcap is None, bool(nan_safe), bool(deterministic))
+        plan, lib, q, places, sent, stream = self._begin(key, given, data)
+        *tensors, workspace, heads = plan.outputs
+        made = [t.zeros(lib, q) if plan.kernel is None else t.make(lib, q) for t in tensors]
+        delta, space = workspace.make(lib, q, True)
+        written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
+        for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):
+            if asked is not None:
+                made.append(heads.zeros(lib, q, True))
+                written[name] = made[-1][1]
+        pointers = _all_pointers(names, places, **written)
+        plan.run(sent, stream, pointers, scale, softcap)
+        del delta  # what reuses its memory comes later in the stream
+        return tuple(gradient for gradient, _ in made)
+
+    def _begin(
+        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any]
+    ) -> tuple[Plan, Library, Any, list[int], Sent, int]:
+        """(plan, q's library, q, addresses of what is given, what a launch reads, stream).
+
+        Args:
+            asked: the names of what is given, then the options that a plan depends on.
+            given: arrays; those of unknown libraries are replaced by what stands for them.
+        """
+        signature: list[object] = [asked]
+        places: list[int] = []
+        known = LIBRARIES
+        for number, x in enumerate(given):
+            lib = known.get(type(x))
             if lib is None:
-                x = given[name] = library(x, name)
-                lib = LIBRARIES[type(x)]
+                name = asked[0][number]
+                x = given[number] = library(x, name)
+                lib = known[type(x)]
             try:
                 kind, place = lib.read(x)
             except RuntimeError:
-                lib.view(x, name)  # says what is wrong with it
+                lib.view(x, asked[0][number])  # says what is wrong with it
                 raise
             signature.append(kind)
             places.append(place)
@@ -204,105 +212,94 @@ class CompiledMask:
         else:
             bound = self._binder.default
         signature.append(bound.key)
-        key = tuple(signature)
-        plan = self._plans.get(key)
-        if plan is None or (self._unaligned and self._misaligned(places)):
-            plan = self._plan(key, given, _features(given, softcap, nan_safe), bound)
-        q = given["q"]
-        lib = LIBRARIES[type(q)]
-        block, stream = plan.arguments(lib, q)
-        block.q, block.k, block.v, *others = places
-        if others:
-            for name, place in zip(list(given)[3:], others, strict=True):
-                setattr(block, name, place)
-        if scale is not None:
-            block.scale = scale
-        if softcap is not None:
-            block.softcap = softcap
-        return plan, lib, q, block, stream
+        last, plan = self._last
+        if signature != last or plan is None:
+            key = tuple(signature)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(key, asked, given, bound)
+            self._last = (signature, plan)
+        if self._unaligned:
+            tensors = places[0] | places[1] | places[2]
+            if len(places) >= len(_BACKWARD):
+                tensors |= places[3] | places[4]
+            if tensors & self._unaligned:  # which the signature does not tell
+                self._plan(tuple(signature), asked, given, bound)
+        q = given[0]
+        lib = known[type(q)]
+        sent, stream = plan.place(lib, q)
+        return plan, lib, q, places, sent, stream
 
-    def _misaligned(self, places: list[int]) -> bool:
-        """Whether a tensor starts off the grid, which its signature does not tell."""
-        tensors = places[:5] if len(places) >= len(_BACKWARD) else places[:3]
-        return bool(reduce(or_, tensors) & self._unaligned)
-
-    def _bind(self, given: Mapping[str, Any], data: Mapping[str, Any]) -> Bound:
+    def _bind(self, given: list[Any], data: Mapping[str, Any]) -> Bound:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         n_q = n_kv = 0
         if self._binder.needs_data:
-            views = (LIBRARIES[type(given[name])].view(given[name], name) for name in "qkv")
+            views = (
+                LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
+            )
             sizes = checks.check_inputs(*views, self.bundle.problem, self.target)
             n_q, n_kv = sizes.n_q, sizes.n_kv
         return self._binder.bind(data, n_q, n_kv)
 
-    def _plan(
-        self, key: object, given: Mapping[str, Any], features: Features, bound: Bound
-    ) -> Plan:
+    def _plan(self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound) -> Plan:
         """Check everything, build what is missing, prepare and remember."""
-        views = {name: LIBRARIES[type(x)].view(x, name) for name, x in given.items()}
+        names, no_softcap, nan_safe, *deterministic = asked
+        views = {
+            name: LIBRARIES[type(x)].view(x, name) for name, x in zip(names, given, strict=True)
+        }
         direction = Direction.backward if "lse" in views else Direction.forward
-        sizes = check_call(views, self.bundle, self.unit)
-        kernel, tables, lists = None, NOTHING, not self.unit.ranges
-        if launches(sizes, direction):
-            tables = self._bound_tables(sizes, bound, direction, lists)
-            kernel = self._kernel(features, views["q"].device[1])
-            if isinstance(kernel, NumPyKernel) and not lists:
-                tables = self._bound_tables(sizes, bound, direction, True)
-        ordered = LIBRARIES[type(given["q"])].ordered
-        plan = make_plan(
-            self.bundle, self.unit, direction, kernel, views, sizes, bound.params, tables, ordered
-        )
+        features = _features(names, not no_softcap, nan_safe)
+        unit = self._kernels.unit(direction, features)
+        sizes = check_call(views, self.bundle, unit)
+        ordered = LIBRARIES[type(given[0])].ordered
+        rest = (direction, features, views, sizes, bound, ordered, any(deterministic))
+        try:
+            plan = self._planned(unit, *rest)
+        except NotAddressable:
+            spare = self._kernels.spare_unit()
+            if direction is Direction.backward or spare is None:
+                raise
+            plan = self._planned(spare, *rest)
         with self._lock:
             self._plans.put(key, plan)
         return plan
 
+    def _planned(
+        self, unit: SourceUnit, direction: Direction, features: Features,
+        views: Mapping[str, Array], sizes: Sizes, bound: Bound, ordered: bool, deterministic: bool,
+    ) -> Plan:  # fmt: skip
+        kernel, tables, lists = None, NOTHING, not unit.ranges
+        if launches(sizes, direction):
+            tables = self._bound_tables(unit, sizes, bound, direction, lists)
+            mode = mode_of(unit, direction, deterministic, tables)
+            kernel = self._kernels.get(unit, mode, features, views["q"].device[1])
+            if isinstance(kernel, NumPyKernel) and not lists:
+                tables = self._bound_tables(unit, sizes, bound, direction, True)
+        return make_plan(
+            self.bundle, unit, direction, kernel, views, sizes, bound.params, tables, ordered
+        )
+
     def _bound_tables(
-        self, sizes: Sizes, bound: Bound, direction: Direction, lists: bool
+        self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, lists: bool
     ) -> Tables:
         """The mask at these lengths; calls that differ only in strides or features share it."""
-        others = (sizes.batch, sizes.heads_q) if self._binder.needs_data else ()
-        key = (sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        by_head = self._binder.needs_data or unit.work is not None
+        others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
+        key = (unit.target, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self._tables.get(key)
         if tables is None:
             arrays = self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
-            tables = make_tables(
-                self.bundle, self.unit, sizes, bound.params, arrays, direction, lists
-            )
+            tables = make_tables(self.bundle, unit, sizes, bound.params, arrays, direction, lists)
             with self._lock:
                 self._tables.put(key, tables)
         return tables
 
     # -------------------------------------------------------------- kernels
 
-    def _kernel(self, features: Features, device: int) -> Kernel:
-        """Built and loaded for a device; once, whoever asks first."""
-        if self.target.language == "c":
-            features = features - {Feature.nan_safe}  # C is exact as it is
-        with self._lock:
-            kernel = self._kernels.get((features, device))
-            if kernel is None:
-                kernel = self._kernels[features, device] = self._make_kernel(features, device)
-        return kernel
-
-    def _make_kernel(self, features: Features, device: int) -> Kernel:
-        unit, passes = self.unit, self.target.directions
-        if self.target.language == "cuda":
-            arch = device_arch(unit.target, device)
-            binary = build(unit, features, passes, arch)
-            self._reports[features] = binary.report
-            return CudaKernel(unit, binary, device)
-        try:
-            binary = build(unit, features, passes)
-        except NoCompiler as error:
-            warnings.warn(
-                f"{error.finding}: this mask runs in NumPy, slower", FallbackWarning, stacklevel=6
-            )
-            return NumPyKernel(self.bundle, unit.tile, features)
-        self._reports[features] = binary.report
-        return CpuKernel(binary)
-
     def warmup(self, features: Iterable[Feature | str] = ()) -> None:
         """Build and load now what calls would build on first use; after it nothing compiles.
+
+        Sources are compiled side by side.
 
         Args:
             features: what the calls will ask for, all together: `softcap`, `alibi`, `sinks`,
@@ -312,13 +309,23 @@ class CompiledMask:
             BadOption: an unknown feature.
             NoDevice, ExtraMissing, BuildFailed.
         """
+        wanted = checks.features_named(features)
         device = current_device() if self.target.language == "cuda" else 0
-        self._kernel(checks.features_named(features), device)
+        self._kernels.build_all(wanted, device)
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
-        """What was built so far, by features: toolchain, flags, registers, spills."""
-        return dict(self._reports)
+        """What was built so far, by features: toolchain, flags, registers, spills.
+
+        Where several sources were built for the same features, the forward pass's.
+        """
+        return self._kernels.reports
+
+    @property
+    def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
+        """The same by source (a target's name, with `_backward` for a source of its own), mode and
+        features."""
+        return self._kernels.all_reports
 
     # -------------------------------------------------------------- questions
 
@@ -345,11 +352,28 @@ class CompiledMask:
                            data)  # fmt: skip
 
 
-def _features(given: Mapping[str, Any], softcap: object, nan_safe: bool) -> Features:
+def _with_heads(
+    names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any
+) -> tuple[str, ...]:
+    """`names` and what they name, with the vectors per head that were given."""
+    for name, x in (("alibi_slopes", alibi), ("sink_logits", sinks)):
+        if x is not None:
+            names = (*names, name)
+            given.append(x)
+    return names
+
+
+def _all_pointers(names: tuple[str, ...], places: list[int], **others: int) -> Pointers:
+    """Addresses in the order of the argument block."""
+    found = dict(zip(names, places, strict=True)) | others
+    return tuple(found.get(name, 0) for name in POINTERS)
+
+
+def _features(names: tuple[str, ...], softcap: bool, nan_safe: bool) -> Features:
     asked = {
-        Feature.softcap: softcap is not None,
-        Feature.alibi: "alibi_slopes" in given,
-        Feature.sinks: "sink_logits" in given,
+        Feature.softcap: softcap,
+        Feature.alibi: "alibi_slopes" in names,
+        Feature.sinks: "sink_logits" in names,
         Feature.nan_safe: nan_safe,
     }
     return frozenset(feature for feature, wanted in asked.items() if wanted)

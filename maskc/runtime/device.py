@@ -6,29 +6,43 @@ from importlib.util import find_spec
 
 from maskc.build.toolchain import gpus
 from maskc.core.errors import MaskcError
-from maskc.core.problem import Problem
+from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 
-_CUDA = ("sm_80",)
+CUDA = ("sm_90a", "sm_80")
 """CUDA targets in order of preference."""
 
 
-def default_target(problem: Problem | None = None) -> str:
-    """`sm_80` where the first visible NVIDIA GPU has compute capability 8.0 or more, else `cpu`.
+def runs(target: Target, index: int) -> bool:
+    """Whether a GPU executes a CUDA target; `a` targets are tied to one capability."""
+    found = gpus()
+    if index >= len(found):
+        return False
+    number = target.name.removeprefix("sm_")
+    if number.endswith("a"):
+        return found[index].capability == int(number[:-1])
+    return not number.isdigit() or found[index].capability >= int(number)
 
-    Never raises: without a driver, a device or CuPy the answer is `cpu`, and so it is for a
-    problem that no CUDA target has a kernel for.
+
+def default_target(problem: Problem | None = None) -> str:
+    """The best target of the first visible NVIDIA GPU, else `cpu`.
+
+    `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on. Never raises: without a
+    driver, a device or CuPy the answer is `cpu`, and so it is for a problem that no CUDA target
+    has a kernel for.
 
     Args:
         problem: what the kernel is for, where it is known.
     """
-    found = gpus()
-    if not found or found[0].capability < 80 or find_spec("cupy") is None:
+    if not gpus() or find_spec("cupy") is None:
         return "cpu"
-    for name in _CUDA:
+    for name in CUDA:
+        target = Target.named(name)
+        if not runs(target, 0) or Direction.forward not in target.directions:
+            continue
         try:
             if problem is not None:
-                Target.named(name).check(problem)
+                target.check(problem)
         except MaskcError:
             continue
         return name

@@ -17,6 +17,7 @@ from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.layout import sequence_arrays
+from maskc.runtime.plans import Plan, Pointers, filled
 from maskc.runtime.tables import Tables
 
 
@@ -115,14 +116,16 @@ class NumPyKernel:
         """fp32 entries of `delta`: it is not used."""
         return 0
 
-    def launch(
-        self, direction: Direction, block: ctypes.Structure, stream: int, grid: int, tables: Tables,
-        params: Mapping[str, int],
+    def run(
+        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
-        """Run one pass over the memory the argument block points to."""
-        run: Callable[[_Pass], None] = _forward if direction is Direction.forward else _backward
+        """Run one pass over the memory the pointers name."""
+        block = filled(template, pointers, scale, softcap)
+        forward = plan.direction is Direction.forward
+        run: Callable[[_Pass], None] = _forward if forward else _backward
         with np.errstate(all="ignore"):
-            run(_Pass(self._bundle, self._tile, self._features, block, tables, params))
+            run(_Pass(self._bundle, self._tile, self._features, block, plan.tables, plan.params))
 
 
 class _Pass:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from maskc.build.toolchain import gpus
 from maskc.core.bundle import Bundle
 from maskc.core.bundle_text import bundle as bundle
 from maskc.core.bundle_text import data as data
 from maskc.core.bundle_text import kernel as kernel
+from maskc.core.bundle_text import launch as launch
 from maskc.core.bundle_text import loop as loop
 from maskc.core.bundle_text import mask as mask
 from maskc.core.bundle_text import tiles as tiles
@@ -23,6 +23,7 @@ from maskc.layout import check_lengths, extents, sequence_arrays
 from maskc.runtime.arrays import LIBRARIES, library
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
+from maskc.runtime.device import CUDA, runs
 
 
 class GeneratedMask:
@@ -56,12 +57,13 @@ class GeneratedMask:
 
     def _compiled_for(self, device: tuple[str, int]) -> CompiledMask:
         kind, index = device
-        for unit in self.bundle.units:
-            target = Target.named(unit.target)
-            if (target.language == "c") == (kind == "cpu") and _runs(target, kind, index):
-                return CompiledMask(self.bundle, unit.target)
-        targets = ", ".join(unit.target for unit in self.bundle.units)
-        raise WrongDevice("q", f"{kind}:{index}", "this module", targets, at="q")
+        targets = list(dict.fromkeys(unit.target for unit in self.bundle.units))
+        for name in sorted(targets, key=_preference):
+            target = Target.named(name)
+            if kind == "cpu" if target.language == "c" else kind == "cuda" and runs(target, index):
+                return CompiledMask(self.bundle, name)
+        known = ", ".join(targets)
+        raise WrongDevice("q", f"{kind}:{index}", "this module", known, at="q")
 
     def layout(
         self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
@@ -104,14 +106,5 @@ class GeneratedMask:
         return self.bundle.report
 
 
-def _runs(target: Target, kind: str, index: int) -> bool:
-    """Whether a device of that kind executes the target; `a` targets are tied to one capability."""
-    if target.language == "c":
-        return True
-    found = gpus()
-    if kind != "cuda" or index >= len(found):
-        return False
-    number = target.name.removeprefix("sm_")
-    if number.endswith("a"):
-        return found[index].capability == int(number[:-1])
-    return not number.isdigit() or found[index].capability >= int(number)
+def _preference(target: str) -> int:
+    return CUDA.index(target) if target in CUDA else len(CUDA)

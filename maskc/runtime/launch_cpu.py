@@ -9,9 +9,9 @@ from pathlib import Path
 
 from maskc.build import Binary
 from maskc.build.cache import cache_folder
-from maskc.core import abi
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
+from maskc.runtime.plans import ATTENTION, Plan, Pointers, filled
 
 
 class _Threads:
@@ -53,12 +53,12 @@ class CpuKernel:
     def __init__(self, binary: Binary) -> None:
         library = load_library(binary)
         self._workspace = library.attention_workspace
-        self._workspace.argtypes = (ctypes.POINTER(abi.structure()),)
+        self._workspace.argtypes = (ctypes.POINTER(ATTENTION),)
         self._workspace.restype = ctypes.c_int64
         self._functions = {}
         for entry in binary.entries:
             function = getattr(library, entry)
-            function.argtypes = (ctypes.POINTER(abi.structure()), ctypes.c_int32)
+            function.argtypes = (ctypes.POINTER(ATTENTION), ctypes.c_int32)
             function.restype = None
             self._functions[Direction(entry.removeprefix("attention_"))] = function
 
@@ -66,10 +66,14 @@ class CpuKernel:
         """fp32 entries that `delta` must have."""
         return self._workspace(ctypes.byref(block))
 
-    def launch(self, direction: Direction, block: ctypes.Structure, *_: object) -> None:
+    def run(
+        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
         """Run to completion."""
+        block = filled(template, pointers, scale, softcap)
         _Threads.started = True
-        self._functions[direction](ctypes.byref(block), thread_count())
+        self._functions[plan.direction](ctypes.byref(block), thread_count())
 
 
 def load_library(binary: Binary) -> ctypes.CDLL:

@@ -5,20 +5,31 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from maskc.build import Binary
 from maskc.build.toolchain import gpus
-from maskc.core.bundle import SourceUnit
+from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
-from maskc.core.problem import Direction
+from maskc.runtime.arrays import Shape
+from maskc.runtime.plans import ATTENTION, Plan, Pointers, fill
+from maskc.runtime.tensor_maps import BYTES, Encode, Maps, Tensor, encode_with
 
 _SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_MULTIPROCESSORS = 16
+"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, and the same of the runtime."""
 _FREE_SHARED = 48 * 1024
 """Dynamic shared memory a kernel may use without asking."""
-_ARGUMENTS = ctypes.c_void_p * 1
+_LINE = 64
+"""Bytes: alignment of tensor maps."""
+_MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
+"""Where they start behind the argument block."""
 
 
 def device_arch(target: str, device: int) -> str:
@@ -56,32 +67,85 @@ def current_device() -> int:
     return cupy.cuda.runtime.getDevice()
 
 
+class Step(NamedTuple):
+    """One launch, but for its arguments."""
+
+    function: Any
+    blocks: int
+    threads: int
+    shared: int
+    """Bytes of dynamic shared memory."""
+
+
+class Memory:
+    """Arguments of one launch: `struct Attention`, behind it tensor maps, both aligned."""
+
+    def __init__(self, maps: int) -> None:
+        held = ctypes.create_string_buffer(_MAPS + maps + _LINE)
+        base = -(-ctypes.addressof(held) // _LINE) * _LINE
+        first = base - ctypes.addressof(held)
+        self.view = memoryview(held).cast("B")[first : first + _MAPS + maps]
+        self._pointers = (ctypes.c_void_p * 2)(base, base + _MAPS)
+        self.address = ctypes.addressof(self._pointers)
+        """Of the array of addresses that a launch takes."""
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """What the addresses point to."""
+        maps = (bytes(self.view[_MAPS:]),) if len(self.view) > _MAPS else ()
+        return bytes(self.view[: ctypes.sizeof(ATTENTION)]), *maps
+
+
 class CudaKernel:
-    """The entry points of a cubin in one device's primary context."""
+    """The entry points of one mode of a source in one device's primary context."""
 
-    def __init__(self, unit: SourceUnit, binary: Binary, device: int) -> None:
+    def __init__(self, unit: SourceUnit, mode: Mode, binary: Binary, device: int) -> None:
         """Load it: the only place that may wait for the device."""
-        self._driver = _driver(device)
-        self._threads, self._shared = unit.threads, unit.shared_bytes
-        self._functions = {
-            Direction(entry.removeprefix("attention_")): function
-            for entry, function in self._driver.load(binary, unit.shared_bytes).items()
-        }
+        self._driver = driver = _driver(device)
+        self._target, self._mode = unit.target, mode
+        shared = {launch.entry: 0 for launch in mode.launches}
+        for launch in mode.launches:
+            shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
+        self._functions = driver.load(binary.code, shared)
+        self._launch, self.capturing = driver.launch, driver.capturing
+        self._map_bytes = BYTES * len(unit.maps)
+        # Launches take a block of arguments from here and put it back; lists are safe in threads.
+        self._free: list[Memory] = []
 
-    def capturing(self, stream: int) -> bool:
-        """Whether launches on a stream become nodes of a CUDA graph."""
-        return self._driver.capturing(stream)
+    def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
+        """The launches; `blocks` counts a launch's blocks, given the multiprocessors."""
+        processors = self._driver.multiprocessors()
+        counted = ((launch, blocks(launch, processors)) for launch in self._mode.launches)
+        return tuple(
+            Step(self._functions[launch.entry], count, launch.threads, launch.shared_bytes)
+            for launch, count in counted
+            if count
+        )
 
-    def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries that `delta` must have."""
-        return block.batch * block.heads_q * block.n_q
+    def maps(self, tensors: tuple[Tensor, ...], dtype: str) -> Maps | None:
+        """What encodes tensor maps; None where there are none.
 
-    def launch(
-        self, direction: Direction, block: ctypes.Structure, stream: int, grid: int, *_: object
-    ) -> None:
-        """Enqueue; the argument block is copied by the driver."""
-        function = self._functions[direction]
-        self._driver.launch(function, grid, self._threads, self._shared, stream, block)
+        Raises:
+            ExtraMissing: CuPy alone cannot.
+        """
+        if not tensors:
+            return None
+        return Maps(tensors, dtype, self._target, self._driver.encoder(self._target))
+
+    def run(
+        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue; the driver copies the arguments."""
+        free = self._free
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = Memory(self._map_bytes)
+        fill(memory.view, template, pointers, scale, softcap)
+        if plan.maps is not None:
+            memory.view[_MAPS:] = plan.maps.at(pointers)
+        self._launch(plan.steps, stream, memory)
+        free.append(memory)
 
 
 class _Bindings:
@@ -90,53 +154,72 @@ class _Bindings:
     def __init__(self, driver: Any, device: int) -> None:
         self._driver = driver
         self._check(driver.cuInit(0))
-        handle = self._check(driver.cuDeviceGet(device))
-        self._context = self._check(driver.cuDevicePrimaryCtxRetain(handle))
+        self._device = self._check(driver.cuDeviceGet(device))
+        self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
         self._context_id = int(self._context)
+        self._current, self._start = driver.cuCtxGetCurrent, driver.cuLaunchKernel
+        self._capturing = driver.cuStreamIsCapturing
+        self.multiprocessors = cache(self._multiprocessors)
+        self.encoder = cache(self._encoder)
 
     def _check(self, result: tuple) -> Any:
         if result[0]:
             raise RuntimeError(f"CUDA driver: {result[0]!r}")
         return result[1] if len(result) > 1 else None
 
-    def load(self, binary: Binary, shared: int) -> dict[str, Any]:
+    def _multiprocessors(self) -> int:
+        attribute = self._driver.CUdevice_attribute(_MULTIPROCESSORS)
+        return self._check(self._driver.cuDeviceGetAttribute(attribute, self._device))
+
+    def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
         """Functions by entry point, allowed the dynamic shared memory they need."""
         driver, check = self._driver, self._check
-        check(driver.cuCtxPushCurrent(self._context))
-        try:
-            module = check(driver.cuModuleLoadData(binary.code))
+        with self._entered():
+            module = check(driver.cuModuleLoadData(code))
             found = {}
-            for entry in binary.entries:
+            for entry, size in shared.items():
                 function = check(driver.cuModuleGetFunction(module, entry.encode()))
-                if shared > _FREE_SHARED:
+                if size > _FREE_SHARED:
                     attribute = driver.CUfunction_attribute(_SHARED)
-                    check(driver.cuFuncSetAttribute(function, attribute, shared))
+                    check(driver.cuFuncSetAttribute(function, attribute, size))
                 found[entry] = function
             return found
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """The device's context is current."""
+        self._check(self._driver.cuCtxPushCurrent(self._context))
+        try:
+            yield
         finally:
-            check(driver.cuCtxPopCurrent())
+            self._driver.cuCtxPopCurrent()
+
+    def _encoder(self, target: str) -> Encode:
+        def encode(address: int, dims: Shape, strides: Shape, rows: int, dtype: str) -> bytes:
+            with self._entered():
+                made = encode_with(self._driver, address, dims, strides, rows, dtype)
+            return ctypes.string_at(int(self._check(made).getPtr()), BYTES)
+
+        return encode
 
     def capturing(self, stream: int) -> bool:
-        status, mode = self._driver.cuStreamIsCapturing(stream)
+        status, mode = self._capturing(stream)
         return not status and bool(int(mode))
 
-    def launch(
-        self, function: Any, grid: int, threads: int, shared: int, stream: int,
-        block: ctypes.Structure,
-    ) -> None:  # fmt: skip
-        driver = self._driver
-        foreign = int(driver.cuCtxGetCurrent()[1]) != self._context_id
-        if foreign:  # another device is current, or this thread never touched CUDA
-            self._check(driver.cuCtxPushCurrent(self._context))
-        try:
-            arguments = _ARGUMENTS(ctypes.addressof(block))
-            status = driver.cuLaunchKernel(
-                function, grid, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(arguments), 0
+    def launch(self, steps: tuple[Step, ...], stream: int, memory: Memory) -> None:
+        if int(self._current()[1]) == self._context_id:
+            self._all(steps, stream, memory.address)
+            return
+        with self._entered():  # another device is current, or this thread never touched CUDA
+            self._all(steps, stream, memory.address)
+
+    def _all(self, steps: tuple[Step, ...], stream: int, address: int) -> None:
+        for function, blocks, threads, shared in steps:
+            (status,) = self._start(
+                function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0
             )
-        finally:
-            if foreign:
-                driver.cuCtxPopCurrent()
-        self._check(status)
+            if status:
+                self._check((status,))
 
 
 class _CuPy:
@@ -145,34 +228,35 @@ class _CuPy:
     def __init__(self, cupy: Any, device: int) -> None:
         self._cupy, self._device = cupy, device
 
-    def load(self, binary: Binary, shared: int) -> dict[str, Any]:
+    def multiprocessors(self) -> int:
+        runtime = self._cupy.cuda.runtime
+        return runtime.deviceGetAttribute(_MULTIPROCESSORS, self._device)
+
+    def encoder(self, target: str) -> Encode:
+        raise ExtraMissing(f"target {target}", "cuda-bindings", "cuda13", at="target")
+
+    def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
         cuda = self._cupy.cuda
         with cuda.Device(self._device):
             module = cuda.function.Module()
-            module.load(binary.code)
-            found = {entry: module.get_function(entry) for entry in binary.entries}
-            if shared > _FREE_SHARED:
-                for function in found.values():
-                    cuda.driver.funcSetAttribute(function.ptr, _SHARED, shared)
+            module.load(code)
+            found = {entry: module.get_function(entry) for entry in shared}
+            for entry, size in shared.items():
+                if size > _FREE_SHARED:
+                    cuda.driver.funcSetAttribute(found[entry].ptr, _SHARED, size)
         return found
 
     def capturing(self, stream: int) -> bool:
         return bool(self._cupy.cuda.runtime.streamIsCapturing(stream))
 
-    def launch(
-        self, function: Any, grid: int, threads: int, shared: int, stream: int,
-        block: ctypes.Structure,
-    ) -> None:  # fmt: skip
-        import numpy as np
-
+    def launch(self, steps: tuple[Step, ...], stream: int, memory: Memory) -> None:
         runtime = self._cupy.cuda.runtime
         before = runtime.getDevice()
         runtime.setDevice(self._device)
         try:
-            size = ctypes.sizeof(block)
-            value = np.zeros((), np.dtype({"names": ["b"], "formats": [f"V{size}"]}))
-            value["b"] = bytes(block)
-            function((grid,), (threads,), (value,), shared, self._stream(stream))
+            values = tuple(map(_by_value, memory.arguments()))
+            for function, blocks, threads, shared in steps:
+                function((blocks,), (threads,), values, shared, self._stream(stream))
         finally:
             runtime.setDevice(before)
 
@@ -182,6 +266,13 @@ class _CuPy:
         if hasattr(streams.Stream, "from_external"):
             return streams.Stream.from_external(_Borrowed(pointer))
         return streams.ExternalStream(pointer)
+
+
+def _by_value(argument: bytes) -> np.ndarray:
+    """Bytes in the form CuPy passes by value."""
+    value = np.zeros((), np.dtype({"names": ["b"], "formats": [f"V{len(argument)}"]}))
+    value["b"] = argument
+    return value
 
 
 class _Borrowed:

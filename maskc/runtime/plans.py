@@ -3,19 +3,67 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from threading import local
 from typing import Any, Generic, Protocol, TypeVar
 
 from maskc.core import abi
 from maskc.core.problem import Direction
 from maskc.runtime.arrays import Device, Library, Shape
-from maskc.runtime.tables import Tables
+from maskc.runtime.tables import CAPTURED, Tables
 
 ATTENTION = abi.structure()
 
+POINTERS = (
+    "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "delta", "dsink", "dalibi",
+    "alibi_slopes", "sink_logits",
+)  # fmt: skip
+"""The first members of the argument block: those that every call sets, the first five or all."""
+_FIVE, _ALL = struct.Struct("5Q"), struct.Struct(f"{len(POINTERS)}Q")
+_POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
+_SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
+_COUNTER = ATTENTION.counter.offset
+_COUNTER_BYTES = 8
+_PER_THREAD = 2
+"""The stream that CUDA understands as each thread's own."""
+
 _captured: dict[int, object] = {}
 """Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
+
+class _Thread(local):
+    """Something that no other thread has, nor a later one."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+
+_thread = _Thread()
+
+Pointers = tuple[int, ...]
+"""Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks."""
+
+
+def fill(
+    block: Any, template: bytes, pointers: Pointers, scale: float | None, softcap: float | None
+) -> None:
+    """Write an argument block: a writable buffer of at least its size."""
+    block[: len(template)] = template
+    (_FIVE if len(pointers) == 5 else _ALL).pack_into(block, 0, *pointers)
+    if scale is not None:
+        _NUMBER.pack_into(block, _SCALE, scale)
+    if softcap is not None:
+        _NUMBER.pack_into(block, _SOFTCAP, softcap)
+
+
+def filled(
+    template: bytes, pointers: Pointers, scale: float | None, softcap: float | None
+) -> ctypes.Structure:
+    """A new argument block."""
+    block = ATTENTION()
+    fill(memoryview(block).cast("B"), template, pointers, scale, softcap)
+    return block
 
 
 class Kernel(Protocol):
@@ -24,12 +72,9 @@ class Kernel(Protocol):
     def capturing(self, stream: int) -> bool:
         """Whether launches on a stream become nodes of a CUDA graph (CUDA only)."""
 
-    def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries that `delta` must have in a backward."""
-
-    def launch(
-        self, direction: Direction, block: ctypes.Structure, stream: int, grid: int, tables: Tables,
-        params: Mapping[str, int],
+    def run(
+        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass, or enqueue it."""
 
@@ -54,6 +99,23 @@ class Output:
 
 
 @dataclass(frozen=True, eq=False)
+class Sent:
+    """What lies on a device for the launches of one stream."""
+
+    template: bytes
+    """The argument block with pointers into that stream's tables."""
+    lse: int
+    """Memory for an lse that nobody reads (CUDA, forward), else 0.
+
+    Launches of one stream run in order and only write there, so they may share it.
+    """
+    owner: object
+    """Keeps the memory alive."""
+    counters: Callable[[], int | None]
+    """The address of a counter that no other launch has; None when there are no more."""
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """One direction of one signature."""
 
@@ -61,78 +123,104 @@ class Plan:
     kernel: Kernel | None
     """None where every result is empty or zero."""
     device: Device
-    grid: int
-    """CUDA blocks."""
     params: Mapping[str, int]
     tables: Tables
     numbers: bytes
     """The argument block with everything but pointers."""
     outputs: tuple[Output, ...]
-    """out; or dq, dk, dv."""
-    sent: dict[int, tuple[bytes, object]] = field(default_factory=dict)
-    """By stream: the argument block with pointers into that stream's tables, and their owner."""
+    """out and lse; or dq, dk, dv, the workspace, and gradients per head."""
+    steps: tuple[Any, ...] = ()
+    """CUDA: what the kernel launches, in order."""
+    maps: Any = None
+    """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
+    sent: dict[object, Sent] = field(default_factory=dict)
+    """By stream."""
 
     @property
     def size(self) -> int:
         """Bytes this plan keeps alive."""
         return self.tables.size
 
-    @property
-    def spare_lse(self) -> bool:
-        """Whether argument blocks come with memory for an lse that nobody reads (CUDA, forward).
-
-        Launches of one stream run in order and only write there, so they may share it.
-        """
-        return self.device[0] == "cuda" and self.direction is Direction.forward
-
-    def arguments(self, library: Library, q: Any) -> tuple[Any, int]:
-        """(a fresh argument block lacking only the tensors, the stream to launch on).
+    def place(self, library: Library, q: Any) -> tuple[Sent, int]:
+        """(everything of a launch but the tensors, the stream to launch on).
 
         Every stream gets a copy of the tables of its own, allocated and filled in its order, so
         that no launch ever waits for another stream. While a CUDA graph is being captured the
-        copy of another stream serves, which is why calls are warmed up first.
+        copy of another stream serves, which is why calls are warmed up first; only the counter
+        of work items is each captured launch's own, because graphs may run at the same time.
         """
         if self.kernel is None:
-            return ATTENTION.from_buffer_copy(self.numbers), 0
-        if self.device[0] == "cpu":
-            stream, capturing = 0, False
+            return Sent(self.numbers, 0, None, _no_counter), 0
+        kind, index = self.device
+        if kind == "cpu":
+            stream, key, capturing = 0, 0, False
         else:
-            stream = library.stream(self.device[1])
+            key = stream = library.stream(index)
+            if stream == _PER_THREAD:
+                key = _thread.token
             capturing = self.kernel.capturing(stream)
-        entry = self.sent.get(stream)
-        if entry is None and capturing:
-            entry = next(iter(self.sent.values()), None)
-        if entry is None:
-            entry = self._send(library, q, stream)
+        sent = self.sent.get(key)
         if capturing:
-            _captured[id(entry)] = entry
-        return ATTENTION.from_buffer_copy(entry[0]), stream
+            sent = self._captured(library, q, key, sent)
+        elif sent is None:
+            sent = self.sent[key] = self._send(library, q, key, True)
+        return sent, stream
 
-    def _send(self, library: Library, q: Any, stream: int) -> tuple[bytes, object]:
-        tables, place = self.tables, (self.device, stream)
+    def _captured(self, library: Library, q: Any, key: object, sent: Sent | None) -> Sent:
+        """What a launch that becomes part of a CUDA graph reads, kept for good."""
+        if sent is None:
+            sent = next(iter(self.sent.values()), None)
+        if sent is None:  # a copy that is itself part of the graph
+            sent = self._send(library, q, key, False)
+        if self.tables.work is not None:
+            counter, made = sent.counters(), None
+            if counter is None:
+                made, counter = library.empty(q, (_COUNTER_BYTES // 4,), True, False)
+                library.clear(made)
+            template = bytearray(sent.template)
+            _POINTER.pack_into(template, _COUNTER, counter)
+            sent = replace(sent, template=bytes(template), owner=(sent.owner, made))
+        _captured[id(sent)] = sent
+        return sent
+
+    def _send(self, library: Library, q: Any, key: object, keep: bool) -> Sent:
+        """Copy the tables unless another plan did; `keep` the copy for other plans."""
+        tables, place = self.tables, (self.device, key)
         packed, offsets = tables.packed
         copy = tables.copies.get(place)
         if copy is None:
             on_host = self.device[0] == "cpu"
-            copy = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
-            tables.copies[place] = copy
-        owner, base = copy
+            owner, base = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
+            spare = range(1, CAPTURED + 1) if tables.work is not None else ()
+            start = base + offsets.get("counter", 0)
+            free = iter([start + _COUNTER_BYTES * number for number in spare])
+            copy = (owner, base, lambda: next(free, None))
+            if keep:
+                tables.copies[place] = copy
+        owner, base, counters = copy
         block = ATTENTION.from_buffer_copy(self.numbers)
         for name, offset in offsets.items():
             if name.startswith("array"):
                 block.array[int(name[5:])] = base + offset
             else:
                 setattr(block, name, base + offset)
-        if self.spare_lse and self.kernel is not None:
-            spare, block.lse = self.outputs[1].make(library, q, True)
-            owner = (owner, spare)
-        entry = self.sent[stream] = (bytes(block), owner)
-        return entry
+        lse = 0
+        if self.device[0] == "cuda" and self.direction is Direction.forward:
+            made, lse = self.outputs[1].make(library, q, True)
+            owner = (owner, made)
+        return Sent(bytes(block), lse, owner, counters)
 
-    def run(self, block: Any, stream: int) -> None:
+    def run(
+        self, sent: Sent, stream: int, pointers: Pointers, scale: float | None,
+        softcap: float | None,
+    ) -> None:  # fmt: skip
         """Launch, unless there is nothing to compute."""
         if self.kernel is not None:
-            self.kernel.launch(self.direction, block, stream, self.grid, self.tables, self.params)
+            self.kernel.run(self, sent.template, pointers, scale, softcap, stream)
+
+
+def _no_counter() -> None:
+    return None
 
 
 class Kept(Protocol):

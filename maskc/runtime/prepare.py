@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import partial
 
-from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import checks
@@ -13,6 +14,7 @@ from maskc.runtime.arrays import Array, Shape, out_strides
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
 from maskc.runtime.tables import Tables
+from maskc.runtime.tensor_maps import tensors
 
 
 def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> Sizes:
@@ -62,21 +64,77 @@ def make_plan(
         sizes: from `check_call`.
         params, tables: the mask's, bound to these sizes.
         ordered: whether q's library can store results with tokens before heads.
+
+    Raises:
+        NotAddressable, ExtraMissing: tensor maps cannot be made.
     """
     outputs = _outputs(bundle, direction, views, sizes, ordered)
-    block = _block(bundle, unit, views, sizes, tables, outputs)
+    strides = _strides(views, outputs)
+    block = _block(bundle, unit, strides, sizes, tables)
+    steps, maps = (), None
+    if kernel is not None and unit.modes:
+        steps = kernel.steps(partial(_blocks, unit, sizes, tables))
+        made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target)
+        maps = kernel.maps(made, bundle.problem.dtype.value)
     if kernel is not None and direction is Direction.backward:
-        outputs = (*outputs[:3], Output((kernel.workspace(block),)), *outputs[4:])
+        if unit.modes:
+            floats = _workspace(unit, sizes, tables)
+        else:
+            floats = kernel.workspace(block)
+        outputs = (*outputs[:3], Output((floats,)), *outputs[4:])
     return Plan(
         direction=direction,
         kernel=kernel,
         device=views["q"].device,
-        grid=-(-sizes.n_q // unit.tile.q) * sizes.heads_q * sizes.batch,
         params=params,
         tables=tables,
         numbers=bytes(block),
         outputs=outputs,
+        steps=steps,
+        maps=maps,
     )
+
+
+def _padded(unit: SourceUnit, sizes: Sizes) -> tuple[int, int]:
+    """(queries of all padded tile rows, heads and sequences; keys of the same by columns)."""
+    rows = -(-sizes.n_q // unit.tile.q) * unit.tile.q
+    columns = -(-sizes.n_kv // unit.tile.k) * unit.tile.k
+    return rows * sizes.heads_q * sizes.batch, columns * sizes.heads_kv * sizes.batch
+
+
+def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
+    """fp32 entries of `delta`; those of keys only where items of the work list share them."""
+    queries, keys = _padded(unit, sizes)
+    shared = tables.work is not None and tables.work.shared
+    return queries * unit.row_floats + (keys * unit.key_floats if shared else 0)
+
+
+def _blocks(
+    unit: SourceUnit, sizes: Sizes, tables: Tables, launch: Launch, multiprocessors: int
+) -> int:
+    """How many blocks a launch has; 0 where it is left out."""
+    queries, keys = _padded(unit, sizes)
+    work = tables.work
+    match launch.grid:
+        case Grid.queries:
+            return -(-queries // launch.per_block)
+        case Grid.keys:
+            return -(-keys // launch.per_block) if work is not None and work.shared else 0
+        case Grid.items if work is not None:
+            return max(1, len(work.items))
+        case Grid.stream if work is not None:
+            return max(1, min(work.filled, multiprocessors))
+    return queries // unit.tile.q
+
+
+def mode_of(unit: SourceUnit, direction: Direction, deterministic: bool, tables: Tables) -> str:
+    """The name of the mode a call runs in."""
+    names = dict(unit.modes)
+    if direction is Direction.backward:
+        return "deterministic" if deterministic and "deterministic" in names else "usual"
+    work, rule = tables.work, unit.work
+    short = work is not None and rule is not None and work.mean < rule.stream_below
+    return "stream" if short and "stream" in names else "usual"
 
 
 def launches(sizes: Sizes, direction: Direction) -> bool:
@@ -105,19 +163,22 @@ def _tokens_first(array: Array) -> bool:
     return heads > 1 and tokens > 1 and array.strides[1] < array.strides[2]
 
 
-def _block(
-    bundle: Bundle, unit: SourceUnit, views: Mapping[str, Array], sizes: Sizes, tables: Tables,
-    outputs: tuple[Output, ...],
-) -> ctypes.Structure:  # fmt: skip
-    """The argument block with every pointer null."""
-    block = ATTENTION()
-    strides: dict[str, Shape] = {name: views[name].strides for name in "qkv"}
+def _strides(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[str, Shape]:
+    """Strides, in elements, of all tensors of a call."""
+    strides = {name: views[name].strides for name in "qkv"}
     if "lse" not in views:
-        strides["out"] = _strides(outputs[0])
+        made = zip(("out",), outputs, strict=False)
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
-        named = zip(("dq", "dk", "dv"), outputs, strict=False)
-        strides |= {name: _strides(output) for name, output in named}
+        made = zip(("dq", "dk", "dv"), outputs, strict=False)
+    return strides | {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+
+
+def _block(
+    bundle: Bundle, unit: SourceUnit, strides: Mapping[str, Shape], sizes: Sizes, tables: Tables
+) -> ctypes.Structure:
+    """The argument block with every pointer null."""
+    block = ATTENTION()
     for name, steps in strides.items():
         setattr(block, f"{name}_stride", (block.q_stride._type_ * 3)(*steps[:3]))
     for number, slot in enumerate(tables.slots):
@@ -129,9 +190,8 @@ def _block(
     block.tile_rows = -(-sizes.n_q // unit.tile.q)
     block.tile_cols = -(-sizes.n_kv // unit.tile.k)
     block.list_batch = tables.list_batch
+    if tables.work is not None:
+        block.items, block.empty = tables.work.filled, tables.work.empty
+        block.shared_items = tables.work.shared
     block.scale = bundle.problem.head_dim**-0.5
     return block
-
-
-def _strides(output: Output) -> Shape:
-    return out_strides(output.shape, output.tokens_first)

@@ -5,26 +5,40 @@ data arrays. Host memory only; launching decides where it goes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant
+from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.data import DataDecl
 from maskc.core.errors import CheckFailed, DataRange, DataShape
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout import build, check_loads, kernel_lists, sequence_arrays
+from maskc.layout import (
+    Spans,
+    Work,
+    backward_work,
+    build,
+    check_loads,
+    forward_work,
+    kernel_lists,
+    list_spans,
+    range_spans,
+    sequence_arrays,
+    stack_spans,
+)
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 
 _INT32 = np.iinfo(np.int32)
 _PAD = 4
 """int32 entries to which every part is rounded up: 16 bytes."""
+CAPTURED = 1023
+"""Launches captured in CUDA graphs that find a counter of their own beside the tables."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +77,12 @@ class Tables:
     arrays: Mapping[str, np.ndarray]
     """The data as formulas name them, batch and heads in front."""
 
-    copies: dict[tuple[Device, int], tuple[object, int]] = field(default_factory=dict)
-    """By device and stream: what owns the copy made there, and where it starts."""
+    work: Work | None = None
+    """The work list, where the kernel reads one: members `work` and `counter`."""
+    copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
+        default_factory=dict
+    )
+    """By device and stream: what owns the copy made there, where it starts, and its counters."""
 
     @property
     def size(self) -> int:
@@ -138,22 +156,51 @@ def make_tables(
         for sequence in sequences
         for recipe, head in recipes
     ]
+    backward = direction is Direction.backward
     if lists:
-        parts += _lists([_layout(recipe, sizes, params, own) for recipe, own in seen], direction)
+        layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
+        parts += _lists(layouts, unit.work is None or not backward, backward)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
-    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays)
+    work = None
+    if unit.work is not None:
+        if lists:
+            spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
+        else:
+            spans = stack_spans([
+                range_spans(recipe, sizes.n_q, sizes.n_kv, params, own, backward)
+                for recipe, own in seen
+            ])  # fmt: skip
+        work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
+        parts += [("work", work.items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
+    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work)
 
 
-def _lists(layouts: list[BlockLayout], direction: Direction) -> Iterator[tuple[str, np.ndarray]]:
-    row_ptr, row_tiles = kernel_lists(layouts)
-    yield "row_ptr", row_ptr
-    yield "row_tiles", row_tiles
-    if direction is Direction.backward:
+def _lists(
+    layouts: list[BlockLayout], rows: bool, columns: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    if rows:
+        row_ptr, row_tiles = kernel_lists(layouts)
+        yield "row_ptr", row_ptr
+        yield "row_tiles", row_tiles
+    if columns:
         col_ptr, col_tiles = kernel_lists([layout.transpose() for layout in layouts])
         yield "col_ptr", col_ptr
         yield "col_tiles", col_tiles
+
+
+def _work(
+    rule: WorkList, spans: Spans, of_head: np.ndarray | None, cases: int, sizes: Sizes,
+    backward: bool,
+) -> Work:  # fmt: skip
+    """The work list of a call; lists are numbered by sequence, where these differ, and mask."""
+    case = np.zeros(sizes.heads_q, np.int64) if of_head is None else of_head.astype(np.int64)
+    step = cases if len(spans.count) > cases else 0
+    lists = step * np.arange(sizes.batch)[:, None] + case
+    if backward:
+        return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
+    return forward_work(spans, lists, sizes.heads_kv, sizes.n_kv, rule)
 
 
 def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes) -> Slot:

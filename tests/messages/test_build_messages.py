@@ -14,7 +14,7 @@ import pytest
 
 from maskc.build import build
 from maskc.core import errors
-from maskc.core.bundle import SourceUnit
+from maskc.core.bundle import SourceUnit, TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, SharedMemoryExceeded
 from maskc.core.problem import Direction, Problem, TileShape
@@ -22,9 +22,12 @@ from maskc.core.source import SourceLoc
 from maskc.core.target import TARGETS, Target
 from maskc.runtime import CompiledMask, checks, launch_cuda
 from maskc.runtime.arrays import Array, contiguous
+from maskc.runtime.checks import Sizes
+from maskc.runtime.tensor_maps import tensor
 from tests.support.bundles import bundle
 
 HALF = DType.bfloat16
+HALVES = Problem(64, 64, HALF)
 
 
 def call(**change):
@@ -92,6 +95,12 @@ TEXTS = {
         lambda: on_gpu(pointer=4104),
         "MC408 q  q starts at an address or has strides that are not multiples of 16 bytes\n"
         "    hint: call .contiguous() on it, or slice at multiples of 8 elements",
+    ),
+    "MC409": (
+        lambda: tensor(TensorMap("k", 64), (512, 0, 68), Sizes(1, 2, 2, 5, 5), HALVES, "sm_90a"),
+        "MC409 k  k: target sm_90a cannot copy tiles of it, because its tokens are 136 bytes "
+        "apart, not a positive multiple of 16 below 2^40\n"
+        "    hint: call .contiguous() on it, or use target='sm_80'",
     ),
     "MC501": (
         lambda: DType.parse("float8"),

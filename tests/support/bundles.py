@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant
+from maskc.core.bundle import Bundle, Grid, Launch, LayoutRecipe, Mode, SourceUnit, Variant
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.expr_text import parse_expr
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.c_printer import c_printer
 from maskc.emit.environment import environment, render
@@ -46,7 +46,7 @@ def cpu_unit(dtype: str = "float32", head_dim: int = 32, head_dim_v: int = 48) -
         *shapes, n_args=1, ranks=(1, 1, 2), dtype=DType.parse(dtype), head_dim=head_dim,
         head_dim_v=head_dim_v, tile=TILE,
     )  # fmt: skip
-    return SourceUnit("cpu", render(TEMPLATE, source), TILE, ranges=False)
+    return SourceUnit("cpu", render(TEMPLATE, source), TILE, False, directions=tuple(Direction))
 
 
 @cache
@@ -64,7 +64,8 @@ def cuda_unit(head_dim: int = 64) -> SourceUnit:
     template = Path(__file__).with_name("naive.cu.j2").read_text()
     text = environment().from_string(template).render(spec=source)
     shared = max(4 * TILE.q * head_dim, 64 * 1024)
-    return SourceUnit("sm_80", text, TILE, ranges=False, threads=TILE.q, shared_bytes=shared)
+    launch = Launch("attention_forward", Grid.rows, TILE.q, shared)
+    return SourceUnit("sm_80", text, TILE, ranges=False, modes=(("usual", Mode((launch,))),))
 
 
 def _lifted(keep: Expr) -> Expr:

@@ -31,7 +31,7 @@ extern "C" __global__ void attention_forward(float *a) {
 
 
 def unit(text: str = SOURCE, target: str = "sm_80", **more) -> SourceUnit:
-    return SourceUnit(target, text, TileShape(64, 64), ranges=False, threads=128, **more)
+    return SourceUnit(target, text, TileShape(64, 64), ranges=False, **more)
 
 
 @pytest.fixture(autouse=True)

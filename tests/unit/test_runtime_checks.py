@@ -31,6 +31,7 @@ from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.runtime import CompiledMask, checks
 from maskc.runtime.arrays import Array, contiguous
+from maskc.runtime.kernels import Kernels
 from tests.support.bundles import bundle, cpu_unit
 from tests.support.caches import binaries  # noqa: F401
 
@@ -54,7 +55,7 @@ def no_launch(monkeypatch):
     def unexpected(*_):
         pytest.fail("a kernel was asked for")
 
-    monkeypatch.setattr(CompiledMask, "_make_kernel", unexpected)
+    monkeypatch.setattr(Kernels, "_make", unexpected)
 
 
 GOOD = {"q": zeros(2, 4, 5, 32), "k": zeros(2, 2, 7, 32), "v": zeros(2, 2, 7, 48)}

@@ -12,7 +12,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, DataMissing, NoSuchHead, WrongDevice
 from maskc.core.expr_text import to_python
 from maskc.core.problem import TileShape
-from maskc.runtime import GeneratedMask, generated
+from maskc.runtime import GeneratedMask, device, generated
 from maskc.runtime.tables import check_layout
 from tests.support.bundles import FORMULAS, bundle, cpu_unit, pairs
 from tests.support.caches import binaries  # noqa: F401
@@ -43,7 +43,7 @@ def rebuilt(made):
         kernels=(
             generated.kernel(
                 unit.target, unit.text, tile=(unit.tile.q, unit.tile.k), ranges=unit.ranges,
-                threads=unit.threads, shared=unit.shared_bytes,
+                passes=("forward", "backward"),
             ),
         ),
         unread=made.unread,
@@ -103,7 +103,7 @@ def test_the_kernel_follows_the_device(monkeypatch):
     base = cpu_unit("bfloat16", 64, 64)
     units = tuple(replace(base, target=name) for name in ("cpu", "sm_80"))
     made = GeneratedMask(bundle("band", dtype="bfloat16", head_dim=64, head_dim_v=64, units=units))
-    monkeypatch.setattr(generated, "gpus", lambda: [SimpleNamespace(capability=89)])
+    monkeypatch.setattr(device, "gpus", lambda: [SimpleNamespace(capability=89)])
     assert made._on(("cpu", 0)).target.name == "cpu"
     assert made._on(("cuda", 0)).target.name == "sm_80"
     with pytest.raises(WrongDevice, match="cuda:1"):

@@ -52,7 +52,7 @@ def spec(dim: int, dtype: DType = BF16, plan: Sm80Schedule | None = None, **chan
 
 def unit(kernel: KernelSpec, extra: str = "") -> SourceUnit:
     text = render("sm80/forward.cu.j2", kernel) + extra
-    return SourceUnit("sm_80", text, kernel.tile, False, threads=32 * kernel.warps)
+    return SourceUnit("sm_80", text, kernel.tile, False)
 
 
 def compiled(source: SourceUnit, arch: str = "sm_80", features: frozenset[Feature] = frozenset()):

@@ -34,9 +34,11 @@ from maskc.core.errors.calls import DataType as DataType
 from maskc.core.errors.calls import DataUnknown as DataUnknown
 from maskc.core.errors.calls import HeadsDoNotDivide as HeadsDoNotDivide
 from maskc.core.errors.calls import Misaligned as Misaligned
+from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
 from maskc.core.errors.calls import TooManyTiles as TooManyTiles
+from maskc.core.errors.calls import TooMuchWork as TooMuchWork
 from maskc.core.errors.calls import WrongDevice as WrongDevice
 from maskc.core.errors.calls import WrongDType as WrongDType
 from maskc.core.errors.language import BadAlign as BadAlign

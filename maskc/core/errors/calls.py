@@ -53,6 +53,12 @@ class TooManyTiles(MaskcError):
     hint = "use larger tiles, or shorter lengths"
 
 
+class TooMuchWork(MaskcError):
+    code = "MC309"
+    message = "the call has {0} pieces of work, more than {1}"
+    hint = "split the batch"
+
+
 # ---------------------------------------------------------------- tensors and options
 
 
@@ -102,3 +108,11 @@ class Misaligned(MaskcError):
     code = "MC408"
     message = "{0} starts at an address or has strides that are not multiples of 16 bytes"
     hint = "call .contiguous() on it, or slice at multiples of 8 elements"
+
+
+class NotAddressable(MaskcError):
+    """A tensor that the copy engine of the GPU cannot read."""
+
+    code = "MC409"
+    message = "{0}: target {1} cannot copy tiles of it, because {2}"
+    hint = "call .contiguous() on it, or use target='sm_80'"

@@ -1,0 +1,227 @@
+"""The work list of a pass: which tiles of which heads a block takes, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core.abi import WORK_FIELDS
+from maskc.core.bundle import WorkList
+from maskc.core.errors import TooMuchWork
+from maskc.layout.spans import Spans
+
+MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
+"""Most items: their fields are indexed with 32 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A work list."""
+
+    items: np.ndarray
+    """int32 [filled + empty, WORK_FIELDS]; those without tiles are the last."""
+    filled: int
+    """Items that have tiles."""
+    shared: bool
+    """Whether some items add to the same column."""
+
+    @property
+    def empty(self) -> int:
+        """Items without tiles."""
+        return len(self.items) - self.filled
+
+    @property
+    def mean(self) -> float:
+        """Tiles per item that has any."""
+        return float(self.items[: self.filled, 3].mean()) if self.filled else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Owners:
+    """Whose work: one head, or several that take the same tiles together; int64 [owners]."""
+
+    head: np.ndarray
+    """batch * heads_q + query head, the first one."""
+    list: np.ndarray
+    """Which list."""
+    heads: np.ndarray
+    """How many consecutive query heads."""
+    shared: np.ndarray
+    """1 where others write the same rows or columns."""
+    group: np.ndarray
+    """Groups run one after another."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """The tiles of all lists, cut to size; int64 [pieces], by list, tile and position."""
+
+    start: np.ndarray
+    """int64 [lists + 1]: where each list's pieces begin."""
+    tile: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    full_first: np.ndarray
+    full_last: np.ndarray
+    place: np.ndarray
+    """Tiles of the row or column before it."""
+    cut: np.ndarray
+    """1 where others have the rest of a tile row or column."""
+
+
+def forward_work(
+    spans: Spans, of_head: np.ndarray, heads_kv: int, n_kv: int, rule: WorkList
+) -> Work:
+    """Items of a forward pass: one per tile row and query head, the longest first.
+
+    Heads run in groups whose keys and values are `rule.group_tokens` tokens; rows are never cut.
+
+    Args:
+        spans: the live tiles of every tile row.
+        of_head: int [batch, heads_q] which list a head of a sequence has.
+        heads_kv: key/value heads.
+        n_kv: keys per sequence.
+
+    Raises:
+        TooMuchWork: more items than 32 bits index.
+    """
+    batch, heads_q = of_head.shape
+    head = np.arange(batch * heads_q)
+    ones = np.ones_like(head)
+    group = head // (_group(rule, n_kv) * (heads_q // max(heads_kv, 1)) or 1)
+    owners = _Owners(head, of_head.ravel().astype(np.int64), ones, 0 * ones, group)
+    pieces = _pieces(spans, 0)
+    return _listed(owners, pieces, *_expanded(owners, pieces))
+
+
+def backward_work(
+    spans: Spans, of_head: np.ndarray, heads_kv: int, n_q: int, rule: WorkList
+) -> Work:
+    """Items of a backward pass: tile columns of key/value heads, the longest first.
+
+    The query heads of a key/value head are one item where they have the same list; otherwise, and
+    where a column is longer than `rule.most_tiles` (if that is above 0), its items are `shared`.
+    Where a column is cut depends on its own tiles alone.
+
+    Args:
+        spans: the live tiles of every tile column.
+        of_head: int [batch, heads_q] which list a head of a sequence has.
+        heads_kv: key/value heads.
+        n_q: queries per sequence.
+
+    Raises:
+        TooMuchWork: more items than 32 bits index.
+    """
+    batch, heads_q = of_head.shape
+    size = heads_q // heads_kv
+    lists = of_head.reshape(batch * heads_kv, size).astype(np.int64)
+    together = (lists == lists[:, :1]).all(axis=1)
+    alone = np.repeat(~together, size)
+    head = np.flatnonzero(alone | (np.arange(batch * heads_q) % size == 0))
+    owners = _Owners(
+        head, lists.ravel()[head], np.where(alone[head], 1, size), alone[head].astype(np.int64),
+        head // size // _group(rule, n_q),
+    )  # fmt: skip
+    pieces = _pieces(spans, rule.most_tiles)
+    owner, piece = _expanded(owners, pieces)
+    written = None
+    if not together.all():  # one head speaks for a column that none of its siblings sees
+        dead = spans.count[lists].sum(axis=1) == 0
+        own = owners.head[owner]
+        speaks = (own % size == 0) & dead[own // size, pieces.tile[piece]]
+        written = (owners.shared[owner] == 0) | speaks
+    work = _listed(owners, pieces, owner, piece, written)
+    work.items[work.filled :, 6] = size
+    return work
+
+
+def _group(rule: WorkList, tokens: int) -> int:
+    """Key/value heads per group."""
+    return max(1, rule.group_tokens // max(1, tokens))
+
+
+def _pieces(spans: Spans, most: int) -> _Pieces:
+    """Every list's rows or columns, in pieces of at most `most` tiles if that is above 0."""
+    lists, tiles = spans.count.shape
+    count = spans.count.ravel()
+    cuts = np.maximum(-(-count // most), 1) if most else np.ones_like(count)
+    source = np.repeat(np.arange(lists * tiles), cuts)
+    ends = np.cumsum(cuts)
+    position = (np.arange(len(source)) - (ends - cuts)[source]) * most
+    left = count[source] - position
+    first = spans.first.ravel()[source] + position
+    size = np.minimum(left, most) if most else left
+    start = np.concatenate([[0], ends[tiles - 1 :: tiles]]) if tiles else np.zeros(lists + 1, int)
+    return _Pieces(
+        start=start,
+        tile=source % max(tiles, 1),
+        first=first,
+        count=size,
+        full_first=np.clip(spans.full_first.ravel()[source], first, first + size),
+        full_last=np.clip(spans.full_last.ravel()[source], first, first + size),
+        place=position,
+        cut=(cuts > 1)[source].astype(np.int64),
+    )
+
+
+def _expanded(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """(owner, piece) of all items: by group, longest first, then by tile, position and head."""
+    total = int((pieces.start[owners.list + 1] - pieces.start[owners.list]).sum())
+    if total > MAX_ITEMS:
+        raise TooMuchWork(total, MAX_ITEMS)
+    if not total:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if (owners.list == owners.list[0]).all():
+        return _of_one_list(owners, pieces)
+    return _of_lists(owners, pieces)
+
+
+def _of_one_list(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """One order of pieces serves every group."""
+    begin, end = pieces.start[owners.list[0]], pieces.start[owners.list[0] + 1]
+    order = begin + np.argsort(-pieces.count[begin:end], kind="stable")
+    number, size = len(owners.list), int(np.count_nonzero(owners.group == owners.group[0]))
+    whole = number // size
+    shape = (whole, len(order), size)
+    heads = np.arange(whole * size).reshape(whole, 1, size)
+    rest = np.arange(whole * size, number)
+    owner = [np.broadcast_to(heads, shape).ravel(), np.tile(rest, len(order))]
+    piece = [np.broadcast_to(order[:, None], shape).ravel(), np.repeat(order, len(rest))]
+    return np.concatenate(owner), np.concatenate(piece)
+
+
+def _of_lists(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """Every owner has the pieces of its own list."""
+    begin, sizes = pieces.start[owners.list], np.diff(pieces.start)[owners.list]
+    ends = np.cumsum(sizes)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(ends[-1]) - (ends - sizes)[owner]
+    piece = begin[owner] + place
+    cost = pieces.count[piece] * owners.heads[owner]
+    major = owners.group[owner] * (cost.max() + 1) + cost.max() - cost
+    order = np.lexsort((owner, pieces.place[piece], pieces.tile[piece], major))
+    return owner[order], piece[order]
+
+
+def _listed(
+    owners: _Owners, pieces: _Pieces, owner: np.ndarray, piece: np.ndarray,
+    written: np.ndarray | None = None,
+) -> Work:  # fmt: skip
+    """Items in this order, those without tiles behind; of these only the `written` ones."""
+    live = pieces.count[piece] > 0
+    filled = int(np.count_nonzero(live))
+    if filled < len(live):
+        gone = ~live if written is None else ~live & written
+        chosen = np.concatenate([np.flatnonzero(live), np.flatnonzero(gone)])
+        owner, piece = owner[chosen], piece[chosen]
+    items = np.empty((len(owner), len(WORK_FIELDS)), dtype=np.int32)
+    columns = (
+        pieces.tile[piece], owners.head[owner], pieces.first[piece], pieces.count[piece],
+        pieces.full_first[piece], pieces.full_last[piece], owners.heads[owner],
+        owners.shared[owner] | pieces.cut[piece],
+    )  # fmt: skip
+    for number, column in enumerate(columns):
+        items[:, number] = column
+    items[filled:, 7] = 0
+    return Work(items, filled, bool(items[:filled, 7].any()))

@@ -1,0 +1,147 @@
+"""The binaries of a compiled mask: which source runs a call, built on first use, once."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from maskc.build import BuildReport, build
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.errors import NoCompiler, TargetNotBuilt
+from maskc.core.problem import Direction, Feature, Features
+from maskc.core.target import Target
+from maskc.runtime.fallback import FallbackWarning, NumPyKernel
+from maskc.runtime.launch_cpu import CpuKernel
+from maskc.runtime.launch_cuda import CudaKernel, device_arch
+from maskc.runtime.plans import Kernel
+
+_EXACT = {"sm_90a": "sm_80"}
+"""Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
+_INEXACT = "matrix units multiply the masked values of a tile by zero"
+_REMEDY = "leave nan_safe out, or use target='{}'"
+
+Key = tuple[str, tuple[Direction, ...], str, Features, int]
+"""Target, passes, mode, features, device."""
+
+
+class Kernels:
+    """Everything built for one bundle on one target; safe to use from several threads."""
+
+    def __init__(self, bundle: Bundle, target: Target) -> None:
+        self._bundle, self._target = bundle, target
+        self._made: dict[Key, Kernel] = {}
+        self._building: dict[Key, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._reports: dict[Key, BuildReport] = {}
+
+    def unit(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
+        """The source of a pass.
+
+        Raises:
+            TargetNotBuilt: there is none.
+        """
+        name = self._target.name
+        if Feature.nan_safe in features and name in _EXACT:
+            return self._exact_unit(direction)
+        unit = self._bundle.unit(name, direction)
+        if unit is None:
+            missing = "the bundle has no source of it"
+            remedy = "compile the mask for another target"
+            raise TargetNotBuilt(name, direction.value, missing, remedy, at="target")
+        return unit
+
+    def _exact_unit(self, direction: Direction) -> SourceUnit:
+        name = self._target.name
+        unit = self.spare_unit()
+        if direction is Direction.backward or unit is None:
+            remedy = _REMEDY.format("cpu" if direction is Direction.backward else _EXACT[name])
+            raise TargetNotBuilt(name, f"nan_safe {direction.value}", _INEXACT, remedy,
+                                 at="nan_safe")  # fmt: skip
+        return unit
+
+    def spare_unit(self) -> SourceUnit | None:
+        """What runs a forward pass that the target's own kernel cannot, if the bundle has it."""
+        spare = _EXACT.get(self._target.name)
+        return self._bundle.unit(spare) if spare else None
+
+    def get(self, unit: SourceUnit, mode: str, features: Features, device: int) -> Kernel:
+        """Built and loaded for a device; once, whoever asks first."""
+        if self._target.language == "c":
+            features = features - {Feature.nan_safe}  # C is exact as it is
+        key = (unit.target, unit.directions, mode, features, device)
+        kernel = self._made.get(key)
+        if kernel is None:
+            with self._lock:
+                building = self._building.setdefault(key, threading.Lock())
+            with building:
+                kernel = self._made.get(key)
+                if kernel is None:
+                    kernel = self._made[key] = self._make(unit, key)
+        return kernel
+
+    def _make(self, unit: SourceUnit, key: Key) -> Kernel:
+        _, passes, mode, features, device = key
+        if self._target.language == "cuda":
+            arch = device_arch(unit.target, device)
+            binary = build(unit, features, passes, arch, mode)
+            self._reports[key] = binary.report
+            return CudaKernel(unit, unit.mode(mode), binary, device)
+        try:
+            binary = build(unit, features, passes)
+        except NoCompiler as error:
+            warnings.warn(
+                f"{error.finding}: this mask runs in NumPy, slower", FallbackWarning, stacklevel=7
+            )
+            return NumPyKernel(self._bundle, unit.tile, features)
+        self._reports[key] = binary.report
+        return CpuKernel(binary)
+
+    def build_all(self, features: Features, device: int) -> None:
+        """Every mode of every pass, side by side.
+
+        Raises:
+            TargetNotBuilt: no forward pass has these features; NoDevice, BuildFailed.
+        """
+        units = [self.unit(Direction.forward, features)]
+        with suppress(TargetNotBuilt):  # a call of it says so
+            units.append(self.unit(Direction.backward, features))
+        jobs = {
+            (unit.target, unit.directions, mode): (unit, mode)
+            for unit in units
+            for mode in (dict(unit.modes) or ("usual",))
+        }
+        if len(jobs) == 1:
+            ((unit, mode),) = jobs.values()
+            self.get(unit, mode, features, device)
+            return
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            for _ in pool.map(lambda job: self.get(*job, features, device), jobs.values()):
+                pass
+
+    @property
+    def reports(self) -> Mapping[Features, BuildReport]:
+        """By features: of the forward pass in its usual mode, or whichever else was built."""
+        found: dict[Features, BuildReport] = {}
+        for key, report in sorted(self._reports.items(), key=_usual_first):
+            found.setdefault(key[3], report)
+        return found
+
+    @property
+    def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
+        """By source (`sm_90a`, `sm_90a_backward`), mode and features."""
+        return {
+            (_source(target, passes), mode, features): report
+            for (target, passes, mode, features, _), report in self._reports.items()
+        }
+
+
+def _source(target: str, passes: tuple[Direction, ...]) -> str:
+    return target if Direction.forward in passes else f"{target}_backward"
+
+
+def _usual_first(item: tuple[Key, BuildReport]) -> bool:
+    _, passes, mode, _, _ = item[0]
+    return Direction.forward not in passes or mode != "usual"

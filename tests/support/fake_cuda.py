@@ -1,0 +1,151 @@
+"""A GPU in name only: streams, the driver's calls, and arrays that are mere addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+
+from maskc.runtime.arrays import Array, contiguous
+from maskc.runtime.plans import ATTENTION
+
+
+class Streams:
+    """A library with CUDA streams that exist in name only."""
+
+    def __init__(self):
+        self.current, self.sent, self.held, self.cleared = 7, [], [], 0
+
+    def stream(self, device):
+        return self.current
+
+    def empty(self, x, shape, single, tokens_first):
+        made = np.empty(shape, np.float32)
+        self.held.append(made)
+        return made, made.ctypes.data
+
+    def clear(self, made):
+        self.cleared += 1
+
+    def send(self, x, host):
+        self.sent.append(self.current)
+        copy = host.copy()
+        self.held.append(copy)
+        return copy, copy.ctypes.data
+
+
+class Tensor:
+    """An array of which only the description exists."""
+
+    def __init__(self, shape, strides=None, pointer=1 << 20, dtype="bfloat16"):
+        strides = contiguous(shape) if strides is None else strides
+        self.array = Array(pointer, shape, strides, dtype, ("cuda", 0))
+
+
+class Tensors(Streams):
+    """The library of `Tensor`; new ones never share an address."""
+
+    ordered = True
+
+    def __init__(self):
+        super().__init__()
+        self._addresses = count(1 << 24, 1 << 12)
+
+    def read(self, x):
+        return x.array[1:], x.array.pointer
+
+    def view(self, x, name):
+        return x.array
+
+    def empty(self, x, shape, single, tokens_first):
+        dtype = "float32" if single else x.array.dtype
+        made = Tensor(shape, pointer=next(self._addresses), dtype=dtype)
+        return made, made.array.pointer
+
+
+class Driver:
+    """The few calls of cuda.bindings.driver that a launch makes."""
+
+    def __init__(self, current=0):
+        self.calls, self.encoded, self.current = [], [], current
+
+    def cuInit(self, _):
+        return (0,)
+
+    def cuDeviceGet(self, index):
+        return 0, index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return 0, 100 + device
+
+    def cuCtxGetCurrent(self):
+        return 0, self.current
+
+    def cuCtxPushCurrent(self, context):
+        self.calls.append(("push", context))
+        return (0,)
+
+    def cuCtxPopCurrent(self):
+        self.calls.append(("pop",))
+        return 0, 0
+
+    def cuModuleLoadData(self, code):
+        return 0, "module"
+
+    def cuModuleGetFunction(self, module, name):
+        return 0, name.decode()
+
+    def CUfunction_attribute(self, value):
+        return value
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        self.calls.append(("attribute", function, attribute, value))
+        return (0,)
+
+    def cuStreamIsCapturing(self, stream):
+        return 0, int(stream == 3)
+
+    def CUdevice_attribute(self, value):
+        return value
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        self.calls.append(("asked", attribute, device))
+        return 0, 132
+
+    def cuLaunchKernel(self, function, *rest):
+        arguments = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:2]
+        self.block = ATTENTION.from_buffer_copy(
+            ctypes.string_at(arguments[0], ctypes.sizeof(ATTENTION))
+        )
+        self.maps = arguments[1]
+        n_q = self.block.n_q
+        self.calls.append(("launch", function, *rest[:8], n_q))
+        return (self.status,)
+
+    def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, *rest):
+        assert (rank, steps, rest) == (4, [1] * 4, ("none", "128B", "256B", "none"))
+        self.encoded.append((kind, address, tuple(dims), tuple(strides), tuple(box)))
+        return 0, Map(bytes([len(self.encoded)]) * 128)
+
+    CUtensorMapDataType = SimpleNamespace(
+        CU_TENSOR_MAP_DATA_TYPE_BFLOAT16="bf16", CU_TENSOR_MAP_DATA_TYPE_FLOAT16="fp16"
+    )
+    CUtensorMapInterleave = SimpleNamespace(CU_TENSOR_MAP_INTERLEAVE_NONE="none")
+    CUtensorMapSwizzle = SimpleNamespace(CU_TENSOR_MAP_SWIZZLE_128B="128B")
+    CUtensorMapL2promotion = SimpleNamespace(CU_TENSOR_MAP_L2_PROMOTION_L2_256B="256B")
+    CUtensorMapFloatOOBfill = SimpleNamespace(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE="none")
+    cuuint32_t = cuuint64_t = int
+
+    status = 0
+
+
+class Map:
+    """A CUtensorMap."""
+
+    def __init__(self, content: bytes):
+        self._held = ctypes.create_string_buffer(content, 128)
+
+    def getPtr(self):
+        return ctypes.addressof(self._held)

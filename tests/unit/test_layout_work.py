@@ -1,0 +1,267 @@
+"""Work lists against a slow definition: every live tile of every head once, in the right kind."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maskc.core.abi import WORK_FIELDS
+from maskc.core.bundle import LayoutRecipe, TileLoop, WorkList
+from maskc.core.errors import TooMuchWork
+from maskc.core.expr_text import parse_expr
+from maskc.core.layout import FULL, BlockLayout
+from maskc.core.problem import TileShape
+from maskc.layout import (
+    backward_work,
+    build,
+    forward_work,
+    kernel_lists,
+    list_spans,
+    range_spans,
+    stack_spans,
+    work,
+)
+from maskc.layout import spans as spans_module
+from maskc.layout.spans import layout_spans
+
+NAMES = [name for name, _ in WORK_FIELDS]
+TILE = TileShape(2, 3)
+
+
+def layout_from(kinds: np.ndarray) -> BlockLayout:
+    """uint8 [rows, columns] of 0, 1, 2 as a layout."""
+    rows, columns = kinds.shape
+    row, col = np.nonzero(kinds)
+    ptr = np.searchsorted(row, np.arange(rows + 1)).astype(np.int32)
+    return BlockLayout(rows * 2, columns * 3, TILE, ptr, col.astype(np.int32), kinds[row, col])
+
+
+def items_of(made: work.Work) -> list[dict[str, int]]:
+    return [dict(zip(NAMES, row, strict=True)) for row in made.items.tolist()]
+
+
+def covered(item: dict[str, int], entries: np.ndarray | None) -> list[tuple[int, bool]]:
+    """(tile, full) of an item, from the list in memory or from its range."""
+    span = range(item["first"], item["first"] + item["count"])
+    if entries is not None:
+        return [(int(entries[i]) >> 1, bool(entries[i] & 1)) for i in span]
+    assert span.start <= item["full_first"] <= item["full_last"] <= span.stop
+    return [(i, item["full_first"] <= i < item["full_last"]) for i in span]
+
+
+def check_cover(made, entries, kinds_of, size: int, certain: bool) -> None:
+    """Every live tile of every query head once; every head and row has an item that is written.
+
+    `kinds_of[h]` uint8 [tiles, others] are the classes a query head sees; `size` query heads make
+    one owner of results; `certain`: full tiles need not be known as such.
+    """
+    found = [np.zeros_like(kinds) for kinds in kinds_of]
+    writers: dict[tuple[int, int], list[int]] = {}
+    for number, item in enumerate(items_of(made)):
+        assert (item["count"] > 0) == (number < made.filled)
+        for head in range(item["head"], item["head"] + item["heads"]):
+            for tile, full in covered(item, entries):
+                assert found[head][item["tile"], tile] == 0
+                found[head][item["tile"], tile] = 1 + full
+        assert item["head"] // size == (item["head"] + item["heads"] - 1) // size
+        writers.setdefault((item["head"] // size, item["tile"]), []).append(item["shared"])
+    for kinds, got in zip(kinds_of, found, strict=True):
+        np.testing.assert_array_equal(kinds > 0, got > 0)
+        assert not np.any((got == 2) & (kinds != 2))
+        if not certain:
+            np.testing.assert_array_equal(kinds, got)
+    assert set(writers) == set(np.ndindex(len(kinds_of) // size, len(kinds_of[0])))
+    for shared in writers.values():
+        assert len(shared) == 1 or all(shared)
+    assert made.shared == any(any(shared) for shared in writers.values())
+
+
+def check_order(made, heads_per_group: int) -> None:
+    items = items_of(made)
+    keys = [
+        (item["head"] // heads_per_group, -item["count"] * item["heads"], item["tile"])
+        for item in items[: made.filled]
+    ]
+    assert keys == sorted(keys)
+    for one, two in pairwise(items[: made.filled]):
+        same = all(one[name] == two[name] for name in ("tile", "count", "first", "heads"))
+        if same and one["head"] // heads_per_group == two["head"] // heads_per_group:
+            assert one["head"] < two["head"]
+
+
+@st.composite
+def problems(draw):
+    """(kinds per list, list of each head [batch, heads_q], heads_kv, rule, tokens)."""
+    rows, columns = draw(st.integers(0, 5)), draw(st.integers(0, 6))
+    number = draw(st.integers(1, 4))
+    seed = draw(st.integers(0, 1 << 30))
+    rng = np.random.default_rng(seed)
+    dense = draw(st.sampled_from([0.0, 0.2, 0.7, 1.0]))
+    live = rng.random((number, rows, columns)) < dense
+    kinds = (live * rng.integers(1, 3, live.shape)).astype(np.uint8)
+    batch, heads_kv, size = (draw(st.integers(1, 3)) for _ in range(3))
+    of_head = rng.integers(0, draw(st.integers(1, number)), (batch, heads_kv * size))
+    most = draw(st.sampled_from([0, 1, 2, 4]))
+    rule = WorkList(draw(st.sampled_from([1, 20, 50])), most)
+    return kinds, of_head, heads_kv, rule, draw(st.integers(1, 25))
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_a_forward_pass_covers_every_tile_once(problem):
+    kinds, of_head, heads_kv, rule, tokens = problem
+    ptr, entries = kernel_lists([layout_from(one) for one in kinds])
+    made = forward_work(list_spans(ptr), of_head, heads_kv, tokens, rule)
+    assert made.items.dtype == np.int32
+    check_cover(made, entries, [kinds[i] for i in of_head.ravel()], 1, False)
+    size = of_head.shape[1] // heads_kv
+    check_order(made, max(1, rule.group_tokens // tokens) * size)
+    for item in items_of(made):
+        assert (item["heads"], item["shared"]) == (1, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_a_backward_pass_covers_every_tile_once(problem):
+    kinds, of_head, heads_kv, rule, tokens = problem
+    layouts = [layout_from(one).transpose() for one in kinds]
+    ptr, entries = kernel_lists(layouts)
+    size = of_head.shape[1] // heads_kv
+    made = backward_work(list_spans(ptr), of_head, heads_kv, tokens, rule)
+    check_cover(made, entries, [kinds[i].T for i in of_head.ravel()], size, False)
+    check_order(made, max(1, rule.group_tokens // tokens) * size)
+    lists = of_head.reshape(-1, size)
+    for number, item in enumerate(items_of(made)):
+        own = lists[item["head"] // size]
+        together = (own == own[0]).all()
+        empty = number >= made.filled
+        assert item["heads"] == (size if together or empty else 1)
+        cut = rule.most_tiles and kinds[own[0]][:, item["tile"]].astype(bool).sum()
+        if empty or (together and not (rule.most_tiles and cut > rule.most_tiles)):
+            assert item["shared"] == 0
+        else:
+            assert item["shared"] == 1
+        assert not rule.most_tiles or item["count"] <= rule.most_tiles
+
+
+def test_where_a_column_is_cut_depends_on_its_own_tiles():
+    kinds = np.ones((9, 2), np.uint8)
+    kinds[4:, 1] = 0
+    ptr, _ = kernel_lists([layout_from(kinds).transpose()])
+    spans = list_spans(ptr)
+    one = items_of(backward_work(spans, np.zeros((1, 2), int), 1, 9, WorkList(9, 4)))
+    two = items_of(backward_work(spans, np.zeros((3, 6), int), 2, 9, WorkList(99, 4)))
+    pieces = [(i["tile"], i["first"], i["count"], i["shared"]) for i in one]
+    assert pieces == [(0, 0, 4, 1), (0, 4, 4, 1), (1, 9, 4, 0), (0, 8, 1, 1)]
+    assert {(i["tile"], i["first"], i["count"], i["shared"]) for i in two} == set(pieces)
+
+
+def test_heads_of_a_group_stay_together():
+    kinds = np.tril(np.ones((3, 3), np.uint8))
+    ptr, _ = kernel_lists([layout_from(kinds)])
+    made = forward_work(list_spans(ptr), np.zeros((1, 6), int), 3, 10, WorkList(25))
+    assert [(i["tile"], i["head"]) for i in items_of(made)] == [
+        *((tile, head) for tile in (2, 1, 0) for head in range(4)),
+        *((tile, head) for tile in (2, 1, 0) for head in (4, 5)),
+    ]
+    assert made.mean == 2.0
+
+
+def test_too_much_work(monkeypatch):
+    monkeypatch.setattr(work, "MAX_ITEMS", 5)
+    ptr, _ = kernel_lists([layout_from(np.ones((3, 1), np.uint8))])
+    with pytest.raises(TooMuchWork, match="6 pieces of work, more than 5"):
+        forward_work(list_spans(ptr), np.zeros((1, 2), int), 2, 1, WorkList(1))
+
+
+# ------------------------------------------------------------------ ranges
+
+
+def band(first: str, last: str, full_first: str, full_last: str) -> tuple[TileLoop, ...]:
+    """Live tiles of a row as up to three closed forms: before, inside and behind the full ones."""
+    some = parse_expr("n_kv > 2*ti - 9")
+
+    def loop(a: str, b: str, full: bool) -> TileLoop:
+        return TileLoop(some, parse_expr(a), parse_expr(b), 1, full)
+
+    return (
+        loop(first, f"min({full_first} - 1, {last})", False),
+        loop(full_first, full_last, True),
+        loop(f"max({full_last} + 1, {full_first})", last, False),
+    )
+
+
+KEEP = "(k <= q + 4) & (k >= q - 9)"
+
+
+def recipes() -> list[LayoutRecipe]:
+    """A band, with and without closed forms."""
+    keep = parse_expr(KEEP)
+    first, last = (
+        "max((2*ti - 9) // 3, 0)",
+        "min((min(2*ti + 5, n_q + 3)) // 3, (n_kv + 2) // 3 - 1)",
+    )
+    full = "max((2*ti - 6) // 3, 0)", "min((2*ti + 2) // 3, (n_kv + 2) // 3 - 1)"
+    return [LayoutRecipe(TILE, keep, None), LayoutRecipe(TILE, keep, band(first, last, *full))]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("n_q", "n_kv"), [(1, 1), (7, 9), (40, 40), (41, 5), (3, 60), (60, 31)])
+def test_ranges_are_the_layouts(monkeypatch, columns, n_q, n_kv):
+    """With closed forms, which make no layout, and without; not all full tiles need be known."""
+    layout = build(recipes()[0], n_q, n_kv, {}, {})
+    kinds = layout.to_dense().T if columns else layout.to_dense()
+    for recipe in recipes():
+        if recipe.loops:
+            monkeypatch.setattr(spans_module, "build", None)
+        spans = range_spans(recipe, n_q, n_kv, {}, {}, columns)
+        assert spans.count.shape == (1, len(kinds))
+        heads = np.zeros((1, 4), int)
+        make = backward_work if columns else forward_work
+        made = make(spans, heads, 2, 50, WorkList(100, 2))
+        check_cover(made, None, [kinds] * 4, 2 if columns else 1, True)
+        inner = np.flatnonzero((kinds == FULL).sum(axis=1) > 1)
+        assert (spans.full_last > spans.full_first)[0, inner].all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(1, 6), st.integers(1, 8), st.booleans())
+def test_ranges_of_explicit_tiles(seed, rows, columns, by_column):
+    """The longest run of full tiles counts, wherever it is."""
+    rng = np.random.default_rng(seed)
+    kinds = np.zeros((rows, columns), np.uint8)
+    for row in kinds:
+        low, high = np.sort(rng.integers(0, columns + 1, 2))
+        row[low:high] = rng.integers(1, 3, high - low)
+    spans = layout_spans(layout_from(kinds))
+    for i, row in enumerate(kinds):
+        assert spans.count[0, i] == (row > 0).sum()
+        low, high = spans.full_first[0, i], spans.full_last[0, i]
+        assert (row[low:high] == FULL).all()
+        runs = "".join("f" if kind == FULL else "." for kind in row).split(".")
+        assert high - low == max(map(len, runs))
+
+
+def test_gaps_are_a_defect():
+    with pytest.raises(ValueError, match="not consecutive"):
+        layout_spans(layout_from(np.array([[1, 0, 1]], np.uint8)))
+
+
+def test_loops_that_leave_gaps_give_way_to_the_layout():
+    """A stride inside a row, and a column whose rows are not consecutive, are no closed form."""
+    always = parse_expr("True")
+    keep = parse_expr("k <= q")
+    odd = TileLoop(always, parse_expr("0"), parse_expr("0"), 2, False)
+    for columns in (False, True):
+        spans = range_spans(LayoutRecipe(TileShape(4, 4), keep, (odd,)), 16, 16, {}, {}, columns)
+        np.testing.assert_array_equal(spans.count[0], [1, 1, 1, 1] if not columns else [4, 0, 0, 0])
+
+
+def test_lists_of_several_sequences():
+    keep = parse_expr("k <= q")
+    parts = [range_spans(LayoutRecipe(TILE, keep, None), 8, n, {}, {}, False) for n in (6, 6)]
+    assert stack_spans(parts).first.shape == (2, 4)
