@@ -70,6 +70,15 @@ def test_a_formula_that_differs_from_the_oracle_is_refused(monkeypatch: pytest.M
         Pairs(case_of("window"))
 
 
+def test_rows_that_differ_from_the_formula_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_DENSE_ELEMENTS", 0)
+    found = Pairs(case_of("documents"))
+    right = module.defined_rows(case_of("documents"), 0, 0, np.array([7]))
+    monkeypatch.setattr(module, "defined_rows", lambda *_: ~right)
+    with pytest.raises(CheckFailed, match="differs from the oracle"):
+        found.rows(0, 0, np.array([7]))
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_flex_sees_the_same_pairs(name: str):
     torch = pytest.importorskip("torch", reason="FlexAttention is PyTorch's")

@@ -207,6 +207,33 @@ def test_cases_due_after_the_deadline_are_left_out(tiny: None):
     assert report["environment"]["notes"][0] == "one: left out, the time was up"
 
 
+@needs_torch
+def test_rivals_run_where_maskc_cannot(monkeypatch: pytest.MonkeyPatch):
+    whole = Suite((TINY[2], TINY[1], TINY[0]), "cpu", DType.float32, ("maskc", "dense"), True)
+    monkeypatch.setitem(SUITES, "tiny", whole)
+    report = run_suite("tiny", Limits(repeats=1))
+    rows = {(r["case"], r["impl"], r["direction"]): r for r in report["rows"]}
+    assert rows["wide", "dense", "bwd"]["ok"]
+    for direction in ("fwd", "bwd"):
+        refused = rows["wide", "maskc", direction]
+        assert refused["raised"].startswith("MC504 target cpu has no kernel for head_dim=1000")
+        assert not refused["ok"]
+        assert refused["ms"] is None
+    assert rows["bad", "maskc", "fwd"]["raised"].startswith("ZeroDivisionError")
+    assert rows["one", "maskc", "fwd"]["ok"]
+    assert rows["one", "maskc", "fwd"]["compile_ms"] > 0
+
+
+@needs_torch
+def test_a_part_of_a_suite(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(SUITES, "tiny", Suite(TINY, "cpu", DType.float32, ("maskc", "dense")))
+    limits = Limits(("one", "two"), frozenset({"two"}), ("dense",), ("bwd",), repeats=1)
+    rows = run_suite("tiny", limits)["rows"]
+    assert [(r["case"], r["impl"], r["direction"]) for r in rows] == [("one", "dense", "bwd")]
+    with pytest.raises(UsageMistake, match="nothing here is called 'fa9'"):
+        run_suite("tiny", Limits(impls=("fa9",)))
+
+
 def test_a_gpu_that_stops_answering_ends_the_suite(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(suite, "_answers", lambda: False)
     kept: list[dict] = []
@@ -272,6 +299,40 @@ def test_the_library_of_patterns_is_found():
 
 
 # ------------------------------------------------------------------ scripts
+
+
+def options_of(gpu_script, monkeypatch: pytest.MonkeyPatch, *words: str):
+    monkeypatch.setattr(sys, "argv", ["run_h200.py", *words])
+    return gpu_script.parsed()
+
+
+def test_a_child_is_told_everything(gpu_script, monkeypatch: pytest.MonkeyPatch):
+    given = options_of(
+        gpu_script, monkeypatch, "--jobs", "anchors", "--cases", "full*", "w*", "--impl", "maskc",
+        "fa4", "--direction", "bwd", "--target", "sm_90a", "--missing", "--seconds", "1",
+    )  # fmt: skip
+    given.run = 3
+    words = gpu_script.arguments("anchors", 300, given)
+    told = options_of(gpu_script, monkeypatch, *words[2:])
+    assert (told.child, told.run, told.minutes, told.seconds) == ("anchors", 3, 5, 1)
+    assert (told.only, told.impl) == (["full*", "w*"], ["maskc", "fa4"])
+    assert (told.direction, told.target, told.missing) == (["bwd"], "sm_90a", True)
+
+
+def test_runs_of_the_anchors_share_a_file(
+    gpu_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    few = Suite((TINY[0], TINY[3]), "cpu", DType.float32, ("maskc",), True)
+    monkeypatch.setitem(SUITES, "anchors", few)
+    path = tmp_path / "anchors.json"
+    for number, words in ((1, ["--cases", "one"]), (2, ["--missing"]), (3, ["--missing"])):
+        given = options_of(gpu_script, monkeypatch, "--repeats", "1", *words)
+        given.run = number
+        gpu_script.child("anchors", path, 60, given)
+    file = json.loads(path.read_text())
+    assert [(r["case"], r["run"]) for r in file["rows"]] == [("one", 1)] * 2 + [("two", 2)] * 2
+    assert file["environment"]["gpu" if "gpu" in file["environment"] else "cpu"]
+    assert set(file["environment"]["runs"]["2"]["cases"]) == {"two"}
 
 
 @pytest.fixture(scope="module")

@@ -194,8 +194,8 @@ def test_bench_fails_where_maskc_is_wrong(monkeypatch: pytest.MonkeyPatch):
 def test_suites(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
 
-    def fake(name: str, **options: Any) -> dict[str, Any]:
-        asked.append((name, options["target"], options["repeats"]))
+    def fake(name: str, limits: suite.Limits, **options: Any) -> dict[str, Any]:
+        asked.append((name, options["target"], limits.repeats))
         return {"environment": {}, "rows": [row()]}
 
     monkeypatch.setattr(suite, "run_suite", fake)
