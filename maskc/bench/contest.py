@@ -207,20 +207,27 @@ class Contest:
             if not ran:
                 continue
             self.say(f"timing {direction} of {', '.join(' '.join(c.key).strip() for c in ran)}")
-            timed = {c.key: Timed(_call(c, direction, self.tensors), c.scope) for c in ran}
-            memory = {key: self._peak(rival) for key, rival in timed.items()}
-            if self.tensors.device == "cuda":
-                timed[MATMUL] = Timed(_matmul())
-            times = take_turns(timed, self.ask.repeats, self.tensors.device, self.ask.seconds)
-            peak = None
-            if MATMUL in times:
-                peak = 2 * _MATMUL_SIZE**3 / times.pop(MATMUL) / 1e9
-                self.result.about.setdefault("matmul_tflops", {})[direction] = short(peak)
-            for key, ms in times.items():
-                speed = self.case.flops(self.live, direction) / ms / 1e9
-                more = {} if peak is None else {"matmul_share": short(speed / peak)}
-                more |= {} if memory[key] is None else {"memory_mb": memory[key]}
-                self.row(key, direction, ms, self._verdicts[key, direction], more)
+            try:
+                self._take_turns(ran, direction)
+            except Exception as error:  # out of memory, say; the other direction may still work
+                for contender in ran:
+                    self.broke(contender.key, direction, f"timing: {reason(error)}")
+
+    def _take_turns(self, ran: list[Contender], direction: str) -> None:
+        timed = {c.key: Timed(_call(c, direction, self.tensors), c.scope) for c in ran}
+        memory = {key: self._peak(rival) for key, rival in timed.items()}
+        if self.tensors.device == "cuda":
+            timed[MATMUL] = Timed(_matmul())
+        times = take_turns(timed, self.ask.repeats, self.tensors.device, self.ask.seconds)
+        peak = None
+        if MATMUL in times:
+            peak = 2 * _MATMUL_SIZE**3 / times.pop(MATMUL) / 1e9
+            self.result.about.setdefault("matmul_tflops", {})[direction] = short(peak)
+        for key, ms in times.items():
+            speed = self.case.flops(self.live, direction) / ms / 1e9
+            more = {} if peak is None else {"matmul_share": short(speed / peak)}
+            more |= {} if memory[key] is None else {"memory_mb": memory[key]}
+            self.row(key, direction, ms, self._verdicts[key, direction], more)
 
     def _peak(self, rival: Timed) -> float | None:
         """MiB that a call takes beyond its inputs, by PyTorch's allocator; None on a CPU."""

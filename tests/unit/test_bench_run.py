@@ -147,6 +147,23 @@ def test_a_wrong_result_is_a_failure_and_not_fast(monkeypatch: pytest.MonkeyPatc
     assert "results failed" in text
 
 
+@needs_torch
+def test_timing_that_breaks_leaves_the_other_direction(
+    no_flex: None, monkeypatch: pytest.MonkeyPatch
+):
+    def some(rivals, repeats, device, seconds):
+        if ("dense", "") in rivals and len(turns) == 0:
+            turns.append(1)
+            raise MemoryError("no more")
+        return take_turns(rivals, repeats, device, seconds)
+
+    turns: list[int] = []
+    monkeypatch.setattr(contest, "take_turns", some)
+    report = small()
+    assert all(r["raised"] == "timing: MemoryError: no more" for r in by_impl(report).values())
+    assert all(r["ok"] and r["ms"] > 0 for r in by_impl(report, "bwd").values())
+
+
 # ------------------------------------------------------------------ timing
 
 
