@@ -74,24 +74,13 @@ def generate(
         targets: one kernel source each.
         title: the first line of the module's docstring.
     """
+    from maskc.emit.emitter import merged
     from maskc.emit.module import module_files
     from maskc.plan.explain import explain
 
     plans = [planned(mask, problem, target) for target in targets]
     report = "\n".join(map(explain, plans))
     return module_files(merged([bundled(plan, name) for plan in plans], report), str(mask), title)
-
-
-def merged(bundles: list[Bundle], report: str) -> Bundle:
-    """One bundle with the units and recipes of all; they are of one mask."""
-    first = bundles[0]
-    variants = tuple(
-        replace(variant, recipes=tuple({b.variants[i].recipes[0].tile: b.variants[i].recipes[0]
-                                        for b in bundles}.values()))
-        for i, variant in enumerate(first.variants)
-    )  # fmt: skip
-    units = tuple(unit for bundle in bundles for unit in bundle.units)
-    return replace(first, variants=variants, units=units, report=report)
 
 
 @lru_cache(maxsize=256)

@@ -77,8 +77,7 @@ TARGETS: dict[str, Target] = {
             "templates/sm80 holds the forward pass only",
         ),
         Target(
-            "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, (), 227 * 1024,
-            "Hopper's own kernels (TMA, wgmma) are not written yet; sm_80 runs on Hopper",
+            "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32,), (), False, (), 48 * 1024,

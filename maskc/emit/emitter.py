@@ -13,17 +13,46 @@ from maskc.core.bundle import Bundle, Grid, Launch, Mode, SourceUnit, Variant
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
+from maskc.core.problem import Direction
 from maskc.core.source import SourceLoc
 from maskc.emit.environment import render
-from maskc.emit.predicate import comment_of, predicate_lines, range_text
+from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
 from maskc.emit.spec import Iteration, KernelSpec, Shape
+from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask
 
-_TEMPLATES = {"cpu": "cpu/attention.c.j2", "sm80": "sm80/forward.cu.j2"}
+_FORWARD, _BACKWARD = Direction.forward, Direction.backward
+_TEMPLATES = {
+    ("cpu", _FORWARD): "cpu/attention.c.j2",
+    ("sm80", _FORWARD): "sm80/forward.cu.j2",
+    ("sm90a", _FORWARD): "sm90a/forward.cu.j2",
+    ("sm90a", _BACKWARD): "sm90a/backward.cu.j2",
+}
 
 
 def emit(plan: Plan, name: str) -> Bundle:
-    """The bundle of one mask for one target; `name` never reaches the source."""
+    """The bundle of one mask for one target, with the sources that go along.
+
+    `name` never reaches a source.
+    """
+    bundles = [_emit(each, name) for each in (plan, *plan.also)]
+    return merged(bundles, "")
+
+
+def merged(bundles: list[Bundle], report: str) -> Bundle:
+    """One bundle with the units and recipes of all; they are of one mask."""
+    first = bundles[0]
+    variants = tuple(
+        replace(variant, recipes=tuple({recipe.tile: recipe for bundle in bundles
+                                        for recipe in bundle.variants[i].recipes}.values()))
+        for i, variant in enumerate(first.variants)
+    )  # fmt: skip
+    units = {(unit.target, unit.directions): unit for bundle in bundles for unit in bundle.units}
+    return replace(first, variants=variants, units=tuple(units.values()), report=report)
+
+
+def _emit(plan: Plan, name: str) -> Bundle:
+    """One source."""
     reads = sorted({name for mask in plan.masks for name in arrays(mask.lifted.shape)})
     shapes: list[Expr] = []
     for mask in plan.masks:
@@ -32,11 +61,15 @@ def emit(plan: Plan, name: str) -> Bundle:
     spec = kernel_spec(plan, tuple(reads))
     unit = SourceUnit(
         plan.target.name,
-        render(_TEMPLATES[plan.target.family], spec),
+        render(_TEMPLATES[plan.target.family, plan.direction], spec),
         plan.tile,
         plan.use_ranges,
-        directions=plan.target.directions,
+        directions=_directions(plan),
         modes=_modes(plan),
+        maps=getattr(plan.schedule, "maps", ()),
+        work=getattr(plan.schedule, "work", None),
+        row_floats=getattr(plan.schedule, "row_floats", 0),
+        key_floats=getattr(plan.schedule, "key_floats", 0),
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
@@ -58,11 +91,19 @@ def emit(plan: Plan, name: str) -> Bundle:
     )
 
 
+def _directions(plan: Plan) -> tuple[Direction, ...]:
+    """The passes of a source: those of the target, or its own where each has one."""
+    separate = (plan.target.family, _BACKWARD) in _TEMPLATES
+    return (plan.direction,) if separate else plan.target.directions
+
+
 def _modes(plan: Plan) -> tuple[tuple[str, Mode], ...]:
     """How a CUDA source is launched."""
     if plan.target.language == "c":
         return ()
     schedule = plan.schedule
+    if hasattr(schedule, "modes"):
+        return schedule.modes
     launch = Launch("attention_forward", Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
     return (("usual", Mode((launch,))),)
 
@@ -106,6 +147,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         arg_notes=tuple(_arg_note(plan.masks, i) for i in range(n_args)),
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
+        schedule=plan.schedule,
         banner=_banner(plan),
         **extra,
     )
@@ -117,7 +159,13 @@ def _shape(mask: PlannedMask, use_ranges: bool, reads: tuple[str, ...]) -> Shape
         predicate_lines(mask.ir, mask.lifted, reads),
         range_text(rows) if rows else None,
         range_text(columns) if columns else None,
+        _bounds([i.keys for i in mask.intervals]) if mask.intervals is not None else None,
+        _bounds([i.queries for i in mask.intervals]) if mask.intervals is not None else None,
     )
+
+
+def _bounds(spans: list[TileRange]) -> tuple[tuple[str, str], ...]:
+    return tuple(bounds_text(span, f"bounds[{i}].first") for i, span in enumerate(spans))
 
 
 def _arg_note(masks: tuple[PlannedMask, ...], index: int) -> str:

@@ -68,6 +68,11 @@ def range_text(row: RowRange, arrays: tuple[str, ...] = ()) -> tuple[str, str, s
     return (*_ends(row.live, printer, "list.first"), *_ends(row.full, printer, "list.full_first"))
 
 
+def bounds_text(span: TileRange, nothing: str) -> tuple[str, str]:
+    """C text of the first and past-last index; the latter is `nothing` where there are none."""
+    return _ends(span, c_printer(()), nothing)
+
+
 def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:
     """First tile and past-last tile; the latter is `nothing` where there are no tiles."""
     first, last = printer(span.first), printer(span.last)

@@ -39,6 +39,11 @@ class Shape:
     """C expressions over ti, n_q, n_kv, m: first and past-last live tile, same for full ones."""
     column_range: tuple[str, str, str, str] | None
     """The same per tile column, over tj; for backward passes."""
+    key_bounds: tuple[tuple[str, str], ...] | None = None
+    """C expressions over ti (a query), n_q, n_kv, m: first and past-last key of each interval
+    that its keys are the union of; None where they are no union of a few intervals."""
+    query_bounds: tuple[tuple[str, str], ...] | None = None
+    """The same for a key, over tj: first and past-last query of each interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,16 @@ class KernelSpec:
     """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
     block_bytes: int = 1024
     """Shared memory reserved for what the threads of a block share beside the tiles (CUDA)."""
+    schedule: object = None
+    """The family's own numbers: products, registers, warpgroups (sm_90a)."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
     features: tuple[Feature, ...] = field(default=tuple(Feature))
+
+    @property
+    def intervals(self) -> int:
+        """Intervals that a row's live pairs consist of at most; 0 where pairs must be tested."""
+        if any(shape.key_bounds is None for shape in self.shapes):
+            return 0
+        return max(len(shape.key_bounds or ()) for shape in self.shapes)

@@ -8,23 +8,35 @@ from maskc.analysis.facts import MaskFacts
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import TooManyArrays
-from maskc.core.problem import Problem, TileShape
-from maskc.core.target import Target
+from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
-from maskc.plan import cpu, sm80
+from maskc.plan import cpu, sm80, sm90a
+from maskc.plan.intervals import intervals
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
+from maskc.plan.sm90a_backward import backward_schedule
 from maskc.plan.types import Heads, Plan, PlannedMask, Schedule
 
-_SCHEDULES: dict[str, Callable[[Problem], Schedule]] = {
-    "cpu": cpu.schedule,
-    "sm80": sm80.schedule,
+_FORWARD, _BACKWARD = Direction.forward, Direction.backward
+_SCHEDULES: dict[tuple[str, Direction], Callable[[Problem], Schedule]] = {
+    ("cpu", _FORWARD): cpu.schedule,
+    ("sm90a", _FORWARD): sm90a.forward_schedule,
+    ("sm90a", _BACKWARD): backward_schedule,
 }
+"""By family and pass; a family without a backward entry has both passes in one source."""
+
+_ALONG: dict[str, tuple[tuple[str, Direction], ...]] = {
+    "sm_90a": (("sm_90a", _BACKWARD), ("sm_80", _FORWARD)),
+}
+"""For a target the sources that go along: its other pass, and what runs calls it cannot."""
 
 
-def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
-    """The plan for one target.
+def plan(
+    heads: Heads, problem: Problem, target: Target, direction: Direction = Direction.forward
+) -> Plan:
+    """The plan for one target, with the plans whose sources go along.
 
     Raises:
         MaskcError: the target has no kernel for this problem.
@@ -33,7 +45,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
-    schedule = _SCHEDULES[target.family](problem)
+    schedule = _schedule(heads, problem, target, direction)
     masks = tuple(
         _planned(ir, facts, schedule.tile)
         for ir, facts in zip(heads.masks, heads.facts, strict=True)
@@ -41,15 +53,28 @@ def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
     use_ranges = all(mask.ranges for mask in masks)
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
-        (schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks)),
+        (schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks)), direction,
+        tuple(
+            plan(heads, problem, TARGETS[name], other)
+            for name, other in _ALONG.get(target.name, ())
+            if direction is _FORWARD
+        ),
     )  # fmt: skip
+
+
+def _schedule(heads: Heads, problem: Problem, target: Target, direction: Direction) -> Schedule:
+    """The family's schedule; sm_80 alone asks the masks how high its tiles should be."""
+    if target.family == "sm80":
+        return sm80.for_masks(problem, heads.masks)
+    return _SCHEDULES[target.family, direction](problem)
 
 
 def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:
     """Closed-form ranges are sought only where a query's keys are proved to be consecutive."""
     lifted = lift(ir.keep)
     ranges = row_ranges(lifted.shape, tile) if facts.contiguous_rows.holds else None
-    return PlannedMask(ir, lifted, layout_recipe(ir.keep, tile), ranges)
+    recipe = layout_recipe(ir.keep, tile)
+    return PlannedMask(ir, lifted, recipe, ranges, intervals(lifted.shape))
 
 
 def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from maskc.analysis.facts import MaskFacts
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
+from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
 
 
@@ -45,6 +46,8 @@ class PlannedMask:
     recipe: LayoutRecipe
     ranges: tuple[RowRange, RowRange] | None
     """Per tile row and per tile column, over the lifted constants."""
+    intervals: tuple[Interval, ...] | None = None
+    """Intervals whose union is the mask, row by row and column by column; None: no such few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,8 @@ class Plan:
     of_head: tuple[int, ...]
     reasons: tuple[str, ...]
     """One sentence per decision."""
+    direction: Direction = Direction.forward
+    """The pass; a family with one source for both counts as forward."""
+    also: tuple[Plan, ...] = ()
+    """Plans of the same mask whose sources go along: other passes, and what serves the calls
+    that this one cannot."""

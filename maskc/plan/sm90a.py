@@ -1,0 +1,132 @@
+"""Schedules of the wgmma templates (templates/sm90a): tiles, registers, shared memory.
+
+A block has one warpgroup that copies and two or three that compute, each 64 queries. Keys and
+values wait in a ring of stages. Two ways to run a forward pass share the source: a block per tile
+row (`usual`), which is faster where rows are long, and blocks that stream through tile rows so
+that the next row starts under the last products of the one before (`stream`), faster where rows
+are short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Problem, TileShape
+from maskc.core.target import TARGETS
+from maskc.plan.types import Schedule
+
+SLAB = 64
+"""Columns of a slab: a tile in shared memory lies as slabs of 128-byte rows."""
+STREAM_BELOW = 40
+"""Mean key tiles per tile row below which blocks stream: they gain about 4000 cycles a row and
+lose about 90 a tile."""
+
+_CONTROL_BYTES = 1024
+"""Barriers, words and places of tile rows, behind the tiles."""
+_L2_BYTES = 32 * 1024 * 1024
+"""Keys and values that blocks running at the same time should have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of one warpgroup, 64 rows and 16 deep a step."""
+
+    name: str
+    columns: int
+    from_registers: bool = False
+    """Whether the left operand comes from registers instead of shared memory."""
+    a_along_tokens: int = 0
+    """1 where the reduction of the left operand runs along the tokens of its tile."""
+    b_along_tokens: int = 0
+    """The same for the right operand."""
+
+    @property
+    def registers(self) -> int:
+        """Accumulators per thread."""
+        return self.columns // 2
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSchedule(Schedule):
+    """Numbers of the forward template."""
+
+    warpgroups: int = 2
+    """That compute."""
+    registers: tuple[int, int] = (240, 24)
+    """Per thread of a warpgroup that computes, and of the one that copies."""
+    slabs: int = 1
+    """Of a tile."""
+    keep_q: bool = False
+    """Whether q stays in registers, as the left operand of the first product."""
+    settle: int = 1
+    """Where a step waits for the second product: after the maxima (1), or half of the
+    exponentials (2)."""
+    products: tuple[Product, ...] = ()
+    modes: tuple[tuple[str, Mode], ...] = ()
+    maps: tuple[TensorMap, ...] = ()
+    work: WorkList | None = None
+
+
+_TILES = {
+    64: (3, 128, 4),
+    96: (2, 128, 2),
+    128: (2, 128, 2),
+    192: (2, 96, 2),
+    256: (2, 64, 2),
+}
+"""For each head dimension: warpgroups that compute, keys of a tile, stages."""
+
+
+def forward_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a forward pass.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    warpgroups, keys, stages = _TILES[dim]
+    tile, slabs = TileShape(64 * warpgroups, keys), -(-dim // SLAB)
+    threads = 128 * (warpgroups + 1)
+    room = {q: _shared(tile, slabs, stages, q) for q in (1, 2)}
+    if room[1] > target.shared_memory:
+        raise SharedMemoryExceeded(room[1], target.name, target.shared_memory)
+    modes = [("usual", _mode(Grid.items, threads, room[1], ""))]
+    if room[2] <= target.shared_memory:
+        modes.append(("stream", _mode(Grid.stream, threads, room[2], "STREAM")))
+    return ForwardSchedule(
+        tile,
+        f"tiles of {tile.q} x {tile.k}, {warpgroups} warpgroups of 64 rows and one that copies, "
+        f"{stages} stages, {room[1] / 1024:g} KiB of shared memory",
+        warps=4 * (warpgroups + 1),
+        stages=stages,
+        shared_bytes=room[1],
+        warpgroups=warpgroups,
+        registers=(160, 32) if warpgroups == 3 else (240, 24),
+        slabs=slabs,
+        keep_q=dim in (96, 128),
+        settle=1 if warpgroups == 3 else 2,
+        products=(
+            Product("multiply_qk", keys),
+            Product("multiply_kept_qk", keys, from_registers=True),
+            Product("multiply_pv", dim, from_registers=True, b_along_tokens=1),
+        ),
+        modes=tuple(modes),
+        maps=(
+            TensorMap("q", tile.q),
+            TensorMap("k", keys),
+            TensorMap("v", keys),
+            TensorMap("out", 64),
+        ),
+        work=WorkList(_L2_BYTES // (2 * (dim + problem.head_dim_v)), stream_below=STREAM_BELOW),
+    )
+
+
+def _mode(grid: Grid, threads: int, shared: int, macro: str) -> Mode:
+    return Mode((Launch("attention_forward", grid, threads, shared),), macro)
+
+
+def _shared(tile: TileShape, slabs: int, stages: int, q_tiles: int) -> int:
+    """Bytes of struct Shared: tiles of q, k and v, and the control part."""
+    return 2 * SLAB * slabs * (q_tiles * tile.q + 2 * stages * tile.k) + _CONTROL_BYTES
