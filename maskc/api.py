@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,30 +15,39 @@ if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
 
 
-def attention(q: Any, k: Any, v: Any, mask: Mask, **options: Any) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, mask: Mask, *, deterministic: bool = False, **options: Any
+) -> Any:
     """Attention restricted to a mask, compiled on first use and remembered.
+
+    On torch tensors it is differentiable in q, k, v, alibi_slopes and sink_logits, through out
+    and through lse, once; it works inside torch.compile(fullgraph=True) with a mask made outside,
+    and under autocast, which casts q, k and v as it does for scaled_dot_product_attention.
 
     Args:
         q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]. Where they live decides the
-            target; torch tensors that require gradients get them.
+            target.
         mask: which query sees which key.
-        options: as of CompiledMask: scale, return_lse, softcap, alibi_slopes, sink_logits, and the
-            mask's data and parameters by name.
+        deterministic: torch gradients have the same bits on every run; also whenever
+            torch.use_deterministic_algorithms(True) is in force.
+        options: as of CompiledMask: scale, return_lse, softcap, alibi_slopes, sink_logits,
+            nan_safe, and the mask's data and parameters by name.
 
     Returns:
         out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
 
     Raises:
+        TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
         MaskcError: see CompiledMask.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        from maskc.integrations import torch as with_torch
+
+        return with_torch.attention(_compiled, q, k, v, mask, options, deterministic)
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     target = "cpu" if of_q.device[0] == "cpu" else None
     attn = _compiled(mask, of_q.shape[-1], of_v.shape[-1], of_q.shape[1], of_q.dtype, target)
-    if type(q).__module__.partition(".")[0] == "torch":
-        from maskc.integrations import torch as with_torch
-
-        if with_torch.differentiable(q, k, v, options):
-            return with_torch.attention(attn, q, k, v, options)
     return attn(q, k, v, **options)
 
 
@@ -52,9 +62,17 @@ def _tensor(x: Any, name: str) -> Array:
     return found
 
 
+def _compiled(*kernel: Any) -> CompiledMask:
+    """The kernel of a mask, head_dim, head_dim_v, heads, dtype and target; made once.
+
+    A function of its own, as torch.compile takes no cached one for an argument.
+    """
+    return _remembered(*kernel)
+
+
 @lru_cache(maxsize=256)
-def _compiled(
-    mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: str, target: str | None
+def _remembered(
+    mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: object, target: str | None
 ) -> CompiledMask:
     from maskc import driver
     from maskc.ir.lower import differs_by_head

@@ -1,0 +1,155 @@
+"""Attention on torch tensors: autograd, torch.compile, checkpointing, autocast.
+
+Two ways lead to the same kernels. Plain eager calls go straight to the compiled mask, inside a
+`torch.autograd.Function` where a gradient is wanted. Whatever has to see an operator (a compiler,
+a dispatch mode, a tensor subclass) sees `torch.ops.maskc.attention`. In eager the operator costs
+about as much time again as the whole direct call of a small attention; hence two ways.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from maskc.core.errors import BadOption, BadShape
+from maskc.core.problem import Direction
+from maskc.integrations.torch.eager import function
+from maskc.integrations.torch.handles import check_dimensions, handle
+from maskc.integrations.torch.keywords import call_of
+from maskc.runtime.arrays import LIBRARIES, library
+
+Compiler = Callable[..., Any]
+"""(mask, head_dim, head_dim_v, heads, dtype, target) -> CompiledMask, remembered."""
+
+_DEVICES = ("cpu", "cuda")
+_TRAINABLE = ("alibi_slopes", "sink_logits")
+
+
+def attention(
+    compiled: Compiler, q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any],
+    deterministic: bool = False,
+) -> Any:  # fmt: skip
+    """A call of `maskc.attention` whose q is a torch tensor; see there.
+
+    Args:
+        compiled: makes or finds the kernel.
+        options: keywords of the call; this function may change them.
+        deterministic: gradients with the same bits on every run.
+
+    Raises:
+        TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
+        BadOption: k or v is no torch tensor and a gradient is wanted, or torch.func transforms q.
+        MaskcError: see CompiledMask.
+    """
+    import torch
+
+    place = q.device.type
+    if place in _DEVICES and torch.is_autocast_enabled(place):
+        q, k, v = (_cast(x, torch.get_autocast_dtype(place)) for x in (q, k, v))
+    wanted = torch.is_grad_enabled() and _requires_grad(q, k, v, options)
+    target = "cpu" if place == "cpu" else None
+    if torch.compiler.is_compiling() or _watched(q, k, v):
+        check_dimensions(q.dim(), v.dim())
+        # a dimension that is a symbol becomes a number: it chooses the kernel
+        sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
+        key = handle(compiled, mask, *sizes, q.dtype, target, wanted)
+        return _operator(key, q, k, v, options, deterministic)
+    attn = compiled(mask, *_sizes(q, v), q.dtype, target)
+    if not wanted:
+        return attn(q, k, v, **options)
+    if Direction.backward not in attn.target.directions:
+        attn.target.check(attn.bundle.problem, Direction.backward)
+    return _recorded(attn, q, k, v, options, deterministic)
+
+
+def _requires_grad(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
+    if q.requires_grad or getattr(k, "requires_grad", False) or getattr(v, "requires_grad", False):
+        return True
+    return any(
+        name in options and getattr(options[name], "requires_grad", False) for name in _TRAINABLE
+    )
+
+
+def _recorded(
+    attn: Any, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool
+) -> Any:
+    """The eager call with a node in the autograd graph."""
+    keep_lse = options.pop("return_lse", False)
+    heads = [_tensor(options.pop(name, None), name) for name in _TRAINABLE]
+    call, data = call_of(options, deterministic, as_operator=False)
+    tensors = (q, _tensor(k, "k"), _tensor(v, "v"))
+    out, lse = function().apply(attn, call, *tensors, *heads, *data)
+    return (out, lse) if keep_lse else out
+
+
+def _operator(
+    key: str, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool
+) -> Any:
+    """The call as one operator, which compilers and dispatch modes see."""
+    import torch
+
+    keep_lse = options.pop("return_lse", False)
+    heads = [_tensor(options.pop(name, None), name) for name in _TRAINABLE]
+    call, data = call_of(options, deterministic, as_operator=True)
+    tensors = (q, _tensor(k, "k"), _tensor(v, "v"))
+    out, lse = torch.ops.maskc.attention.default(*tensors, *heads, data, key, *call.numbers())
+    return (out, lse) if keep_lse else out
+
+
+def _tensor(x: Any, name: str) -> Any:
+    import torch
+
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    raise BadOption(name, "a torch tensor, like q", type(x).__name__, at=name)
+
+
+def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
+    """(head_dim, head_dim_v, heads of q)."""
+    of_q, of_v = q.shape, v.shape if hasattr(v, "shape") else _shape(v)
+    if len(of_q) == 4 == len(of_v):
+        return of_q[3], of_v[3], of_q[1]
+    name, found = ("v", of_v) if len(of_q) == 4 else ("q", of_q)
+    raise BadShape(name, tuple(found), "four dimensions", at=name)
+
+
+def _shape(v: Any) -> tuple[int, ...]:
+    """Of an array of another library."""
+    known = library(v, "v")
+    return LIBRARIES[type(known)].view(known, "v").shape
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """What autocast does to an operand of scaled_dot_product_attention: fp64 stays."""
+    import torch
+
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(dtype)
+
+
+def _watched(q: Any, k: Any, v: Any) -> bool:
+    """Whether somebody must see an operator: a dispatch mode, or a subclass of torch.Tensor.
+
+    Raises:
+        BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
+    """
+    import torch
+
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        found = "one under torch.func (vmap, grad, jvp)"
+        raise BadOption("q", "a tensor that nothing transforms", found, at="q")
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and any(
+        isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None
+        for x in (q, k, v)
+    ):  # fmt: skip
+        found = "a dual one: there is no forward-mode derivative"
+        raise BadOption("q, k and v", "plain tensors", found, at="q")
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    if type(q) is torch.Tensor and type(k) is torch.Tensor and type(v) is torch.Tensor:
+        return False
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return any(type(x) not in plain and isinstance(x, torch.Tensor) for x in (q, k, v))

@@ -1,0 +1,63 @@
+"""The node that an eager call with gradients leaves in the autograd graph."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from maskc.integrations.torch.gradients import gradients, rows
+from maskc.integrations.torch.keywords import Call
+
+
+def forward(
+    attn: Any, call: Call, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any
+) -> tuple[Any, Any]:
+    """(out, lse) of a compiled mask."""
+    return attn(
+        q, k, v, return_lse=True, alibi_slopes=slopes, sink_logits=sinks, **call.keywords(data)
+    )
+
+
+def backward(
+    attn: Any, call: Call, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
+    sinks: Any, data: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Gradients of out; the mode of torch.use_deterministic_algorithms joins the call's own."""
+    import torch
+
+    deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
+    return attn.backward(
+        q, k, v, out, lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
+        deterministic=deterministic, **call.keywords(data),
+    )  # fmt: skip
+
+
+@cache
+def function() -> Any:
+    """The torch.autograd.Function; made on first use, as torch is."""
+    import torch
+
+    class MaskedAttention(torch.autograd.Function):
+        """out, lse = attention(q, k, v); the backward pass recomputes the probabilities."""
+
+        @staticmethod
+        def forward(ctx: Any, attn: Any, call: Call, *tensors: Any) -> Any:
+            q, k, v, slopes, sinks, *data = tensors
+            out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
+            ctx.set_materialize_grads(False)
+            ctx.attn, ctx.call = attn, call
+            ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *data)
+            return out, lse
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+            q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
+
+            def run(v: Any, out: Any, dout: Any) -> Any:
+                return backward(ctx.attn, ctx.call, q, k, v, out, lse, dout, slopes, sinks, data)
+
+            found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+            return None, None, *found, *(None for _ in data)
+
+    return MaskedAttention

@@ -1,0 +1,80 @@
+"""Compiled masks by name: what an operator, which takes no Python object, calls one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+from maskc.core.errors import BadOption, BadShape, MaskcError
+from maskc.core.problem import Direction
+from maskc.integrations.torch.operators import register
+
+_LOCK = threading.Lock()
+_NAMED: dict[str, Any] = {}
+"""Compiled masks, and errors met on the way to one; filled by `handle` alone. Kept for good: a
+compiled graph, or the backward half of one, knows its masks by handle only, and nobody says when
+the last of them goes."""
+
+
+def handle(
+    compiled: Callable[..., Any], mask: Any, head_dim: int, head_dim_v: int, heads: int,
+    dtype: Any, target: str | None, wanted: bool,
+) -> str:  # fmt: skip
+    """The name of a compiled mask, the same in every process: a digest of what it computes.
+
+    While torch.compile traces, this runs as it is and its result becomes a constant of the graph,
+    guarded by the identity of `mask`. Errors get names too, and are raised when the graph runs:
+    a compiler would hide one behind an error of its own.
+
+    Args:
+        compiled: see `maskc.integrations.torch.Compiler`; the next six are its arguments.
+        wanted: whether the call needs a gradient.
+    """
+    found: Any
+    try:
+        found = compiled(mask, head_dim, head_dim_v, heads, dtype, target)
+        text = repr((found.target.name, found.bundle.problem, mask))
+        if wanted:
+            found.target.check(found.bundle.problem, Direction.backward)
+    except MaskcError as error:
+        found, text = error, str(error)
+    key = sha256(text.encode()).hexdigest()[:32]
+    with _LOCK:
+        register(named)
+        _NAMED.setdefault(key, found)
+    return key
+
+
+def check_dimensions(of_q: int, of_v: int) -> None:
+    """Refuse q or v without four dimensions, also from inside a trace.
+
+    Raises:
+        MaskcError: with all the text of a BadShape as its only argument, which is what
+            torch.compile shows of an error.
+    """
+    for name, found in (("q", of_q), ("v", of_v)):
+        if found != 4:
+            error = BadShape(name, f"of {found} dimensions", "four dimensions", at=name)
+            raise MaskcError(str(error)) from error
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch here.
+for _function in (handle, check_dimensions):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def named(key: str) -> Any:
+    """The compiled mask of a handle.
+
+    Raises:
+        BadOption: this process never made it: the graph was traced elsewhere.
+        MaskcError: what making it raised.
+    """
+    found = _NAMED.get(key)
+    if found is None:
+        raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
+    if isinstance(found, MaskcError):
+        raise found.with_traceback(None)
+    return found

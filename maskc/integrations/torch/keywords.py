@@ -1,0 +1,124 @@
+"""The keywords of a call as an operator can take them: tensors, integers and one text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from maskc.core.data import CuSeqlens, Parents
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """All of a call but its tensors and its mask."""
+
+    layout: str
+    """JSON object: for every keyword where its value is. A number is a place among the data
+    tensors, a text holds a place among `values`, a list is a tuple, an object a marker."""
+    values: tuple[Any, ...]
+    """What is no tensor; integers only where the call becomes an operator."""
+    scale: float | None
+    softcap: float | None
+    nan_safe: bool
+    deterministic: bool
+
+    def numbers(self) -> tuple[Any, ...]:
+        """The fields in order, as the operators take them."""
+        values = list(self.values)
+        return (
+            self.layout, values, self.scale, self.softcap, self.nan_safe, self.deterministic,
+        )  # fmt: skip
+
+    def keywords(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """What both methods of a CompiledMask take, with these data tensors."""
+        found = {"scale": self.scale, "softcap": self.softcap, "nan_safe": self.nan_safe}
+        if self.layout == _NOTHING:
+            return found
+        for name, place in _parsed(self.layout).items():
+            found[name] = _fill(place, tensors, self.values)
+        return found
+
+
+_NOTHING = "{}"
+
+
+def call_of(
+    options: Mapping[str, Any], deterministic: bool, as_operator: bool
+) -> tuple[Call, list[Any]]:
+    """(the call, its data tensors).
+
+    Args:
+        options: keywords of the call, without `return_lse`, slopes and sink logits.
+        deterministic: for the backward pass.
+        as_operator: turn arrays and lists into tensors, so that only integers remain as values.
+    """
+    tensors: list[Any] = []
+    values: list[Any] = []
+    places = [
+        f'"{name}": {_place(value, tensors, values, as_operator)}'
+        for name, value in options.items()
+        if name not in ("scale", "softcap", "nan_safe")
+    ]
+    scale, softcap = options.get("scale"), options.get("softcap")
+    if as_operator:
+        scale, softcap = (None if x is None else float(x) for x in (scale, softcap))
+    nan_safe = bool(options.get("nan_safe", False))
+    layout = "{" + ", ".join(places) + "}"
+    return Call(layout, tuple(values), scale, softcap, nan_safe, deterministic), tensors
+
+
+def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:
+    """Where the value goes, as JSON."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return str(len(tensors) - 1)
+    for marker, word in _MARKERS.items():
+        if isinstance(value, marker):
+            return f'{{"{word}": {_place(value.array, tensors, values, as_operator)}}}'
+    if isinstance(value, tuple) and not all(isinstance(part, int) for part in value):
+        parts = [_place(part, tensors, values, as_operator) for part in value]
+        return "[" + ", ".join(parts) + "]"
+    if value is None or value is True or value is False:
+        return "null" if value is None else "true" if value else "false"
+    if as_operator and not isinstance(value, (int, torch.SymInt)):
+        tensors.append(_as_tensor(value))
+        return str(len(tensors) - 1)
+    values.append(value)
+    return f'"{len(values) - 1}"'
+
+
+_MARKERS = {CuSeqlens: "cu_seqlens", Parents: "parents"}
+_UNMARKED = {word: marker for marker, word in _MARKERS.items()}
+
+
+def _as_tensor(value: Any) -> Any:
+    """An array, or a list of numbers or of tensors."""
+    import torch
+
+    if isinstance(value, list) and any(isinstance(part, torch.Tensor) for part in value):
+        return torch.stack(value)
+    return torch.as_tensor(value)
+
+
+@lru_cache(maxsize=256)
+def _parsed(layout: str) -> dict[str, Any]:
+    return json.loads(layout)
+
+
+def _fill(place: Any, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
+    match place:
+        case None | True | False:
+            return place
+        case int():
+            return tensors[place]
+        case str():
+            return values[int(place)]
+        case list():
+            return tuple(_fill(part, tensors, values) for part in place)
+    ((word, inner),) = place.items()
+    return _UNMARKED[word](_fill(inner, tensors, values))

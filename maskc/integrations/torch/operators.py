@@ -1,0 +1,120 @@
+"""`torch.ops.maskc.attention` and `attention_backward`: one operator per pass.
+
+An operator takes tensors, numbers and texts; the mask is a handle (see `handles`), its data are a
+list of tensors and a text that says which keyword each belongs to (see `keywords`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from maskc.integrations.torch.eager import backward, forward
+from maskc.integrations.torch.gradients import gradients
+from maskc.integrations.torch.keywords import Call
+
+_CALL = (
+    "Tensor[] data, str mask, str layout, SymInt[] values, float? scale, float? softcap, "
+    "bool nan_safe, bool deterministic"
+)
+_HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
+FORWARD = f"(Tensor q, Tensor k, Tensor v, {_HEADS}, {_CALL}) -> (Tensor, Tensor)"
+BACKWARD = (
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
+    f"{_HEADS}, {_CALL}) -> Tensor[]"
+)
+
+_registered: list[str] = []
+
+
+def register(named: Callable[[str], Any]) -> None:
+    """Make both operators known to torch; once, the caller holds a lock.
+
+    Args:
+        named: the compiled mask of a handle.
+    """
+    if _registered:
+        return
+    import torch
+
+    def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any, mask: str,
+                  *numbers: Any) -> Any:  # fmt: skip
+        return forward(named(mask), _call(numbers), q, k, v, slopes, sinks, data)
+
+    def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
+                           sinks: Any, data: Any, mask: str, *numbers: Any) -> Any:  # fmt: skip
+        call = _call(numbers)
+        args = (q, k, v, out, lse, dout, slopes, sinks, data)
+        return list(backward(named(mask), call, *args))
+
+    # Compilers must keep the strides they traced: the layout of results follows that of inputs.
+    kept = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+    for name, schema, kernel, fake in (
+        ("maskc::attention", FORWARD, attention, _fake_attention),
+        ("maskc::attention_backward", BACKWARD, attention_backward, _fake_backward),
+    ):
+        torch.library.define(name, schema, tags=(kept,))
+        torch.library.impl(name, "default", kernel)
+        torch.library.register_fake(name, fake)
+    torch.library.register_autograd("maskc::attention", _differentiate, setup_context=_remember)
+    _registered.append("maskc")
+
+
+def _call(numbers: tuple[Any, ...]) -> Call:
+    layout, values, *rest = numbers
+    return Call(layout, tuple(values), *rest)
+
+
+# ------------------------------------------------------------------ shapes
+
+
+def _fake_attention(q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any]:
+    import torch
+
+    batch, heads, tokens, _d = q.shape
+    lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
+    return _like(q, v.shape[-1]), lse
+
+
+def _fake_backward(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any, sinks: Any, *_: Any
+) -> list[Any]:
+    import torch
+
+    heads = [
+        q.new_empty((q.shape[1],), dtype=torch.float32) for x in (sinks, slopes) if x is not None
+    ]
+    return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *heads]
+
+
+def _like(x: Any, dim: Any) -> Any:
+    """A new [B, H, N, dim] for x [B, H, N, D], tokens before heads in memory where x has them."""
+    batch, heads, tokens, _ = x.shape
+    if heads > 1 and tokens > 1 and x.stride(1) < x.stride(2):
+        return x.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
+    return x.new_empty((batch, heads, tokens, dim))
+
+
+# ------------------------------------------------------------------ autograd
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+    q, k, v, slopes, sinks, data, *ctx.rest = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, slopes, sinks, *data)
+
+
+def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+    import torch
+
+    q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
+
+    def run(v: Any, out: Any, dout: Any) -> Any:
+        return torch.ops.maskc.attention_backward.default(
+            q, k, v, out, lse, dout, slopes, sinks, data, *ctx.rest
+        )
+
+    found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+    # torch wants an empty list where an empty list came in, of integers too
+    others = ([] if x == [] else None for x in ctx.rest)
+    return *found, [None for _ in data], *others

@@ -1,0 +1,372 @@
+"""mc.attention on torch tensors: gradients, torch.compile, checkpoints, autocast, refusals.
+
+The oracle is dense attention in fp64, differentiated by torch itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.core.errors import BadOption, BadShape, DataMissing, DataUnknown, TargetNotBuilt
+from maskc.core.problem import Direction
+from maskc.integrations import torch as with_torch
+from maskc.integrations.torch import handles
+from maskc.integrations.torch.keywords import call_of
+from tests.support.torch_oracle import (
+    DIM,
+    DIM_V,
+    HEADS,
+    MASKS,
+    SPIES,
+    Spy,
+    close,
+    data_of,
+    dense,
+    loss_of,
+    spied,
+    tensors,
+    vectors,
+)
+
+torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+# ------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("parts", ["out", "lse", "out and lse"])
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("causal", False),
+        ("empty rows", True),
+        ("documents", True),
+        ("parameter", False),
+        ("per head", True),
+    ],
+)
+def test_gradients(name: str, extras: bool, parts: str):
+    n = 13
+    data, options = data_of(name, n), {"softcap": 3.0, **vectors()} if extras else {}
+    inputs = [*tensors(n), *(x for x in options.values() if torch.is_tensor(x))]
+    live = MASKS[name].dense(n, n_heads=HEADS, **data)
+    want = dense(*inputs[:3], live, **options)
+    found = mc.attention(*inputs[:3], MASKS[name], return_lse=True, **options, **data)
+    for a, b in zip(found, want, strict=True):
+        close(a, b)
+    wanted = torch.autograd.grad(loss_of(*want, parts), inputs, allow_unused=True)
+    for a, b in zip(torch.autograd.grad(loss_of(*found, parts), inputs), wanted, strict=True):
+        close(a, torch.zeros_like(a) if b is None else b)
+
+
+def test_queries_at_the_end_of_longer_keys():
+    inputs, slopes = tensors(15, n_q=4), vectors()["alibi_slopes"]
+    live = MASKS["causal"].dense(4, 15)
+    found = mc.attention(*inputs, MASKS["causal"], return_lse=True, alibi_slopes=slopes)
+    want = dense(*inputs, live, alibi_slopes=slopes)
+    every = [*inputs, slopes]
+    gradients = [torch.autograd.grad(loss_of(*r, "out and lse"), every) for r in (found, want)]
+    for a, b in zip(*gradients, strict=True):
+        close(a, b)
+
+
+def test_only_some_inputs_want_gradients():
+    q, k, v = tensors(9)
+    sinks = vectors()["sink_logits"]
+    out = mc.attention(q.detach(), k.detach(), v.detach(), mc.causal(), sink_logits=sinks)
+    out.square().sum().backward()
+    want, _ = dense(q, k, v, MASKS["causal"].dense(9), sink_logits=sinks)
+    (wanted,) = torch.autograd.grad(want.square().sum(), sinks)
+    close(sinks.grad, wanted)
+
+
+def test_pieces_that_are_merged_have_the_gradients_of_their_union():
+    near, far = mc.causal() & mc.window(3), mc.causal() - mc.window(3)
+    inputs = tensors(12)
+    parts = [mc.attention(*inputs, mask, return_lse=True) for mask in (near, far)]
+    found, _ = mc.merge(*zip(*parts, strict=True))
+    want = mc.attention(*inputs, mc.causal())
+    close(found, want)
+    wanted = torch.autograd.grad(loss_of(want, None, "out"), inputs)
+    for a, b in zip(torch.autograd.grad(loss_of(found, None, "out"), inputs), wanted, strict=True):
+        close(a, b)
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = tensors(6)
+    out = mc.attention(q, k, v, mc.causal())
+    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("changed", ["q", "doc"])
+def test_what_changes_before_the_backward_pass_is_noticed(changed: str):
+    q, k, v = (x * 1 for x in tensors(10))
+    doc = torch.arange(10) // 5
+    out = mc.attention(q, k, v, MASKS["documents"], doc=doc)
+    with torch.no_grad():
+        {"q": q, "doc": doc}[changed].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(reentrant: bool):
+    inputs = tensors(11)
+    doc = torch.arange(11) // 4
+
+    def layer(q, k, v):
+        return mc.attention(q.sin(), k, v, MASKS["documents"], doc=doc)
+
+    wanted = torch.autograd.grad(layer(*inputs).square().sum(), inputs)
+    checkpoint(layer, *inputs, use_reentrant=reentrant).square().sum().backward()
+    for x, grad in zip(inputs, wanted, strict=True):
+        torch.testing.assert_close(x.grad, grad, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode):
+    inputs = tensors(8)
+    with mode():
+        out = mc.attention(*inputs, mc.causal())
+    assert not out.requires_grad
+    assert out.is_inference() == (mode is torch.inference_mode)
+    assert torch.equal(out, mc.attention(*inputs, mc.causal()))
+
+
+# ------------------------------------------------------------------ layouts, modes
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    """What `spied` gives."""
+    made = Spy(mc.causal().compile(DIM, DIM_V, dtype="float32", target="cpu"))
+    monkeypatch.setitem(SPIES, "current", made)
+    return made
+
+
+@pytest.mark.parametrize("bshd", [False, True])
+def test_nothing_is_copied_and_gradients_lie_as_their_tensors(spy: Spy, bshd: bool):
+    inputs = tensors(7, bshd=bshd)
+    out = with_torch.attention(spied, *inputs, mc.causal(), {})
+    assert [x.data_ptr() for x in spy.calls[0]] == [x.data_ptr() for x in inputs]
+    assert out.transpose(1, 2).is_contiguous() == bshd
+    dout = torch.randn(out.shape) if not bshd else torch.randn(2, 7, 4, DIM_V).transpose(1, 2)
+    found = torch.autograd.grad(out, inputs, dout)
+    assert spy.passes[0][0][5].data_ptr() == dout.data_ptr()
+    assert [x.stride() for x in found] == [x.stride() for x in inputs]
+
+
+def test_determinism_is_passed_on(spy: Spy):
+    def run(deterministic: bool) -> bool:
+        out = with_torch.attention(spied, *tensors(5), mc.causal(), {}, deterministic)
+        out.sum().backward()
+        return spy.passes[-1][1]
+
+    assert [run(False), run(True)] == [False, True]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert run(False) is True
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_autocast_casts_q_k_and_v():
+    inputs = tensors(10)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = mc.attention(*inputs, mc.causal())
+        half = [x.to(torch.bfloat16) for x in inputs]
+    assert out.dtype == torch.bfloat16
+    want = mc.attention(*half, mc.causal())
+    assert torch.equal(out, want)
+    wanted = torch.autograd.grad(want.float().square().sum(), inputs)
+    found = torch.autograd.grad(out.float().square().sum(), inputs)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        assert mc.attention(*inputs, mc.causal()).dtype == torch.float32
+
+
+# ------------------------------------------------------------------ the operators
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Positional arguments of the operators that ran."""
+    found = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "maskc":
+                found.append((func, args))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("name", "bshd"), [("causal", False), ("documents", True), ("parameter", True)]
+)
+def test_opcheck(name: str, bshd: bool):
+    inputs, extras = tensors(9, bshd=bshd), vectors() if bshd else {}
+    key = handles.handle(
+        mc.api._compiled, MASKS[name], DIM, DIM_V, HEADS, torch.float32, "cpu", True
+    )
+    call, data = call_of(data_of(name, 9), False, as_operator=True)
+    heads = [extras.get("alibi_slopes"), extras.get("sink_logits")]
+    rest = (*heads, data, key, *call.numbers())
+    out, lse = torch.ops.maskc.attention(*inputs, *rest)
+    torch.library.opcheck(torch.ops.maskc.attention.default, (*inputs, *rest))
+    plain = [x.detach() for x in (*inputs, out, lse, torch.ones_like(out))]
+    rest = (*(None if x is None else x.detach() for x in heads), *rest[2:])
+    torch.library.opcheck(torch.ops.maskc.attention_backward.default, (*plain, *rest))
+
+
+def test_a_dispatch_mode_sees_operators(seen: list[tuple]):
+    inputs = tensors(6)
+    mc.attention(*inputs, mc.causal()).sum().backward()
+    names = [func.name() for func, _ in seen]
+    assert names == ["maskc::attention", "maskc::attention_backward"]
+
+
+def test_a_subclass_sees_the_operator():
+    class Tagged(torch.Tensor):
+        seen = []
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs)
+
+    q, k, v = (x.detach() for x in tensors(6))
+    out = mc.attention(q.as_subclass(Tagged), k, v, mc.causal())
+    assert isinstance(out, Tagged)
+    assert "maskc.attention.default" in Tagged.seen
+    assert torch.equal(out.as_subclass(torch.Tensor), mc.attention(q, k, v, mc.causal()))
+
+
+# ------------------------------------------------------------------ handles
+
+
+def handle(mask: mc.Mask, dim: int = DIM) -> str:
+    return handles.handle(mc.api._compiled, mask, dim, dim, HEADS, torch.float32, "cpu", False)
+
+
+def test_handles_name_what_is_computed():
+    assert handle(mc.causal()) == handle(mc.causal())
+    others = (mc.full(), mc.window(1), mc.window(2), mc.documents("one"), mc.documents("two"),
+              mc.offsets([1, 2]), mc.offsets([1, 3]))  # fmt: skip
+    keys = {handle(mc.causal()), handle(mc.causal(), 8), *map(handle, others)}
+    assert len(keys) == 2 + len(others)
+
+
+NAMING = """
+import sys, torch, maskc as mc
+from maskc.integrations.torch import handles
+table = mc.block_table([[1, 0], [0, 1]], 64)
+mask = (mc.where(lambda q, k: q % 3 == k % 3) & mc.documents("doc")) | table
+name = handles.handle(mc.api._compiled, mask, 8, 8, 2, torch.float32, "cpu", False)
+"""
+
+
+def test_handles_are_the_same_in_every_process():
+    here: dict[str, str] = {}
+    exec(NAMING, here)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{NAMING}print(name)"], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip() == here["name"]
+
+
+def test_handles_from_many_threads():
+    masks = [mc.window(n) for n in range(40, 48)]
+    found: list[list[str]] = []
+
+    def work():
+        found.append([handle(mask) for mask in masks])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(keys == found[0] for keys in found)
+    for key in found[0]:
+        assert handles.named(key) is handles.named(key)
+
+
+def test_a_handle_from_elsewhere_is_refused():
+    with pytest.raises(BadOption, match="a handle made in this process"):
+        handles.named("0" * 32)
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def test_no_backward_kernels_is_said_at_the_call(spy: Spy):
+    spy.target = replace(spy.target, directions=(Direction.forward,), missing="none yet")
+    inputs = tensors(5)
+    with pytest.raises(TargetNotBuilt, match="no backward kernels"):
+        with_torch.attention(spied, *inputs, mc.causal(), {})
+    with torch.no_grad():
+        found = with_torch.attention(spied, *inputs, mc.causal(), {})
+    assert torch.equal(found, mc.attention(*inputs, mc.causal()))
+
+
+def test_transforms_are_refused():
+    q, k, v = (x.detach() for x in tensors(6))
+
+    def call(q):
+        return mc.attention(q, k, v, mc.causal())
+
+    with pytest.raises(BadOption, match=r"torch\.func"):
+        torch.func.vmap(call)(torch.stack([q, q]))
+    with pytest.raises(BadOption, match=r"torch\.func"):
+        torch.func.grad(lambda q: call(q).sum())(q)
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(call(q), mc.attention(q, k, v, mc.causal()))
+        with pytest.raises(BadOption, match="forward-mode"):
+            call(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
+
+
+def test_other_libraries_beside_a_torch_q():
+    q, k, v = tensors(6)
+    plain = [k.detach().numpy(), v.detach().numpy()]
+    assert torch.equal(
+        mc.attention(q.detach(), *plain, mc.causal()), mc.attention(q, k, v, mc.causal())
+    )
+    with pytest.raises(BadOption, match="k must be a torch tensor"):
+        mc.attention(q, *plain, mc.causal())
+    with pytest.raises(BadOption, match="sink_logits must be a torch tensor"):
+        mc.attention(q, k, v, mc.causal(), sink_logits=np.zeros(HEADS, np.float32))
+
+
+def test_mistakes_keep_their_codes():
+    q, k, v = tensors(6)
+    with pytest.raises(DataMissing):
+        mc.attention(q, k, v, mc.documents("doc"))
+    with pytest.raises(DataUnknown, match="sofcap"):
+        mc.attention(q, k, v, mc.causal(), sofcap=2.0)
+    with pytest.raises(BadShape, match="k has shape"):
+        mc.attention(q, k[..., :8], v, mc.causal())
+    with pytest.raises(BadShape, match="four dimensions"):
+        mc.attention(q[0], k, v, mc.causal())
+
+
+def test_the_other_libraries_take_the_option():
+    q, k, v = (x.detach().numpy() for x in tensors(6))
+    found = mc.attention(q, k, v, mc.causal(), deterministic=True)
+    np.testing.assert_array_equal(found, mc.attention(q, k, v, mc.causal()))
