@@ -19,8 +19,10 @@ from maskc.core.problem import Feature, Features
 
 FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
-_SCHEMA = 1
+_SCHEMA = 2
 _NAME = "kernel.cu"
+_HAS_CACHE = (12, 9)
+"""From this version on NVRTC has a cache of its own, and what it finds there it does not report."""
 
 
 def build_cuda(
@@ -55,6 +57,7 @@ def build_cuda(
         log, code = _unpack(stored)
     else:
         options = flags + ((f"-I{headers}",) if headers else ())
+        options += ("--no-cache",) if nvrtc.getVersion() >= _HAS_CACHE else ()
         log, code = _compile(nvrtc, version, unit, options)
         cache.put(key, _pack(log, code))
     return Binary(unit.target, code, entries, key, BuildReport(version, flags, log))

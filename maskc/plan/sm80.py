@@ -38,6 +38,8 @@ H 16, N 16384; window: 0 <= q - k < 1024, B 1, H 16, N 32768. "keep": fragments 
 
 128 x 64 stays the default at D 64 to 128 although 64 x 64 is as fast on this card: it asks half of
 the L2 cache's bandwidth, and cards with 100 KiB of shared memory hold four warps of it, not two.
+Where rows are short, or blocks of 64 x 64 are whole, tiles of 64 queries run fewer dead pairs:
+`for_masks` asks the masks.
 
 What decided at D 128, full: shared rows without padding but with swapped 16-byte pieces (357 to
 380: copies into padded rows took twice the cycles); tops raised only when a logit passes them by
@@ -48,11 +50,13 @@ head groups. Lost: eight warps of 16 rows (281 to 290).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from maskc.analysis.rows import comes_in, longest_row
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS, Target
+from maskc.ir.types import MaskIR
 from maskc.plan.types import Schedule
 
 BLOCK_BYTES = 1024
@@ -60,6 +64,9 @@ BLOCK_BYTES = 1024
 
 _L2_BYTES = 32 * 1024 * 1024
 """Keys and values that blocks running at the same time should have in common."""
+
+_SHORT_ROW = 1024
+"""Keys from a row's first to its last one up to which rows count as short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,35 @@ _SHORT = _LONG | {
     128: (64, 2, 4, False),
 }
 """The same for masks with short rows."""
+
+
+def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
+    """The schedule of one problem for the masks of all heads, which share a kernel.
+
+    What it asks are facts of the sets at their parameters' defaults: equal masks get equal tiles.
+
+    Raises:
+        SharedMemoryExceeded: see `schedule`.
+    """
+    high, low = schedule(problem), schedule(problem, short_rows=True)
+    whys = () if high.tile == low.tile else [_why_low(ir, high.tile, low.tile) for ir in masks]
+    if not whys or None in whys:
+        return high
+    return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {whys[0]}")
+
+
+def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
+    """Why a mask runs fewer dead pairs in the lower tiles; None where it is not known to."""
+    if comes_in(high, ir.keep, ir.data):
+        return None
+    longest = longest_row(ir.keep, beyond=low.k)
+    if longest is not None and longest <= _SHORT_ROW:
+        return (
+            f"rows are short: beyond the first {low.k} keys, {longest} consecutive ones hold each"
+        )
+    if comes_in(low, ir.keep, ir.data):
+        return f"every block of {low.q} x {low.k} is wholly live or wholly dead"
+    return None
 
 
 def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:

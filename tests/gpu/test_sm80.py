@@ -103,11 +103,13 @@ def test_random_masks(data, parts):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_head_dims(dim, dtype):
-    mask = (mc.causal() & (mc.sinks(5) | mc.window(70))) | mc.global_tokens([100]).rows
-    attn = mask.compile(head_dim=dim, dtype=dtype, target="sm_80")
-    for n_q, n_kv in SIZES:
-        live = torch.tensor(mask.dense(n_q, n_kv), device="cuda")
-        check(attn, *tensors(n_q, n_kv, dim, getattr(torch, dtype), dim), live)
+    band = mc.causal() & (mc.sinks(5) | mc.window(70))
+    for mask, queries in ((band | mc.global_tokens([100]).rows, 128), (band, 64)):
+        attn = mask.compile(head_dim=dim, dtype=dtype, target="sm_80")
+        assert attn.unit.tile.q == (queries if dim <= 128 else 64)
+        for n_q, n_kv in SIZES:
+            live = torch.tensor(mask.dense(n_q, n_kv), device="cuda")
+            check(attn, *tensors(n_q, n_kv, dim, getattr(torch, dtype), dim), live)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -154,7 +156,74 @@ def test_nan_safe_is_exact_inside_a_tile():
     v[:, :, 77] = torch.inf
     out = attn(q, k, v, nan_safe=True)
     assert (out[:, :, :77] == clean[:, :, :77]).all()
-    assert not out[:, :, 77:].isfinite().all(-1).any()
+    assert (out[:, :, 77:] == torch.inf).all()
+
+
+def poisoned(clean, v, live):
+    """What queries get: `clean`, and whatever is not finite in the v they see.
+
+    Exponentials are positive, so an infinity that is seen is in the sum, however small its weight.
+
+    Args:
+        clean: [B, H, n_q, D], out with zeros in place of what is not finite.
+        v: [B, H_kv, n_kv, D].
+        live: bool [n_q, n_kv].
+    """
+    group = clean.shape[1] // v.shape[1]
+    up, down, nan = (
+        (live.float() @ bad.float()).repeat_interleave(group, 1) > 0
+        for bad in (v == torch.inf, v == -torch.inf, v.isnan())
+    )
+    out = clean.clone()
+    out[up], out[down], out[nan | up & down] = torch.inf, -torch.inf, torch.nan
+    return out
+
+
+@pytest.mark.parametrize("sink", [None, 3000.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_nan_safe_infinities_outlive_tops_sinks_and_small_weights(dim, dtype, sink):
+    """Logits jump by hundreds, so that what was summed, or a key's own weight, underflows to 0."""
+    n = 400
+    attn = mc.causal().compile(head_dim=dim, dtype=dtype, target="sm_80")
+    q, k, v = tensors(n, n, dim, getattr(torch, dtype), 8)
+    level = torch.zeros(n, device="cuda")
+    level[150:300], level[300:350] = 300.0, 600.0
+    q[:], k[:] = 1.0, (level / dim**0.5)[:, None].to(k.dtype)
+    plain = v.clone()
+    marks = [
+        (3, 0, torch.inf), (70, 1, -torch.inf), (149, 2, torch.inf),  # below later tops
+        (360, 3, torch.inf), (399, 4, -torch.inf),  # of no weight beside earlier keys
+        (10, 5, torch.inf), (200, 5, -torch.inf),  # both signs: NaN from 200 on
+        (20, 6, torch.nan), (320, 7, torch.nan),
+        (149, 8, torch.inf), (150, 8, torch.inf),
+    ]  # fmt: skip
+    for key, column, value in marks:
+        v[:, :, key, column], plain[:, :, key, column] = value, 0.0
+    features = {"nan_safe": True}
+    if sink is not None:
+        features["sink_logits"] = torch.full((HEADS,), sink, device="cuda")
+    clean, clean_lse = attn(q, k, plain, return_lse=True, **features)
+    out, lse = attn(q, k, v, return_lse=True, **features)
+    assert clean.isfinite().all()
+    live = torch.ones(n, n, dtype=torch.bool, device="cuda").tril()
+    expected = poisoned(clean, v, live)
+    assert ((out == expected) | (out.isnan() & expected.isnan())).all()
+    assert (lse == clean_lse).all()
+
+
+def test_nan_safe_leaves_the_other_documents_alone():
+    """Partial tiles with lists: only the poisoned document's queries get what it holds."""
+    mask, n = mc.block_diagonal(100) | mc.dilated(3, stride=64), 450
+    attn = mask.compile(head_dim=128, target="sm_80")
+    q, k, v = tensors(n, n, 128, torch.bfloat16, 9)
+    plain = v.clone()
+    for key, column, value in ((130, 0, torch.inf), (131, 0, -torch.inf), (449, 9, torch.nan)):
+        v[:, :, key, column], plain[:, :, key, column] = value, 0.0
+    clean, out = attn(q, k, plain, nan_safe=True), attn(q, k, v, nan_safe=True)
+    expected = poisoned(clean, v, torch.tensor(mask.dense(n), device="cuda"))
+    assert ((out == expected) | (out.isnan() & expected.isnan())).all()
+    assert expected.isfinite().any(-1).all(), "most columns hold no poison"
 
 
 def test_streams_and_graphs():

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+import maskc as mc
+from maskc import driver
 from maskc.build import build
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
@@ -16,7 +18,9 @@ from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.environment import render
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
+from maskc.plan.explain import explain
 from maskc.plan.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
+from maskc.plan.types import Plan
 
 SM_80 = TARGETS["sm_80"]
 DIMS = SM_80.head_dims
@@ -79,6 +83,54 @@ def test_tiles_divide_among_warps_and_fit_the_smallest_card(dim, short_rows):
 
 def test_a_schedule_depends_on_lengths_and_heads_in_nothing():
     assert planned(128) == schedule(Problem(128, 128, F16, n_heads=3))
+
+
+LOW = {
+    "window": mc.window(1023),
+    "both sides": mc.window(500, 523),
+    "sinks": mc.causal() & (mc.sinks(64) | mc.window(1023)),
+    "gaps": mc.dilated(15, stride=64),
+    "documents": mc.documents("doc") & mc.window(300),
+    "parameter": mc.window(mc.param("w", 1023)),
+    "blocks": mc.random_blocks(64, 3, 0) | mc.block_diagonal(64),
+    "table": mc.block_table("t", 64),
+}
+HIGH = {
+    "causal": mc.causal(),
+    "one key more": mc.window(1024),
+    "one sink more": mc.causal() & (mc.sinks(65) | mc.window(1023)),
+    "global row": mc.window(100) | mc.global_tokens([7]).rows,
+    "blocks of 128": mc.block_diagonal(128),
+    "finer table": mc.block_table("t", 32),
+    "documents": mc.documents("doc"),
+    "parameter": mc.window(mc.param("w", 1024)),
+}
+
+
+def chosen(mask: mc.Mask, dim: int = 128, heads: int | None = None) -> Plan:
+    return driver.planned(mask, driver.problem(dim, None, heads, "bfloat16"), SM_80)
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_short_rows_and_small_blocks_get_low_tiles(name):
+    plan = chosen(LOW[name])
+    assert plan.tile == TileShape(64, 64)
+    why = "every block of 64 x 64" if name in ("blocks", "table") else "rows are short"
+    assert f"64 queries a tile because {why}" in " ".join(explain(plan).split())
+
+
+@pytest.mark.parametrize("name", HIGH)
+def test_others_get_high_ones(name):
+    plan = chosen(HIGH[name])
+    assert plan.tile == TileShape(128, 64)
+    assert "because" not in plan.reasons[0]
+
+
+def test_heads_share_a_tile_and_so_do_equal_masks():
+    assert chosen(mc.per_head([mc.window(9), mc.window(99)]), heads=2).tile.q == 64
+    assert chosen(mc.per_head([mc.window(9), mc.causal()]), heads=2).tile.q == 128
+    assert chosen(mc.window(9), dim=256).schedule == schedule(Problem(256, 256, BF16))
+    assert chosen(mc.window(255)).schedule == chosen(mc.causal() & mc.window(255, 40)).schedule
 
 
 def test_tiles_that_do_not_fit_are_refused_with_the_numbers():

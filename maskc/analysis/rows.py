@@ -1,0 +1,76 @@
+"""How long a mask's rows are, and whether it comes in blocks: what the height of a tile asks.
+
+Both answers are about the set alone, with the parameters at their defaults.
+"""
+
+from __future__ import annotations
+
+import islpy as isl
+
+from maskc.analysis.tiles import tile_classes
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.expr import Expr
+from maskc.core.problem import TileShape
+from maskc.ir.sets import TooHard, budget, mask_set, token_universe
+
+_OPERATIONS = 50_000
+"""isl's budget for one question: some hundredths of a second, because only speed hangs on it."""
+
+
+def longest_row(keep: Expr, beyond: int = 0) -> int | None:
+    """The most keys from a query's first to its last one, at any lengths.
+
+    Comparisons that read data count as true: this is a bound whatever the data.
+
+    Args:
+        beyond: keys below it do not count.
+
+    Returns:
+        None where there is no bound, or no proof of one within isl's budget.
+    """
+    try:
+        with budget(_OPERATIONS):
+            seen = mask_set(keep, opaque=True, params=E.params(keep))
+            keys = isl.Map.from_domain(seen.lower_bound_val(isl.dim_type.set, 1, isl.Val(beyond)))
+            keys = keys.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)
+            apart = keys.reverse().apply_range(keys).deltas()
+            apart = apart.project_out(isl.dim_type.param, 0, apart.dim(isl.dim_type.param))
+            if apart.is_empty():
+                return 0
+            most = apart.dim_max_val(0)
+            return int(most.to_str()) + 1 if most.is_int() else None
+    except TooHard:
+        return None
+
+
+def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
+    """Whether no block of this shape is partial at n_q = n_kv, as far as can be proved.
+
+    Tables may be read where their own blocks lie inside these; other data makes it False.
+    """
+    tables = (DataKind.table, DataKind.random)
+    if any(d.kind not in tables or d.block % max(block.q, block.k) for d in data):
+        return False
+    keep = E.substitute(
+        keep, {node: E.const(node.default) for node in E.walk(keep) if isinstance(node, E.Param)}
+    )
+    universe = token_universe(keep)
+    try:
+        with budget(_OPERATIONS):
+            return all(
+                tile_classes(_with(keep, value), block, universe, square=True).partial.is_empty()
+                for value in ((True, False) if data else (True,))
+            )
+    except TooHard:
+        return False
+
+
+def _with(keep: Expr, value: bool) -> Expr:
+    """The formula where every comparison that reads data has this value."""
+
+    def known(node: Expr) -> Expr | None:
+        reads = isinstance(node, (E.Cmp, E.Member)) and E.arrays(node)
+        return E.Truth(value) if reads else None
+
+    return E.transform(keep, known)
