@@ -236,3 +236,40 @@ def test_mistakes_keep_their_codes(graphs):
         compiled(q, k[..., :8].detach(), v, doc=torch.zeros(6, dtype=torch.int32))
     with pytest.raises(Exception, match=r"MC401 q .* four dimensions"):
         compiled(q[0].detach(), k, v)
+
+
+# ------------------------------------------------------------------ others who need an operator
+
+
+def test_selective_checkpoints_can_save_it():
+    inputs, policy = tensors(7), torch.utils.checkpoint.CheckpointPolicy
+    asked, (wanted_op, _) = [], with_torch.operators()
+
+    def choose(ctx, op, *args, **kwargs):
+        found = op is wanted_op
+        asked.extend([op] * found)
+        return policy.MUST_SAVE if found else policy.PREFER_RECOMPUTE
+
+    def call(q, k, v):
+        return Layer(mc.causal())(q.sin(), k, v)
+
+    def contexts():
+        return torch.utils.checkpoint.create_selective_checkpoint_contexts(choose)
+
+    wanted = torch.autograd.grad(call(*inputs).square().sum(), inputs)
+    out = checkpoint(call, *inputs, use_reentrant=False, context_fn=contexts)
+    found = torch.autograd.grad(out.square().sum(), inputs)
+    assert all(map(torch.equal, found, wanted))
+    assert asked
+
+
+def test_fake_tensors_have_shapes_and_gradients():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        shapes = ((2, 4, 9, DIM), (2, 2, 9, DIM), (2, 2, 9, DIM_V))
+        inputs = [torch.empty(shape, requires_grad=True) for shape in shapes]
+        out, lse = mc.attention(*inputs, mc.causal(), return_lse=True)
+        (out.sum() + lse.sum()).backward()
+    assert (out.shape, lse.shape) == ((2, 4, 9, DIM_V), (2, 4, 9))
+    assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]

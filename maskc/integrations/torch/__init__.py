@@ -2,8 +2,12 @@
 
 Two ways lead to the same kernels. Plain eager calls go straight to the compiled mask, inside a
 `torch.autograd.Function` where a gradient is wanted. Whatever has to see an operator (a compiler,
-a dispatch mode, a tensor subclass) sees `torch.ops.maskc.attention`. In eager the operator costs
-about as much time again as the whole direct call of a small attention; hence two ways.
+a dispatch mode, a tensor subclass) sees `torch.ops.maskc.attention`.
+
+Why two: a torch operator with a kernel and a derivative in Python passes the dispatcher and its
+wrappers several times. For one query on a CPU, where the compiled mask by itself takes 10 us, a
+call without gradients takes 15 us directly and 29 us as an operator; with gradients the forward
+takes 27 us against 105, and forward and backward 94 us against 217.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from maskc.core.errors import BadOption, BadShape
 from maskc.core.problem import Direction
 from maskc.integrations.torch.eager import function
 from maskc.integrations.torch.handles import check_dimensions, handle
+from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays import LIBRARIES, library
 

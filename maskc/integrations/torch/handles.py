@@ -65,6 +65,15 @@ for _function in (handle, check_dimensions):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def operators() -> tuple[Any, Any]:
+    """The operators of both passes, for whoever names them: a checkpoint policy, a profiler."""
+    import torch
+
+    with _LOCK:
+        register(named)
+    return torch.ops.maskc.attention.default, torch.ops.maskc.attention_backward.default
+
+
 def named(key: str) -> Any:
     """The compiled mask of a handle.
 
