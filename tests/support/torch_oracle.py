@@ -18,7 +18,7 @@ HEADS, KV_HEADS, DIM, DIM_V = 4, 2, 16, 24
 MASKS = {
     "causal": mc.causal(),
     "empty rows": mc.causal() - mc.prefix(3),
-    "documents": mc.causal() & mc.documents("doc"),
+    "documents": mc.window(mc.param("w", 6)) & mc.documents("doc"),
     "parameter": mc.window(mc.param("w", 2)) | mc.sinks(1),
     "per head": mc.per_head([mc.causal(), mc.window(2), mc.full(), mc.causal()]),
 }
@@ -27,7 +27,7 @@ MASKS = {
 
 def data_of(name: str, n: int) -> dict[str, object]:
     if name == "documents":
-        return {"doc": torch.arange(n) // 5}
+        return {"doc": torch.arange(n) // 5, "w": 3}
     return {"w": 4} if name == "parameter" else {}
 
 

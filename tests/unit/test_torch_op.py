@@ -49,7 +49,6 @@ checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
         ("causal", False),
         ("empty rows", True),
         ("documents", True),
-        ("parameter", False),
         ("per head", True),
     ],
 )
@@ -215,9 +214,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         yield found
 
 
-@pytest.mark.parametrize(
-    ("name", "bshd"), [("causal", False), ("documents", True), ("parameter", True)]
-)
+@pytest.mark.parametrize(("name", "bshd"), [("causal", False), ("documents", True)])
 def test_opcheck(name: str, bshd: bool):
     inputs, extras = tensors(9, bshd=bshd), vectors() if bshd else {}
     key = handles.handle(
