@@ -57,6 +57,9 @@ def range_spans(
     """
     values = values_of(recipe, n_q, n_kv, params)
     shape = -(-n_q // recipe.tile.q), -(-n_kv // recipe.tile.k)
+    if 0 in shape:
+        nothing = np.zeros((1, shape[columns]), dtype=np.int64)
+        return Spans(nothing, nothing, nothing, nothing)
     found = None
     if loops_hold(recipe, values) and all(loop.step == 1 for loop in recipe.loops or ()):
         first, count = loop_spans(recipe.loops or (), values, *shape)

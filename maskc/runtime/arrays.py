@@ -1,13 +1,13 @@
 """Arrays of any library as pointer, shape and strides, without importing the library.
 
 `LIBRARIES` maps a type to the few functions a call needs. Types of torch, CuPy and NumPy are
-recognised by name when they are first met; everything else goes through DLPack or
-`__cuda_array_interface__` and becomes a `Foreign`.
+recognised by name when they are first met; maskc/runtime/foreign.py reads everything else.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -44,6 +44,9 @@ class Library(Protocol):
     def read(self, x: Any) -> tuple[object, int]:
         """(everything that a plan depends on, hashable; pointer); fast."""
 
+    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """(what a plan depends on, in a row; pointers) of several arrays; faster."""
+
     def view(self, x: Any, name: str) -> Array:
         """The same in plain terms; `name` is for errors."""
 
@@ -52,6 +55,9 @@ class Library(Protocol):
 
         With `tokens_first` a [B, H, N, D] array is stored as [B, N, H, D].
         """
+
+    def like(self, x: Any) -> tuple[Any, int]:
+        """`empty` for the shape, dtype and order of x, whose elements lie side by side; faster."""
 
     def clear(self, made: Any) -> None:
         """Zero what `empty` gave."""
@@ -77,7 +83,14 @@ def library(x: object, name: str) -> Any:
         if known is not None:
             LIBRARIES[kind] = known
             return x
-    return foreign(x, name)
+    return _foreign()(x, name)
+
+
+@cache
+def _foreign() -> Callable[[Any, str], Any]:
+    from maskc.runtime.foreign import foreign
+
+    return foreign
 
 
 def contiguous(shape: Shape) -> Shape:
@@ -107,7 +120,8 @@ def _in_elements(strides: Shape, size: int, name: str) -> Shape:
 
 
 @cache
-def _dtype_name(dtype: np.dtype) -> str:
+def dtype_name(dtype: np.dtype) -> str:
+    """`float32`, ...; see Array."""
     dtype = np.dtype(dtype)
     return dtype.name if dtype.isnative else dtype.str
 
@@ -123,6 +137,20 @@ class _Torch:
     def read(self, x: Any) -> tuple[object, int]:
         return (x.shape, x.stride(), x.dtype, x.device), x.data_ptr()
 
+    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        # Shape and contiguity imply all strides that count.
+        if len(arrays) == 3:
+            a, b, c = arrays
+            return [
+                a.shape, a.is_contiguous() or a.stride(), a.dtype, a.device,
+                b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
+                c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
+            ], [a.data_ptr(), b.data_ptr(), c.data_ptr()]  # fmt: skip
+        kinds: list[Any] = []
+        for x in arrays:
+            kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+        return kinds, [x.data_ptr() for x in arrays]
+
     def view(self, x: Any, name: str) -> Array:
         try:
             pointer, strides = x.data_ptr(), x.stride()
@@ -132,24 +160,41 @@ class _Torch:
         return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
 
     def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        torch = sys.modules["torch"]
-        dtype = torch.float32 if single else x.dtype
         strides = out_strides(shape, tokens_first)
-        made = torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
+        if single:
+            torch = sys.modules["torch"]
+            made = torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
+        else:
+            made = x.new_empty_strided(shape, strides)
+        return made, made.data_ptr()
+
+    def like(self, x: Any) -> tuple[Any, int]:
+        made = _torch_like()(x)
         return made, made.data_ptr()
 
     def clear(self, made: Any) -> None:
         made.zero_()
 
     def stream(self, device: int) -> int:
-        torch = sys.modules["torch"]
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
-        return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
+        return _torch_stream()(device)
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         pinned = sys.modules["torch"].from_numpy(host).pin_memory()
         made = pinned.to(x.device, non_blocking=True)  # torch keeps `pinned` until it is done
         return made, made.data_ptr()
+
+
+@cache
+def _torch_like() -> Callable[[Any], Any]:
+    return sys.modules["torch"].empty_like
+
+
+@cache
+def _torch_stream() -> Callable[[int], int]:
+    """The current stream of a device."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
+    return raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
 
 
 # ------------------------------------------------------------------ NumPy, CuPy
@@ -163,9 +208,17 @@ class _NumPy:
     def read(self, x: Any) -> tuple[object, int]:
         return (x.shape, x.strides, x.dtype), x.__array_interface__["data"][0]
 
+    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        kinds: list[Any] = []
+        places = []
+        for x in arrays:
+            kinds += (x.shape, x.strides, x.dtype)
+            places.append(x.__array_interface__["data"][0])
+        return kinds, places
+
     def view(self, x: Any, name: str) -> Array:
         strides = _in_elements(x.strides, x.itemsize, name)
-        return Array(x.ctypes.data, x.shape, strides, _dtype_name(x.dtype), HOST)
+        return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
     def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
         dtype = np.float32 if single else x.dtype
@@ -175,6 +228,9 @@ class _NumPy:
         else:
             made = np.empty(shape, dtype)
         return made, made.__array_interface__["data"][0]
+
+    def like(self, x: Any) -> tuple[Any, int]:
+        return self.empty(x, x.shape, False, x.strides[1] < x.strides[2])
 
     def clear(self, made: Any) -> None:
         made.fill(0)
@@ -195,39 +251,65 @@ class _CuPy:
         memory = x.data
         return (x.shape, x.strides, x.dtype, memory.device_id), memory.ptr
 
+    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        kinds: list[Any] = []
+        places = []
+        for x in arrays:
+            memory = x.data
+            kinds += (x.shape, x.strides, x.dtype, memory.device_id)
+            places.append(memory.ptr)
+        return kinds, places
+
     def view(self, x: Any, name: str) -> Array:
         strides = _in_elements(x.strides, x.itemsize, name)
         device = ("cuda", x.data.device_id)
-        return Array(x.data.ptr, x.shape, strides, _dtype_name(x.dtype), device)
+        return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
 
     def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
         return cupy_empty(x.data.device_id, shape, np.float32 if single else x.dtype, tokens_first)
+
+    def like(self, x: Any) -> tuple[Any, int]:
+        return self.empty(x, x.shape, False, x.strides[1] < x.strides[2])
 
     def clear(self, made: Any) -> None:
         made.fill(0)
 
     def stream(self, device: int) -> int:
-        return sys.modules["cupy"].cuda.get_current_stream(device).ptr
+        return cupy_stream(device)
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         return cupy_send(x.data.device_id, host)
 
 
-def _cupy() -> ModuleType:
+@cache
+def import_cupy() -> ModuleType:
+    """CuPy, once an array needs it."""
     import cupy
 
     return cupy
 
 
+@cache
+def _cupy_calls() -> tuple[Callable[..., Any], Callable[[], int], type]:
+    """(current stream of a device, current device, array type): looked up once."""
+    cupy = import_cupy()
+    return cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice, cupy.ndarray
+
+
+def cupy_stream(device: int) -> int:
+    """CuPy's current stream of a device."""
+    return _cupy_calls()[0](device).ptr
+
+
 def cupy_empty(device: int, shape: Shape, dtype: Any, tokens_first: bool) -> tuple[Any, int]:
     """A new CuPy array on a device, and its pointer."""
-    cupy = _cupy()
+    _, current, array = _cupy_calls()
     order = (shape[0], shape[2], shape[1], shape[3]) if tokens_first else shape
-    if cupy.cuda.runtime.getDevice() == device:
-        made = cupy.empty(order, dtype)
+    if current() == device:
+        made = array(order, dtype)
     else:
-        with cupy.cuda.Device(device):
-            made = cupy.empty(order, dtype)
+        with import_cupy().cuda.Device(device):
+            made = array(order, dtype)
     if tokens_first:
         made = made.transpose(0, 2, 1, 3)
     return made, made.data.ptr
@@ -235,7 +317,7 @@ def cupy_empty(device: int, shape: Shape, dtype: Any, tokens_first: bool) -> tup
 
 def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
     """A copy on a device through pinned memory, ordered on CuPy's current stream."""
-    cupy = _cupy()
+    cupy = import_cupy()
     with cupy.cuda.Device(device):
         memory = cupy.cuda.alloc_pinned_memory(host.nbytes)
         pinned = np.frombuffer(memory, host.dtype, host.size)
@@ -245,134 +327,13 @@ def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
     return (made, memory), made.data.ptr
 
 
-# ------------------------------------------------------------------ everything else
-
-
-class Foreign(NamedTuple):
-    """An array of another library, imported for the time of a call."""
-
-    array: Array
-    source: Any
-    """What the caller gave."""
-    held: Any
-    """Keeps the exported memory alive."""
-
-
-class _Foreign:
-    """Results are of the source's own library where it follows the array API standard.
-
-    Where it does not, they are NumPy or CuPy arrays.
-    """
-
-    ordered = False
-
-    def read(self, x: Foreign) -> tuple[object, int]:
-        array = x.array
-        return (array.shape, array.strides, array.dtype, array.device), array.pointer
-
-    def view(self, x: Foreign, name: str) -> Array:
-        return x.array
-
-    def empty(self, x: Foreign, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        kind, index = x.array.device
-        namespace = getattr(x.source, "__array_namespace__", None)
-        if namespace is not None:
-            space = namespace()
-            dtype = space.float32 if single else x.source.dtype
-            made = space.zeros(shape, dtype=dtype, device=x.source.device)
-            return made, foreign(made, "the result").array.pointer
-        dtype = numpy_dtype("float32" if single else x.array.dtype)
-        if kind == "cuda":
-            return cupy_empty(index, shape, dtype, False)
-        made = np.empty(shape, dtype)
-        return made, made.ctypes.data
-
-    def clear(self, made: Any) -> None:
-        if hasattr(made, "fill"):  # others were made by `zeros`
-            made.fill(0)
-
-    def stream(self, device: int) -> int:
-        return _cupy().cuda.get_current_stream(device).ptr
-
-    def send(self, x: Foreign, host: np.ndarray) -> tuple[Any, int]:
-        return cupy_send(x.array.device[1], host)
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
-
-
-_ON_HOST: dict[type, bool] = {}
-"""Where the last array of a type was: asking costs a microsecond and is usually the same."""
-
-
-def foreign(x: Any, name: str) -> Foreign:
-    """Import an array through DLPack or `__cuda_array_interface__`.
-
-    Raises:
-        NotAnArray: x has neither, or refuses to export itself.
-    """
-    try:
-        if _ON_HOST.get(type(x)):
-            guessed = _imported(x, HOST)
-            if getattr(guessed.held, "device_id", -1) < 0:  # not on a GPU after all
-                return guessed
-        place = _place(x, name)
-        _ON_HOST[type(x)] = place == HOST
-        return _imported(x, place)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, NotAnArray):
-            raise
-        found = f"{type(x).__name__} that cannot be read ({error})"
-        raise NotAnArray(name, found, at=name) from None
-
-
-def _place(x: Any, name: str) -> Device:
-    if hasattr(x, "__cuda_array_interface__"):
-        return "cuda", -1
-    if not hasattr(x, "__dlpack_device__"):
-        raise NotAnArray(name, type(x).__name__, at=name)
-    kind, index = map(int, x.__dlpack_device__())
-    if kind not in (1, 2, 3, 13):  # host, CUDA, pinned, managed
-        raise NotAnArray(name, f"{type(x).__name__} on DLPack device type {kind}", at=name)
-    return HOST if kind in (1, 3) else ("cuda", index)
-
-
-def _imported(x: Any, place: Device) -> Foreign:
-    # 1 is how both protocols call the default stream; -1 means that nothing needs waiting for.
-    stream = -1 if place == HOST else _cupy().cuda.get_current_stream(place[1]).ptr or 1
-    view = _strided_view()
-    if view is None:
-        held = np.from_dlpack(x) if place == HOST else _cupy().asarray(x)
-        return Foreign((_NUMPY if place == HOST else _CUPY).view(held, "array"), x, held)
-    held = view.from_any_interface(x, stream_ptr=stream)
-    strides = held.strides if held.strides is not None else contiguous(held.shape)
-    device = HOST if place == HOST else ("cuda", held.device_id)
-    return Foreign(Array(held.ptr, held.shape, strides, _dtype_name(held.dtype), device), x, held)
-
-
-@cache
-def _strided_view() -> Any:
-    """cuda.core's reader of both protocols; without it NumPy reads DLPack on the host."""
-    try:
-        from cuda.core.utils import StridedMemoryView
-    except (ImportError, RuntimeError):
-        return None
-    return StridedMemoryView
-
-
-_TORCH, _NUMPY, _CUPY = _Torch(), _NumPy(), _CuPy()
+TORCH, NUMPY, CUPY = _Torch(), _NumPy(), _CuPy()
 
 _BY_NAME: dict[tuple[str, str], Library] = {
-    ("torch", "Tensor"): _TORCH,
-    ("numpy", "ndarray"): _NUMPY,
-    ("cupy", "ndarray"): _CUPY,
+    ("torch", "Tensor"): TORCH,
+    ("numpy", "ndarray"): NUMPY,
+    ("cupy", "ndarray"): CUPY,
 }
 
-LIBRARIES: dict[type, Library] = {np.ndarray: _NUMPY, Foreign: _Foreign()}
+LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
 """Known types; `library` adds to it."""

@@ -13,15 +13,16 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import LIBRARIES, Array, Library, library
+from maskc.runtime.arrays import LIBRARIES, Array, Library
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.launch_cuda import current_device
-from maskc.runtime.plans import POINTERS, Plan, Pointers, Recent, Sent
+from maskc.runtime.plans import Plan, Recent
 from maskc.runtime.prepare import check_call, launches, make_plan, mode_of
+from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING, Tables, make_tables
 
 _QKV = ("q", "k", "v")
@@ -63,6 +64,7 @@ class CompiledMask:
         self._report = report
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
+        self._needs_data, self._default = self._binder.needs_data, self._binder.default
         self._kernels = Kernels(bundle, self.target)
         self._plans: Recent[Plan] = Recent()
         self._tables: Recent[Tables] = Recent()
@@ -112,21 +114,24 @@ class CompiledMask:
         """
         names, given = _QKV, [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
-            names = _with_heads(names, given, alibi_slopes, sink_logits)
+            names = with_heads(names, given, alibi_slopes, sink_logits)
         if scale is not None:
             scale = checks.number("scale", scale, positive=False)
         if softcap is not None:
             softcap = checks.number("softcap", softcap, positive=True)
         key = (names, softcap is None, bool(nan_safe))
-        plan, lib, q, places, sent, stream = self._begin(key, given, data)
+        plan, lib, places = self._begin(key, given, data)
+        q = given[0]
+        sent, stream = plan.place(lib, q)
         out, place = plan.outputs[0].make(lib, q)
         lse, unread = None, sent.lse
         if return_lse or not unread:
             lse, unread = plan.outputs[1].make(lib, q, True)
-        pointers = (places[0], places[1], places[2], place, unread)
-        if names is not _QKV:
-            pointers = _all_pointers(names, places, out=place, lse=unread)
-        plan.run(sent, stream, pointers, scale, softcap)
+        if names is _QKV:
+            pointers = (*places, place, unread)
+        else:
+            pointers = all_pointers(names, places, out=place, lse=unread)
+        plan.run(plan, sent, pointers, scale, softcap, stream)
         return (out, lse) if return_lse else out
 
     def backward(
@@ -162,13 +167,15 @@ class CompiledMask:
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
-        names = _with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
+        names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
         if scale is not None:
             scale = checks.number("scale", scale, positive=False)
         if softcap is not None:
             softcap = checks.number("softcap", softcap, positive=True)
         key = (names, softcap is None, bool(nan_safe), bool(deterministic))
-        plan, lib, q, places, sent, stream = self._begin(key, given, data)
+        plan, lib, places = self._begin(key, given, data)
+        q = given[0]
+        sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
         made = [t.zeros(lib, q) if plan.kernel is None else t.make(lib, q) for t in tensors]
         delta, space = workspace.make(lib, q, True)
@@ -177,41 +184,26 @@ class CompiledMask:
             if asked is not None:
                 made.append(heads.zeros(lib, q, True))
                 written[name] = made[-1][1]
-        pointers = _all_pointers(names, places, **written)
-        plan.run(sent, stream, pointers, scale, softcap)
+        pointers = all_pointers(names, places, **written)
+        plan.run(plan, sent, pointers, scale, softcap, stream)
         del delta  # what reuses its memory comes later in the stream
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
         self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any]
-    ) -> tuple[Plan, Library, Any, list[int], Sent, int]:
-        """(plan, q's library, q, addresses of what is given, what a launch reads, stream).
+    ) -> tuple[Plan, Library, list[int]]:
+        """(plan, q's library, addresses of what is given).
 
         Args:
             asked: the names of what is given, then the options that a plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
         """
-        signature: list[object] = [asked]
-        places: list[int] = []
-        known = LIBRARIES
-        for number, x in enumerate(given):
-            lib = known.get(type(x))
-            if lib is None:
-                name = asked[0][number]
-                x = given[number] = library(x, name)
-                lib = known[type(x)]
-            try:
-                kind, place = lib.read(x)
-            except RuntimeError:
-                lib.view(x, asked[0][number])  # says what is wrong with it
-                raise
-            signature.append(kind)
-            places.append(place)
-        if data or self._binder.needs_data:
+        lib, signature, places = read(asked[0], given)
+        if data or self._needs_data:
             bound = self._bind(given, data)
         else:
-            bound = self._binder.default
-        signature.append(bound.key)
+            bound = self._default
+        signature += (bound.key, asked)
         last, plan = self._last
         if signature != last or plan is None:
             key = tuple(signature)
@@ -225,10 +217,7 @@ class CompiledMask:
                 tensors |= places[3] | places[4]
             if tensors & self._unaligned:  # which the signature does not tell
                 self._plan(tuple(signature), asked, given, bound)
-        q = given[0]
-        lib = known[type(q)]
-        sent, stream = plan.place(lib, q)
-        return plan, lib, q, places, sent, stream
+        return plan, lib, places
 
     def _bind(self, given: list[Any], data: Mapping[str, Any]) -> Bound:
         """Parameters and data; the lengths must be sound before data are compared with them."""
@@ -248,7 +237,7 @@ class CompiledMask:
             name: LIBRARIES[type(x)].view(x, name) for name, x in zip(names, given, strict=True)
         }
         direction = Direction.backward if "lse" in views else Direction.forward
-        features = _features(names, not no_softcap, nan_safe)
+        features = features_asked(names, not no_softcap, nan_safe)
         unit = self._kernels.unit(direction, features)
         sizes = check_call(views, self.bundle, unit)
         ordered = LIBRARIES[type(given[0])].ordered
@@ -350,30 +339,3 @@ class CompiledMask:
         """
         return mask_layout(self.bundle, self._binder, self.unit.tile, n_q, n_kv, block, head, batch,
                            data)  # fmt: skip
-
-
-def _with_heads(
-    names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any
-) -> tuple[str, ...]:
-    """`names` and what they name, with the vectors per head that were given."""
-    for name, x in (("alibi_slopes", alibi), ("sink_logits", sinks)):
-        if x is not None:
-            names = (*names, name)
-            given.append(x)
-    return names
-
-
-def _all_pointers(names: tuple[str, ...], places: list[int], **others: int) -> Pointers:
-    """Addresses in the order of the argument block."""
-    found = dict(zip(names, places, strict=True)) | others
-    return tuple(found.get(name, 0) for name in POINTERS)
-
-
-def _features(names: tuple[str, ...], softcap: bool, nan_safe: bool) -> Features:
-    asked = {
-        Feature.softcap: softcap,
-        Feature.alibi: "alibi_slopes" in names,
-        Feature.sinks: "sink_logits" in names,
-        Feature.nan_safe: nan_safe,
-    }
-    return frozenset(feature for feature, wanted in asked.items() if wanted)

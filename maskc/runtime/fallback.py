@@ -17,7 +17,7 @@ from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.layout import sequence_arrays
-from maskc.runtime.plans import Plan, Pointers, filled
+from maskc.runtime.plans import Plan, Pointers, Sent, filled
 from maskc.runtime.tables import Tables
 
 
@@ -117,11 +117,11 @@ class NumPyKernel:
         return 0
 
     def run(
-        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        self, plan: Plan, sent: Sent, pointers: Pointers, scale: float | None,
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass over the memory the pointers name."""
-        block = filled(template, pointers, scale, softcap)
+        block = filled(sent, pointers, scale, softcap)
         forward = plan.direction is Direction.forward
         run: Callable[[_Pass], None] = _forward if forward else _backward
         with np.errstate(all="ignore"):

@@ -11,7 +11,7 @@ from maskc.build import Binary
 from maskc.build.cache import cache_folder
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
-from maskc.runtime.plans import ATTENTION, Plan, Pointers, filled
+from maskc.runtime.plans import ATTENTION, Plan, Pointers, Sent, filled
 
 
 class _Threads:
@@ -67,11 +67,11 @@ class CpuKernel:
         return self._workspace(ctypes.byref(block))
 
     def run(
-        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        self, plan: Plan, sent: Sent, pointers: Pointers, scale: float | None,
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Run to completion."""
-        block = filled(template, pointers, scale, softcap)
+        block = filled(sent, pointers, scale, softcap)
         _Threads.started = True
         self._functions[plan.direction](ctypes.byref(block), thread_count())
 

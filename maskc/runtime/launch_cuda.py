@@ -17,7 +17,7 @@ from maskc.build.toolchain import gpus
 from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.runtime.arrays import Shape
-from maskc.runtime.plans import ATTENTION, Plan, Pointers, fill
+from maskc.runtime.plans import ATTENTION, Plan, Pointers, Sent, fill, fill_scale
 from maskc.runtime.tensor_maps import BYTES, Encode, Maps, Tensor, encode_with
 
 _SHARED = 8
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 class Memory:
     """Arguments of one launch: `struct Attention`, behind it tensor maps, both aligned."""
 
-    def __init__(self, maps: int) -> None:
+    def __init__(self, maps: int, template: bytes) -> None:
         held = ctypes.create_string_buffer(_MAPS + maps + _LINE)
         base = -(-ctypes.addressof(held) // _LINE) * _LINE
         first = base - ctypes.addressof(held)
@@ -88,6 +88,9 @@ class Memory:
         self._pointers = (ctypes.c_void_p * 2)(base, base + _MAPS)
         self.address = ctypes.addressof(self._pointers)
         """Of the array of addresses that a launch takes."""
+        self.view[: len(template)] = template
+        self.maps = b""
+        """What lies behind the block."""
 
     def arguments(self) -> tuple[bytes, ...]:
         """What the addresses point to."""
@@ -108,8 +111,6 @@ class CudaKernel:
         self._functions = driver.load(binary.code, shared)
         self._launch, self.capturing = driver.launch, driver.capturing
         self._map_bytes = BYTES * len(unit.maps)
-        # Launches take a block of arguments from here and put it back; lists are safe in threads.
-        self._free: list[Memory] = []
 
     def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
         """The launches; `blocks` counts a launch's blocks, given the multiprocessors."""
@@ -132,19 +133,24 @@ class CudaKernel:
         return Maps(tensors, dtype, self._target, self._driver.encoder(self._target))
 
     def run(
-        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        self, plan: Plan, sent: Sent, pointers: Pointers, scale: float | None,
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Enqueue; the driver copies the arguments."""
-        free = self._free
+        free, maps = sent.free, plan.maps
         try:
-            memory = free.pop()
+            memory = free.pop()  # of this launch until it is put back
         except IndexError:
-            memory = Memory(self._map_bytes)
-        fill(memory.view, template, pointers, scale, softcap)
-        if plan.maps is not None:
-            memory.view[_MAPS:] = plan.maps.at(pointers)
+            memory = Memory(self._map_bytes, sent.template)
+        view = memory.view
+        fill(view, pointers, scale, softcap)
+        if maps is not None:
+            found = maps.at(pointers)
+            if found is not memory.maps:
+                view[_MAPS:] = memory.maps = found
         self._launch(plan.steps, stream, memory)
+        if scale is not None:
+            fill_scale(view, sent.template)
         free.append(memory)
 
 
@@ -204,22 +210,21 @@ class _Bindings:
 
     def capturing(self, stream: int) -> bool:
         status, mode = self._capturing(stream)
-        return not status and bool(int(mode))
+        return bool(mode) and not status
 
     def launch(self, steps: tuple[Step, ...], stream: int, memory: Memory) -> None:
-        if int(self._current()[1]) == self._context_id:
-            self._all(steps, stream, memory.address)
-            return
-        with self._entered():  # another device is current, or this thread never touched CUDA
-            self._all(steps, stream, memory.address)
-
-    def _all(self, steps: tuple[Step, ...], stream: int, address: int) -> None:
-        for function, blocks, threads, shared in steps:
-            (status,) = self._start(
-                function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0
-            )
-            if status:
-                self._check((status,))
+        foreign = int(self._current()[1]) != self._context_id
+        if foreign:  # another device is current, or this thread never touched CUDA
+            self._check(self._driver.cuCtxPushCurrent(self._context))
+        try:
+            start, address = self._start, memory.address
+            for function, blocks, threads, shared in steps:
+                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0)
+                if status:
+                    self._check((status,))
+        finally:
+            if foreign:
+                self._driver.cuCtxPopCurrent()
 
 
 class _CuPy:

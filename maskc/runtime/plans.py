@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import local
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ _PER_THREAD = 2
 _captured: dict[int, object] = {}
 """Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
 
+
 class _Thread(local):
     """Something that no other thread has, nor a later one."""
 
@@ -45,11 +46,8 @@ Pointers = tuple[int, ...]
 """Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks."""
 
 
-def fill(
-    block: Any, template: bytes, pointers: Pointers, scale: float | None, softcap: float | None
-) -> None:
-    """Write an argument block: a writable buffer of at least its size."""
-    block[: len(template)] = template
+def fill(block: Any, pointers: Pointers, scale: float | None, softcap: float | None) -> None:
+    """Write what calls differ in into an argument block, a writable buffer."""
     (_FIVE if len(pointers) == 5 else _ALL).pack_into(block, 0, *pointers)
     if scale is not None:
         _NUMBER.pack_into(block, _SCALE, scale)
@@ -57,12 +55,17 @@ def fill(
         _NUMBER.pack_into(block, _SOFTCAP, softcap)
 
 
+def fill_scale(block: Any, template: bytes) -> None:
+    """Write the usual scale again."""
+    block[_SCALE : _SCALE + _NUMBER.size] = template[_SCALE : _SCALE + _NUMBER.size]
+
+
 def filled(
-    template: bytes, pointers: Pointers, scale: float | None, softcap: float | None
+    sent: Sent, pointers: Pointers, scale: float | None, softcap: float | None
 ) -> ctypes.Structure:
     """A new argument block."""
-    block = ATTENTION()
-    fill(memoryview(block).cast("B"), template, pointers, scale, softcap)
+    block = ATTENTION.from_buffer_copy(sent.template)
+    fill(block, pointers, scale, softcap)
     return block
 
 
@@ -73,7 +76,7 @@ class Kernel(Protocol):
         """Whether launches on a stream become nodes of a CUDA graph (CUDA only)."""
 
     def run(
-        self, plan: Plan, template: bytes, pointers: Pointers, scale: float | None,
+        self, plan: Plan, sent: Sent, pointers: Pointers, scale: float | None,
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass, or enqueue it."""
@@ -86,9 +89,13 @@ class Output:
     shape: Shape
     tokens_first: bool = False
     """Stored as [B, N, H, D], like the input it goes with."""
+    like_q: bool = False
+    """Of q's shape, dtype and order."""
 
     def make(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
         """(array, pointer) in q's library, on its device: fp32, or q's dtype."""
+        if self.like_q:
+            return library.like(q)
         return library.empty(q, self.shape, single, self.tokens_first)
 
     def zeros(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
@@ -113,6 +120,8 @@ class Sent:
     """Keeps the memory alive."""
     counters: Callable[[], int | None]
     """The address of a counter that no other launch has; None when there are no more."""
+    free: list[Any] = field(default_factory=list)
+    """Memory with these arguments (CUDA), taken for a launch and put back; safe in threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +144,11 @@ class Plan:
     """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
     """By stream."""
+    run: Callable[..., None] = field(init=False)
+    """`Kernel.run`, or nothing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", _nothing if self.kernel is None else self.kernel.run)
 
     @property
     def size(self) -> int:
@@ -149,8 +163,9 @@ class Plan:
         copy of another stream serves, which is why calls are warmed up first; only the counter
         of work items is each captured launch's own, because graphs may run at the same time.
         """
-        if self.kernel is None:
-            return Sent(self.numbers, 0, None, _no_counter), 0
+        kernel = self.kernel
+        if kernel is None:
+            return Sent(self.numbers, 0, None, _nothing), 0
         kind, index = self.device
         if kind == "cpu":
             stream, key, capturing = 0, 0, False
@@ -158,7 +173,7 @@ class Plan:
             key = stream = library.stream(index)
             if stream == _PER_THREAD:
                 key = _thread.token
-            capturing = self.kernel.capturing(stream)
+            capturing = kernel.capturing(stream)
         sent = self.sent.get(key)
         if capturing:
             sent = self._captured(library, q, key, sent)
@@ -179,7 +194,7 @@ class Plan:
                 library.clear(made)
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
-            sent = replace(sent, template=bytes(template), owner=(sent.owner, made))
+            sent = Sent(bytes(template), sent.lse, (sent.owner, made), sent.counters)
         _captured[id(sent)] = sent
         return sent
 
@@ -210,17 +225,9 @@ class Plan:
             owner = (owner, made)
         return Sent(bytes(block), lse, owner, counters)
 
-    def run(
-        self, sent: Sent, stream: int, pointers: Pointers, scale: float | None,
-        softcap: float | None,
-    ) -> None:  # fmt: skip
-        """Launch, unless there is nothing to compute."""
-        if self.kernel is not None:
-            self.kernel.run(self, sent.template, pointers, scale, softcap, stream)
 
-
-def _no_counter() -> None:
-    return None
+def _nothing(*_: object) -> None:
+    """Neither a launch nor a counter."""
 
 
 class Kept(Protocol):

@@ -150,7 +150,10 @@ def _outputs(
     if direction is Direction.forward:
         rows = Output((sizes.batch, sizes.heads_q, sizes.n_q))
         shape = (*rows.shape, bundle.problem.head_dim_v)
-        return Output(shape, ordered and _tokens_first(views["q"])), rows
+        q = views["q"]
+        swapped = ordered and _tokens_first(q)
+        alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
+        return Output(shape, swapped, alike), rows
     gradients = (
         Output(tuple(views[name].shape), ordered and _tokens_first(views[name])) for name in "qkv"
     )

@@ -159,7 +159,7 @@ def make_tables(
     backward = direction is Direction.backward
     if lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
-        parts += _lists(layouts, unit.work is None or not backward, backward)
+        parts += _lists(layouts, True, backward)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
@@ -168,10 +168,8 @@ def make_tables(
         if lists:
             spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
         else:
-            spans = stack_spans([
-                range_spans(recipe, sizes.n_q, sizes.n_kv, params, own, backward)
-                for recipe, own in seen
-            ])  # fmt: skip
+            spans = stack_spans([_spans(recipe, sizes, params, own, backward)
+                                 for recipe, own in seen])  # fmt: skip
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
         parts += [("work", work.items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work)
@@ -268,6 +266,39 @@ def _layout(
         env = {**params, **arrays, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
         check_layout(layout, recipe.keep, env)
     return layout
+
+
+def _spans(
+    recipe: LayoutRecipe, sizes: Sizes, params: Mapping[str, int], arrays: Mapping[str, np.ndarray],
+    columns: bool,
+) -> Spans:  # fmt: skip
+    spans = range_spans(recipe, sizes.n_q, sizes.n_kv, params, arrays, columns)
+    if os.environ.get("MASKC_CHECK") == "1":
+        layout = _layout(recipe, sizes, params, arrays)
+        check_spans(spans, layout.transpose() if columns else layout)
+    return spans
+
+
+def check_spans(spans: Spans, layout: BlockLayout) -> None:
+    """Compare ranges of tiles with a layout by the same rows or columns.
+
+    Raises:
+        CheckFailed: other tiles are live, or one is not full.
+    """
+    kinds = layout.to_dense().T if layout.transposed else layout.to_dense()
+    for tile, row in enumerate(kinds):
+        first, full_first = int(spans.first[0, tile]), int(spans.full_first[0, tile])
+        last, full_last = first + int(spans.count[0, tile]), int(spans.full_last[0, tile])
+        live = np.flatnonzero(row)
+        if (
+            not np.array_equal(live, np.arange(first, last))
+            or (row[full_first:full_last] != FULL).any()
+        ):
+            which = "column" if layout.transposed else "row"
+            raise CheckFailed(
+                f"tile {which} {tile} is said to have tiles {first} to {last - 1}, of which "
+                f"{full_first} to {full_last - 1} full; it has {live.tolist()}"
+            )
 
 
 def check_layout(layout: BlockLayout, keep: Expr, env: Mapping[str, object]) -> None:

@@ -26,6 +26,9 @@ class Streams:
         self.held.append(made)
         return made, made.ctypes.data
 
+    def like(self, x):
+        return self.empty(x, x.array.shape, False, False)
+
     def clear(self, made):
         self.cleared += 1
 
@@ -55,6 +58,9 @@ class Tensors(Streams):
 
     def read(self, x):
         return x.array[1:], x.array.pointer
+
+    def read_all(self, arrays):
+        return [x.array[1:] for x in arrays], [x.array.pointer for x in arrays]
 
     def view(self, x, name):
         return x.array

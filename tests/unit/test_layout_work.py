@@ -246,6 +246,15 @@ def test_ranges_of_explicit_tiles(seed, rows, columns, by_column):
         assert high - low == max(map(len, runs))
 
 
+@pytest.mark.parametrize(("n_q", "n_kv"), [(0, 0), (7, 0), (0, 7)])
+def test_ranges_of_nothing(n_q, n_kv):
+    for recipe in recipes():
+        for columns, tiles in ((False, -(-n_q // 2)), (True, -(-n_kv // 3))):
+            spans = range_spans(recipe, n_q, n_kv, {}, {}, columns)
+            assert spans.count.shape == (1, tiles)
+            assert not spans.count.any()
+
+
 def test_gaps_are_a_defect():
     with pytest.raises(ValueError, match="not consecutive"):
         layout_spans(layout_from(np.array([[1, 0, 1]], np.uint8)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from maskc.core.errors import NotAnArray, NotContiguous
-from maskc.runtime import CompiledMask, arrays
+from maskc.runtime import CompiledMask, arrays, foreign
 from tests.support.bundles import bundle
 from tests.support.caches import binaries  # noqa: F401
 
@@ -143,7 +143,7 @@ def test_the_array_api_standard(mask, qkv):
 
 
 def test_dlpack_without_cuda_core(mask, qkv, monkeypatch):
-    monkeypatch.setattr(arrays, "_strided_view", lambda: None)
+    monkeypatch.setattr(foreign, "_strided_view", lambda: None)
     np.testing.assert_array_equal(mask(*map(Exporter, qkv)), mask(*qkv))
 
 
@@ -155,7 +155,7 @@ def test_libraries_mix(mask, qkv):
 
 
 def test_a_type_whose_arrays_move(mask, qkv):
-    """Where the last array of a type was is a guess: pinned memory says it is on a GPU."""
+    """Where the last array of a type was is a guess; pinned memory is the host's."""
 
     class Pinned(Exporter):
         def __dlpack_device__(self):
@@ -163,9 +163,11 @@ def test_a_type_whose_arrays_move(mask, qkv):
 
     for kind in (Exporter, Pinned):
         moving = type("Moving", (kind,), {})
-        arrays._ON_HOST[moving] = True
-        given = [moving(torch.from_numpy(x)) for x in qkv]
-        np.testing.assert_array_equal(mask(*given), mask(*qkv))
+        for last in (arrays.HOST, ("cuda", 0), ("cuda", -1)):
+            foreign._PLACES[moving] = last
+            given = [moving(torch.from_numpy(x)) for x in qkv]
+            np.testing.assert_array_equal(mask(*given), mask(*qkv))
+            assert foreign._PLACES[moving] == arrays.HOST
 
 
 @pytest.mark.parametrize("thing", [None, [[1.0]], 3, "q", np.float32])
@@ -211,6 +213,9 @@ def test_strides_of_results(shape, tokens_first):
         assert view.shape == shape
         if 0 not in shape:
             assert view.strides == arrays.out_strides(shape, tokens_first)
+            again = library.view(library.like(made)[0], "like")
+            assert (again.shape, again.strides) == (view.shape, view.strides)
+            assert again.pointer != view.pointer
 
 
 def test_importing_the_runtime_and_calling_with_numpy_loads_no_array_library():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from maskc.core.target import TARGETS
 from maskc.layout import Work
 from maskc.runtime import default_target, launch_cuda, plans, tables
 from maskc.runtime.launch_cuda import Step
-from maskc.runtime.plans import ATTENTION, POINTERS, Output, Plan, Recent, fill, filled
+from maskc.runtime.plans import ATTENTION, POINTERS, Output, Plan, Recent, Sent, filled
 from maskc.runtime.tables import Slot, Tables
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Streams
@@ -36,8 +35,8 @@ class Recorder:
     def capturing(self, stream):
         return self.graph
 
-    def run(self, plan, template, pointers, scale, softcap, stream):
-        self.launched.append((stream, filled(template, pointers, scale, softcap)))
+    def run(self, plan, sent, pointers, scale, softcap, stream):
+        self.launched.append((stream, filled(sent, pointers, scale, softcap)))
 
 
 def gpu_plan(kernel, work=None) -> Plan:
@@ -66,7 +65,7 @@ def test_tables_go_to_every_stream_once():
     for library.current in (7, 7, 9, 7, 9):
         sent, stream = plan.place(library, None)
         assert stream == library.current
-        plan.run(sent, stream, (1, 2, 3, 4, 5), 0.5, None)
+        plan.run(plan, sent, (1, 2, 3, 4, 5), 0.5, None, stream)
     assert library.sent == [7, 9]
     assert [stream for stream, _ in kernel.launched] == [7, 7, 9, 7, 9]
     blocks = [block for _, block in kernel.launched]
@@ -164,14 +163,12 @@ def test_launches_of_a_stream_share_a_counter_and_captured_ones_never(monkeypatc
 
 def test_the_pointers_of_a_call_lead_the_argument_block():
     assert tuple(field.name for field in abi.FIELDS[: len(POINTERS)]) == POINTERS
-    block = filled(bytes(ATTENTION(n_q=3)), tuple(range(1, 15)), 0.25, 4.0)
+    sent = Sent(bytes(ATTENTION(n_q=3, scale=2.0)), 0, None, lambda: None)
+    block = filled(sent, tuple(range(1, 15)), 0.25, 4.0)
     assert [getattr(block, name) for name in POINTERS] == list(range(1, 15))
     assert (block.n_q, block.scale, block.softcap) == (3, 0.25, 4.0)
-    memory = bytearray(b"x" * (ctypes.sizeof(ATTENTION) + 4))
-    fill(memoryview(memory), bytes(ATTENTION(scale=2.0)), (1, 2, 3, 4, 5), None, None)
-    block = ATTENTION.from_buffer_copy(memory)
+    block = filled(sent, (1, 2, 3, 4, 5), None, None)
     assert (block.q, block.lse, block.dout, block.scale) == (1, 5, None, 2.0)
-    assert memory[-4:] == b"xxxx"
 
 
 def test_old_plans_make_room():
@@ -197,9 +194,10 @@ def cuda_kernel(monkeypatch, driver, shared=99 * 1024, more=()):
     return launch_cuda.CudaKernel(unit, mode, SimpleNamespace(code=b""), 2)
 
 
-def launched(kernel, block, stream, blocks=12):
+def launched(kernel, block, stream, blocks=12, sent=None, scale=None):
     plan = replace(gpu_plan(kernel), steps=kernel.steps(lambda launch, _: blocks))
-    kernel.run(plan, bytes(block), (0,) * 5, None, None, stream)
+    sent = Sent(bytes(block), 0, None, lambda: None) if sent is None else sent
+    kernel.run(plan, sent, (0,) * 5, scale, None, stream)
 
 
 def test_a_launch(monkeypatch):
@@ -234,13 +232,18 @@ def test_launches_of_a_mode_run_in_order_and_empty_ones_are_left_out(monkeypatch
 
 
 def test_arguments_are_reused_and_lie_on_lines(monkeypatch):
+    """A scale of one call is not the next one's."""
     driver = Driver(current=102)
     kernel = cuda_kernel(monkeypatch, driver)
-    seen = set()
-    for _ in range(3):
-        launched(kernel, ATTENTION(), 0)
+    sent = Sent(bytes(ATTENTION(scale=0.5, n_q=9)), 0, None, lambda: None)
+    seen, scales = set(), []
+    for scale in (None, 0.25, None):
+        launched(kernel, None, 0, sent=sent, scale=scale)
         seen.add(driver.maps)
-    assert len(seen) == 1
+        scales.append(driver.block.scale)
+    assert scales == [0.5, 0.25, 0.5]
+    assert driver.block.n_q == 9
+    assert len(seen) == len(sent.free) == 1
     assert driver.maps % 64 == 0
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from base64 import b85encode
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from maskc.core.bundle import Grid, Launch, Mode, SourceUnit, TensorMap, WorkList
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, DataMissing, NoSuchHead, WrongDevice
-from maskc.core.expr_text import to_python
-from maskc.core.problem import TileShape
+from maskc.core.expr_text import parse_expr, to_python
+from maskc.core.problem import Direction, TileShape
+from maskc.emit.module import module_files
 from maskc.runtime import GeneratedMask, device, generated
 from maskc.runtime.tables import check_layout
 from tests.support.bundles import FORMULAS, bundle, cpu_unit, pairs
@@ -58,6 +61,89 @@ def test_a_bundle_survives_being_written_down(names):
     again = rebuilt(made)
     assert again == made
     assert again.report == made.report
+
+
+def imported(folder, files):
+    """The bundle of a generated module."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        assert max(map(len, text.splitlines())) <= 100, name
+    spec = importlib.util.spec_from_file_location("by_hand", folder / "by_hand.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module._MASK.bundle, module.SOURCE
+
+
+def hopper_units():
+    """A pass each, with everything a launch can have."""
+    forward = Launch("attention_forward", Grid.items, 384, 200 * 1024)
+    streamed = Mode((replace(forward, grid=Grid.stream),), "STREAM")
+    passes = tuple(
+        Launch(f"attention_{name}", grid, 128, per_block=64)
+        for name, grid in (("queries", Grid.queries), ("items", Grid.items), ("keys", Grid.keys))
+    )
+    base = SourceUnit("sm_90a", "// forward\n", TileShape(128, 176), True)
+    return (
+        replace(
+            base, modes=(("usual", Mode((forward,))), ("stream", streamed)),
+            maps=(TensorMap("q", 128), TensorMap("k", 176), TensorMap("q", 64)),
+            work=WorkList(1 << 17, stream_below=12),
+        ),
+        replace(
+            base, text="// backward\n", tile=TileShape(64, 128), ranges=False,
+            directions=(Direction.backward,),
+            modes=(
+                ("usual", Mode(passes)), ("deterministic", Mode(passes[:2], "DETERMINISTIC")),
+            ),
+            maps=tuple(TensorMap(name, 64) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
+            work=WorkList(1 << 16, 512), row_floats=130, key_floats=256,
+        ),
+        replace(base, target="sm_80", modes=(("usual", Mode((replace(forward, threads=8),))),)),
+    )  # fmt: skip
+
+
+def test_launches_survive_being_written_down(tmp_path):
+    half = {"dtype": "bfloat16", "head_dim": 64, "head_dim_v": 64}
+    made = bundle("band", units=(cpu_unit("bfloat16", 64, 64), *hopper_units()), **half)
+    files = module_files(made, "a mask " * 40, "Title.")
+    assert sorted(files) == [
+        "by_hand.cpu.c", "by_hand.py", "by_hand.sm_80.cu", "by_hand.sm_90a.cu",
+        "by_hand.sm_90a_backward.cu",
+    ]  # fmt: skip
+    again, source = imported(tmp_path, files)
+    assert again == made
+    assert list(source) == ["cpu", "sm_90a", "sm_90a_backward", "sm_80"]
+    assert source["sm_90a_backward"] == "// backward\n"
+    text = files["by_hand.py"]
+    assert """
+                launch("attention_forward", "items", threads=384, shared=204800),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=204800,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 176),
+                ranges=True,
+                maps=(("q", 128), ("k", 176), ("q", 64)),
+                work={"group_tokens": 131072, "stream_below": 12},
+            ),
+""" in text  # fmt: skip
+
+
+def test_long_literals_are_wrapped(tmp_path):
+    """Constants of a formula, captured values, and the mask's own text."""
+    values = np.arange(200, dtype="<i4").tobytes()
+    decl = DataDecl("ids", DataKind.constant, ("ids",), 1, (1,), values, (200,))
+    made = bundle("band")
+    args = tuple(parse_expr(f"n_q + n_kv + {i}") for i in range(12))
+    made = replace(
+        made, data=(decl,), variants=(replace(made.variants[0], args=args),)
+    )  # fmt: skip
+    again, _ = imported(tmp_path, module_files(made, "causal() & " * 30 + "full()", "Title."))
+    assert again == made
 
 
 def test_tile_loops_and_captured_values():

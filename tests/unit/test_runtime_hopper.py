@@ -9,14 +9,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from maskc.core.bundle import Grid, Launch, Mode, SourceUnit, TensorMap, WorkList
+from maskc.core.bundle import (
+    Grid,
+    Launch,
+    LayoutRecipe,
+    Mode,
+    SourceUnit,
+    TensorMap,
+    Variant,
+    WorkList,
+)
 from maskc.core.dtypes import DType
-from maskc.core.errors import ExtraMissing, Misaligned, NotAddressable, TargetNotBuilt
+from maskc.core.errors import CheckFailed, ExtraMissing, Misaligned, NotAddressable, TargetNotBuilt
+from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
+from maskc.layout import Spans, build, range_spans
 from maskc.runtime import CompiledMask, kernels, launch_cuda, tensor_maps
 from maskc.runtime.arrays import LIBRARIES
 from maskc.runtime.checks import Sizes
+from maskc.runtime.tables import check_spans
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Tensor, Tensors
 
@@ -290,6 +302,32 @@ def test_work_follows_heads_and_batch(machine):
         assert machine.driver.block.items == 10 * batch * heads[0]
 
 
+WINDOW = LayoutRecipe(TILE, parse_expr("(k <= q) & (k >= q - 150)"), None)
+
+
+def test_ranges_need_no_lists(machine, monkeypatch):
+    """A closed-form source gets its tiles from the work list, and they can be checked."""
+    monkeypatch.setenv("MASKC_CHECK", "1")
+    units = (replace(FORWARD, ranges=True), replace(BACKWARD, ranges=True))
+    mask, (q, k, v) = compiled(units=units), given(n=600)
+    variant = Variant(WINDOW.keep, 0, (), (WINDOW,))
+    made = replace(mask.bundle, variants=(variant,), params=())
+    mask = CompiledMask(made, "sm_90a")
+    mask(q, k, v)
+    assert not machine.driver.block.row_ptr
+    (tables,) = mask._tables._values.values()
+    np.testing.assert_array_equal(tables.work.items[-1], [0, 7, 0, 1, 0, 0, 1, 0])
+    backward(mask, q, k, v)
+    assert not machine.driver.block.col_ptr
+    assert machine.driver.block.items == 2 * 2 * sum(min(4, 10 - i) for i in range(10))
+    wrong = Spans(*(x.copy() for x in vars(range_spans(WINDOW, 64, 64, {}, {}, False)).values()))
+    layout = build(WINDOW, 64, 64, {}, {})
+    check_spans(wrong, layout)
+    wrong.full_last[...] = 1
+    with pytest.raises(CheckFailed, match="tile row 0 is said to have tiles 0 to 0, of which 0"):
+        check_spans(wrong, layout)
+
+
 def test_a_backward_launches_in_order(machine):
     mask, (q, k, v) = compiled(), given(n=600)
     dq, dk, dv = backward(mask, q, k, v)
@@ -302,7 +340,7 @@ def test_a_backward_launches_in_order(machine):
         ("attention_backward", block.items, 256),
         ("attention_keys", 2 * 2 * 640 // 16, 128),
     ]
-    assert not block.row_ptr
+    assert block.row_ptr
     assert block.col_ptr
     assert machine.maps(2) == [1, 2]
     assert machine.driver.encoded[1][1] == dk.array.pointer
