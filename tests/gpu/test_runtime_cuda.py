@@ -23,9 +23,9 @@ torch = pytest.importorskip("torch")
 cupy = pytest.importorskip("cupy")
 
 
-def on_gpu(*names: str, **more):
+def on_gpu(*names: str, mode: str = "", **more):
     """A bundle with the slow CUDA source."""
-    units = (cuda_unit(),)
+    units = (cuda_unit(mode=mode),)
     return bundle(*names, dtype="bfloat16", head_dim=64, head_dim_v=64, units=units, **more)
 
 
@@ -150,6 +150,50 @@ def test_a_graph(driver):
     mask._tables._values.clear()
     graph.replay()
     agrees(out, expected(fresh, pairs("documents", 150, 150, doc=(doc, doc)))[0])
+
+
+def close(found, wanted) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["items", "stream"])
+def test_work_lists(driver, mode):
+    """Every item once, with heads that differ and with sequences that do, call after call."""
+    heads = (0, 1, 1, 0)
+    masks = [compiled("band", "gaps", head_variant=heads, mode=m) for m in ("", mode)]
+    documents = [compiled("documents", mode=m) for m in ("", mode)]
+    doc = np.sort(np.random.default_rng(0).integers(0, 4, (3, 700)), axis=1)
+    for n in (1, 150, 700):
+        given = tensors(n, 3)
+        for _ in range(3):
+            close(*(mask(*given) for mask in masks))
+        close(*(mask(*given, doc=doc[:, :n]) for mask in documents))
+
+
+def test_graphs_of_one_stream_replayed_at_the_same_time(driver):
+    """Blocks fetch items from a counter: each captured launch has its own, zero after it."""
+    mask, given = compiled("band", mode="stream"), tensors(3000, 1)
+    want = mask(*given)
+    torch.cuda.synchronize()
+    graphs, outs = [], []
+    capture = torch.cuda.Stream()
+    for _ in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=capture):
+            outs += [mask(*given) for _ in range(2)]
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(20):
+        for out in outs:
+            out.zero_()
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        again = mask(*given)
+        torch.cuda.synchronize()
+        assert torch.equal(again, want)
+        assert all(torch.equal(out, want) for out in outs)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

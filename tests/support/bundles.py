@@ -12,7 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, Grid, Launch, LayoutRecipe, Mode, SourceUnit, Variant
+from maskc.core.abi import WORK_FIELDS
+from maskc.core.bundle import (
+    Bundle,
+    Grid,
+    Launch,
+    LayoutRecipe,
+    Mode,
+    SourceUnit,
+    Variant,
+    WorkList,
+)
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr, Param, Sym, const, transform
@@ -50,8 +60,11 @@ def cpu_unit(dtype: str = "float32", head_dim: int = 32, head_dim_v: int = 48) -
 
 
 @cache
-def cuda_unit(head_dim: int = 64) -> SourceUnit:
-    """A slow CUDA source of all formulas, bfloat16; more shared memory than is free for all."""
+def cuda_unit(head_dim: int = 64, mode: str = "") -> SourceUnit:
+    """A slow CUDA source of all formulas, bfloat16; more shared memory than is free for all.
+
+    With mode `items` or `stream` it reads a work list.
+    """
     printer = c_printer(ARRAYS)
     shapes = [shape(printer(_lifted(parse_expr(text)))) for text in FORMULAS.values()]
     source = replace(
@@ -62,10 +75,13 @@ def cuda_unit(head_dim: int = 64) -> SourceUnit:
         target=TARGETS["sm_80"],
     )  # fmt: skip
     template = Path(__file__).with_name("naive.cu.j2").read_text()
-    text = environment().from_string(template).render(spec=source)
+    text = environment().from_string(template).render(spec=source, fields=len(WORK_FIELDS))
     shared = max(4 * TILE.q * head_dim, 64 * 1024)
-    launch = Launch("attention_forward", Grid.rows, TILE.q, shared)
-    return SourceUnit("sm_80", text, TILE, ranges=False, modes=(("usual", Mode((launch,))),))
+    launch = Launch("attention_forward", Grid[mode or "rows"], TILE.q, shared)
+    return SourceUnit(
+        "sm_80", text, TILE, ranges=False, modes=(("usual", Mode((launch,), mode.upper())),),
+        work=WorkList(300) if mode else None,
+    )  # fmt: skip
 
 
 def _lifted(keep: Expr) -> Expr:
