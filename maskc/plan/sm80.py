@@ -51,6 +51,7 @@ head groups. Lost: eight warps of 16 rows (281 to 290).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from maskc.analysis.rows import comes_in, longest_row
 from maskc.core.errors import SharedMemoryExceeded
@@ -117,18 +118,17 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {whys[0]}")
 
 
+@lru_cache(maxsize=256)
 def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
     """Why a mask runs fewer dead pairs in the lower tiles; None where it is not known to."""
-    if comes_in(high, ir.keep, ir.data):
-        return None
     longest = longest_row(ir.keep, beyond=low.k)
     if longest is not None and longest <= _SHORT_ROW:
-        return (
-            f"rows are short: beyond the first {low.k} keys, {longest} consecutive ones hold each"
-        )
-    if comes_in(low, ir.keep, ir.data):
-        return f"every block of {low.q} x {low.k} is wholly live or wholly dead"
-    return None
+        why = f"rows are short: {longest} consecutive keys, with the first {low.k}, hold each"
+    elif comes_in(low, ir.keep, ir.data):
+        why = f"every block of {low.q} x {low.k} is wholly live or wholly dead"
+    else:
+        return None
+    return None if comes_in(high, ir.keep, ir.data) else why
 
 
 def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
