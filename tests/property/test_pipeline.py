@@ -26,7 +26,9 @@ from maskc.reference.dense import dense as reference
 from tests.property.strategies import HEADS, data_for, lengths, masks, tiles
 
 SLOW = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow],
+    max_examples=80, deadline=None,
+    # Many masks have no closed form: those that have one are still compared, more slowly.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 
 
