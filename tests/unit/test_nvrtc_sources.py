@@ -102,7 +102,7 @@ SETS = {
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("head_dim", SM_80.head_dims)
-@pytest.mark.parametrize(("arch", "dtype"), SETS, ids="-".join)
+@pytest.mark.parametrize(("arch", "dtype"), SETS, ids=["-".join(key) for key in SETS])
 def test_matrix(arch, dtype, head_dim):
     for features in SETS[arch, dtype]:
         for source in distinct(head_dim, dtype):
