@@ -98,7 +98,8 @@ def forward_work(
     batch, heads_q = of_head.shape
     head = np.arange(batch * heads_q)
     ones = np.ones_like(head)
-    group = head // (_group(rule, n_kv) * (heads_q // max(heads_kv, 1)) or 1)
+    size = heads_q // max(heads_kv, 1) or 1
+    group = head // size // heads_per_group(rule, n_kv, batch * heads_kv)
     owners = _Owners(head, of_head.ravel().astype(np.int64), ones, 0 * ones, group)
     pieces = _pieces(spans, 0)
     return _listed(owners, pieces, *_expanded(owners, pieces))
@@ -130,7 +131,7 @@ def backward_work(
     head = np.flatnonzero(alone | (np.arange(batch * heads_q) % size == 0))
     owners = _Owners(
         head, lists.ravel()[head], np.where(alone[head], 1, size), alone[head].astype(np.int64),
-        head // size // _group(rule, n_q),
+        head // size // heads_per_group(rule, n_q, batch * heads_kv),
     )  # fmt: skip
     pieces = _pieces(spans, rule.most_tiles)
     owner, piece = _expanded(owners, pieces)
@@ -145,9 +146,14 @@ def backward_work(
     return work
 
 
-def _group(rule: WorkList, tokens: int) -> int:
-    """Key/value heads per group."""
-    return max(1, rule.group_tokens // max(1, tokens))
+def heads_per_group(rule: WorkList, tokens: int, heads: int) -> int:
+    """Key/value heads per group: as many as fit, all groups alike.
+
+    A last group much smaller than the others would have too few items to end on evenly.
+    """
+    fit = max(1, rule.group_tokens // max(1, tokens))
+    groups = -(-max(1, heads) // fit)
+    return -(-max(1, heads) // groups)
 
 
 def _pieces(spans: Spans, most: int) -> _Pieces:

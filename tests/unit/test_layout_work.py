@@ -80,6 +80,13 @@ def check_cover(made, entries, kinds_of, size: int, certain: bool) -> None:
     assert made.shared == any(any(shared) for shared in writers.values())
 
 
+def alike(heads: int, rule: WorkList, tokens: int) -> int:
+    """Heads per group: the fewest groups none of which is too large, then the smallest size."""
+    fit = max(1, rule.group_tokens // tokens)
+    groups = next(n for n in range(1, heads + 1) if n * fit >= heads)
+    return next(size for size in range(1, heads + 1) if size * groups >= heads)
+
+
 def check_order(made, heads_per_group: int) -> None:
     items = items_of(made)
     keys = [
@@ -119,7 +126,7 @@ def test_a_forward_pass_covers_every_tile_once(problem):
     assert made.items.dtype == np.int32
     check_cover(made, entries, [kinds[i] for i in of_head.ravel()], 1, False)
     size = of_head.shape[1] // heads_kv
-    check_order(made, max(1, rule.group_tokens // tokens) * size)
+    check_order(made, alike(len(of_head) * heads_kv, rule, tokens) * size)
     for item in items_of(made):
         assert (item["heads"], item["shared"]) == (1, 0)
 
@@ -133,7 +140,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
     size = of_head.shape[1] // heads_kv
     made = backward_work(list_spans(ptr), of_head, heads_kv, tokens, rule)
     check_cover(made, entries, [kinds[i].T for i in of_head.ravel()], size, False)
-    check_order(made, max(1, rule.group_tokens // tokens) * size)
+    check_order(made, alike(len(of_head) * heads_kv, rule, tokens) * size)
     lists = of_head.reshape(-1, size)
     for number, item in enumerate(items_of(made)):
         own = lists[item["head"] // size]
@@ -169,6 +176,14 @@ def test_heads_of_a_group_stay_together():
         *((tile, head) for tile in (2, 1, 0) for head in (4, 5)),
     ]
     assert made.mean == 2.0
+
+
+def test_groups_are_alike():
+    rows = layout_from(np.tril(np.ones((2, 2), np.uint8)))
+    made = forward_work(
+        list_spans(kernel_lists([rows])[0]), np.zeros((1, 16), int), 16, 10, WorkList(50)
+    )
+    assert [i["head"] for i in items_of(made)][:8] == [0, 1, 2, 3] * 2  # 4 groups of 4, not 5
 
 
 def test_too_much_work(monkeypatch):
