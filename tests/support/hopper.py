@@ -1,0 +1,107 @@
+"""What tests of the sm_90a kernels share: masks made to run a certain way, and the judge of both
+passes.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+import maskc as mc
+from maskc.build.toolchain import gpus
+from maskc.core.problem import Direction
+from maskc.core.target import Target
+from maskc.runtime import CompiledMask
+from tests.support.exact_attention import DEVICE, called, results, wrong
+
+TARGET, HEADS = "sm_90a", 4
+PASSES = Target.named(TARGET).directions
+BACKWARD = Direction.backward in PASSES
+needs_backward = pytest.mark.skipif(
+    not BACKWARD, reason=f"{TARGET} runs {', '.join(d.value for d in PASSES)} passes only"
+)
+HOPPER = torch.cuda.is_available() and any(gpu.capability == 90 for gpu in gpus())
+DIMS = Target.named(TARGET).head_dims
+SIZES = [
+    (1, 1), (2, 2), (63, 63), (64, 64), (65, 65), (127, 130), (128, 127), (130, 128), (191, 193),
+    (192, 191), (193, 192), (255, 257), (256, 255), (257, 256), (333, 777), (777, 333), (1, 300),
+    (300, 1),
+]  # fmt: skip
+BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def compiled(mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None):
+    """A compiled mask, made to run forward passes in one mode, or to cut columns every
+    `most_tiles` tiles in backward passes, whatever the lengths."""
+    attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
+    if mode is None and most_tiles is None:
+        return attn
+    rules = {}
+    if mode is not None:
+        rules["stream_below"] = 1 << 30 if mode == "stream" else 0
+    if most_tiles is not None:
+        rules["most_tiles"] = most_tiles
+    units = tuple(
+        replace(unit, work=replace(unit.work, **_for(unit, rules))) if unit.work else unit
+        for unit in attn.bundle.units
+    )
+    return CompiledMask(replace(attn.bundle, units=units), TARGET)
+
+
+def _for(unit, rules):
+    """The forward pass streams, the backward pass cuts."""
+    wanted = "most_tiles" if Direction.backward in unit.directions else "stream_below"
+    return {name: value for name, value in rules.items() if name == wanted}
+
+
+def modes(attn):
+    """(source, mode) of everything built so far."""
+    return {(source, mode) for source, mode, _ in attn.all_reports}
+
+
+@pytest.fixture(autouse=True)
+def freed():
+    """Memory goes back after every test: several processes share the GPU."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def nan_memory():
+    """Whatever is allocated here is full of NaN (and integers of their largest value)."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(9, device=DEVICE).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def check(attn, given_tensors, live, data=None, deterministic=False, **features):
+    """Both passes against fp64, in memory full of NaN; then once more: the forward's bits are the
+    same. Returns what was found."""
+    q, k, v, dout = given_tensors
+    dout = dout if BACKWARD else None
+    options = {"data": data, "deterministic": deterministic, **features}
+    with nan_memory():
+        found = called(attn, q, k, v, dout, **options)
+    sides = [
+        results(q, k, v, dout, live, kind, backward=BACKWARD, **features)
+        for kind in (torch.float64, q.dtype)
+    ]
+    faults = wrong(found, *sides)
+    assert not faults, (tuple(q.shape), tuple(k.shape), str(q.dtype), sorted(features), faults)
+    again = called(attn, q, k, v, **options)
+    assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
+    return found
+
+
+def half(dtype):
+    return getattr(torch, dtype)

@@ -1,0 +1,337 @@
+"""Every source for Hopper compiles under NVRTC, without a spill, to the machine code it should be.
+
+No GPU is needed. What a source must not lose on its way through the compiler: products that run
+side by side (ptxas puts waits between them when it is unsure, and says so with C75xx), maxima and
+exponentials under those products, copies by the copy engine, and not a byte of local memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from textwrap import shorten
+
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.build import build
+from maskc.core.bundle import SourceUnit
+from maskc.core.errors import BuildFailed
+from maskc.core.problem import Direction, Feature, Features
+from maskc.core.target import Target
+from maskc.ir.heads import fixed_heads
+from tests.support import sass
+
+pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+
+FOLDER = Path(__file__).parents[2] / "patterns"
+PATTERNS = sorted(FOLDER.glob("*.py"))
+SM_90A = Target.named("sm_90a")
+FORWARD, BACKWARD = Direction.forward, Direction.backward
+NONE = frozenset()
+ALL = frozenset(Feature) - {Feature.nan_safe}  # which another target serves
+SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
+REGISTERS = 64 * 1024
+"""Of a multiprocessor."""
+
+MASKS: dict[str, str] = {}
+"""For messages: by digest the first mask that gave a source."""
+
+PASSES = [
+    pytest.param(
+        direction,
+        id=direction.value,
+        marks=pytest.mark.skipif(
+            direction not in SM_90A.directions, reason=f"sm_90a has no {direction.value} pass"
+        ),
+    )
+    for direction in Direction
+]
+
+
+def unit_of(mask: mc.Mask, direction: Direction, head_dim: int, dtype: str) -> SourceUnit:
+    heads = fixed_heads(mask) or 4
+    plan = driver.planned(mask, driver.problem(head_dim, None, heads, dtype), SM_90A)
+    unit = driver.bundled(plan).unit("sm_90a", direction)
+    assert unit is not None
+    MASKS.setdefault(unit.digest, shorten(str(mask), 60, placeholder=" ..."))
+    return unit
+
+
+@cache
+def unit(
+    name: str, direction: Direction, head_dim: int, dtype: str = "bfloat16"
+) -> SourceUnit:  # fmt: skip
+    return unit_of(mc.load(FOLDER / f"{name}.py")[name](), direction, head_dim, dtype)
+
+
+@cache
+def distinct(direction: Direction, head_dim: int, dtype: str) -> tuple[SourceUnit, ...]:
+    """Of all patterns; some differ in constants only."""
+    units = (unit(path.stem, direction, head_dim, dtype) for path in PATTERNS)
+    return tuple({unit.digest: unit for unit in units}.values())
+
+
+# ------------------------------------------------------------------ the gate
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation."""
+
+    unit: SourceUnit
+    features: Features
+    mode: str
+
+    def __str__(self) -> str:
+        direction = self.unit.directions[0].value
+        title = self.unit.text.partition("\n")[0].removeprefix("// Attention for one mask: ")
+        features = "+".join(sorted(feature.value for feature in self.features)) or "plain"
+        return f"{direction} of {MASKS[self.unit.digest]}: {title} {features}, {self.mode}"
+
+
+def jobs(units: Iterable[SourceUnit], *features: Features) -> list[Job]:
+    return [Job(u, f, name) for u in units for f in features for name, _ in u.modes]
+
+
+def gate(wanted: list[Job]) -> None:
+    """Compile and judge them all, side by side, and name all that is wrong."""
+    assert wanted
+    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+        found = list(pool.map(faults, wanted))
+    wrong = [
+        f"{job}: {fault}" for job, faults in zip(wanted, found, strict=True) for fault in faults
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def faults(job: Job) -> list[str]:
+    """What is wrong with one source in one mode."""
+    try:
+        binary = build(job.unit, job.features, job.unit.directions, mode=job.mode)
+    except BuildFailed as error:
+        return [f"does not compile: {error}"]
+    report, launches = binary.report, job.unit.mode(job.mode).launches
+    found = [line for line in report.log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+    threads = {launch.entry: launch.threads for launch in launches}
+    kernels = {kernel.name: kernel for kernel in report.kernels}
+    for entry in threads.keys() - kernels.keys():
+        found.append(f"ptxas does not report {entry}")
+    for kernel in report.kernels:
+        spills = (kernel.stack, kernel.spill_stores, kernel.spill_loads)
+        if any(spills):
+            found.append("{}: {} bytes of stack, {} of stores, {} of loads spilled".format(
+                kernel.name, *spills
+            ))  # fmt: skip
+        if kernel.registers * threads.get(kernel.name, 0) > REGISTERS:
+            found.append(f"{kernel.name}: {kernel.registers} registers are too many to launch")
+    for launch in launches:
+        static = kernels[launch.entry].shared if launch.entry in kernels else 0
+        if static + launch.shared_bytes > SM_90A.shared_memory:
+            found.append(f"{launch.entry}: {static + launch.shared_bytes} bytes of shared memory")
+    return found + (machine_faults(job, binary.code) if sass.disassembler() else [])
+
+
+def machine_faults(job: Job, code: bytes) -> list[str]:
+    text = sass.disassemble(code)
+    entry = f"attention_{job.unit.directions[0].value}"
+    main = sass.functions(text)[entry]
+    found = [f"{op}: local memory" for op in ("LDL", "STL") if sass.count(text, op)]
+    found += [f"no {op}" for op in ("HGMMA", "UTMALDG", "UTMASTG") if not sass.count(main, op)]
+    products, begun = sass.count(main, "HGMMA"), sass.count(main, r"WARPGROUP\.ARRIVE")
+    if 2 * begun > products:
+        found.append(f"{begun} groups for {products} products: they run one after another")
+    if entry == "attention_forward" and Feature.softcap not in job.features:
+        found += overlap_faults(job, main)
+    return found
+
+
+def overlap_faults(job: Job, main: str) -> list[str]:
+    """The maxima of a tile, 2 rows of a quarter of its keys, run under p v; so does one row's half
+    of the exponentials, but where blocks stream or registers are short."""
+    parts = sass.under_products(main)
+    if len(parts) != 1:
+        return [f"{len(parts)} places where p v is waited for, not one"]
+    found, tile = [], job.unit.tile
+    wanted = {"FMNMX": 2 * (tile.k // 4 - 1)}
+    if job.mode == "usual" and tile.q == 128:
+        wanted[r"MUFU\.EX2"] = tile.k // 4
+    for opcode, least in wanted.items():
+        if (seen := sass.count(parts[0], opcode)) < least:
+            found.append(f"{seen} of {least} {opcode} under p v")
+    return found
+
+
+def test_the_disassembler_is_there():
+    """Without it half of the gate is silent."""
+    if sass.disassembler() is None:
+        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
+
+
+BROKEN = {
+    "under p v": ("constexpr int SETTLE = ", "constexpr int SETTLE = 0; constexpr int LATER = "),
+    "local memory": (
+        "    const i32 group = uniform(threadIdx.x / 128);\n",
+        "    const i32 group = uniform(threadIdx.x / 128);\n    volatile i32 x[9]; x[group] = 0;\n",
+    ),
+    "does not compile": ("constexpr int THREADS", "constexpr THREADS"),
+    "bytes of shared memory": (
+        "extern __shared__",
+        "__shared__ volatile u64 y[5000]; y[0] = 1; extern __shared__",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_the_gate_can_fail(fault):
+    source = unit("causal", FORWARD, 256)
+    assert BROKEN[fault][0] in source.text
+    broken = replace(source, text=source.text.replace(*BROKEN[fault]))
+    MASKS[broken.digest] = fault
+    if fault in ("under p v", "local memory") and sass.disassembler() is None:
+        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
+    with pytest.raises(AssertionError, match=fault):
+        gate([Job(broken, NONE, "usual")])
+
+
+MIXED = {
+    FORWARD: ("causal", "longformer", "bigbird_itc"),
+    BACKWARD: ("causal", "bigbird_itc"),
+}
+"""One interval, several, and pairs one by one with lists and a table."""
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("direction", PASSES)
+def test_plain(direction, head_dim):
+    gate(jobs([unit(name, direction, head_dim) for name in MIXED[direction]], NONE))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("direction", PASSES)
+def test_features(direction, head_dim):
+    wanted = jobs([unit("causal", direction, head_dim)], *SINGLE, ALL)
+    gate([job for job in wanted if job.features == ALL or job.mode == "usual"])
+
+
+@pytest.mark.parametrize("direction", PASSES)
+def test_other_sizes_and_types(direction):
+    gate(jobs([unit("causal", direction, 96), unit("causal", direction, 192, "float16")], NONE))
+
+
+def test_heads_with_masks_of_their_own():
+    """Two formulas in one source, and two constants of one formula."""
+    parts = [mc.causal(), mc.window(40), mc.window(90), mc.strided(3)]
+    gate(jobs([unit_of(mc.per_head(parts), FORWARD, 128, "bfloat16")], NONE))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("direction", PASSES)
+def test_matrix(direction, dtype, head_dim):
+    gate(jobs(distinct(direction, head_dim, dtype), NONE, ALL))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
+@pytest.mark.parametrize("direction", PASSES)
+def test_matrix_of_single_features(direction, head_dim):
+    names = ("causal", "longformer", "bigbird_itc")
+    gate(jobs([unit(name, direction, head_dim) for name in names], *SINGLE))
+
+
+# ------------------------------------------------------------------ plan and source agree
+
+
+@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
+@pytest.mark.parametrize("direction", PASSES)
+def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
+    """The plan's number holds struct Shared, and with less than a kilobyte to spare."""
+    source = unit("causal", direction, head_dim)
+    for name, mode in source.modes:
+        size = max(launch.shared_bytes for launch in mode.launches)
+        asked = (
+            f'static_assert(sizeof(struct Shared) <= {size}, "too small");\n'
+            f'static_assert(sizeof(struct Shared) > {size} - 1024, "too large");\n'
+        )
+        extended = replace(source, text=source.text + asked)
+        build(extended, NONE, source.directions, arch="compute_90a", mode=name)  # ends before ptxas
+        assert size <= SM_90A.shared_memory
+
+
+def test_the_size_check_can_fail():
+    source = unit("causal", FORWARD, 64)
+    size = source.mode().launches[0].shared_bytes
+    wrong = f'static_assert(sizeof(struct Shared) > {size}, "");\n'
+    with pytest.raises(BuildFailed):
+        build(replace(source, text=source.text + wrong), NONE, (FORWARD,), arch="compute_90a")
+
+
+@pytest.mark.parametrize("direction", PASSES)
+def test_maps_and_modes(direction):
+    for head_dim in SM_90A.head_dims:
+        source = unit("causal", direction, head_dim)
+        modes = dict(source.modes)
+        assert "usual" in modes
+        assert ("deterministic" in modes) == (direction is BACKWARD)
+        assert all(each.rows <= 256 for each in source.maps)
+        for mode in modes.values():
+            for launch in mode.launches:
+                assert f"\n{launch.entry}(" in source.text
+                assert launch.threads % 32 == 0
+            assert not mode.macro or f"#ifndef {mode.macro}\n" in source.text
+
+
+# ------------------------------------------------------------------ the text
+
+
+EQUAL = {
+    "and": (lambda: mc.causal() & mc.window(5, 9), lambda: mc.window(5, 0)),
+    "not": (lambda: ~(~mc.causal()), lambda: mc.causal()),
+    "where": (
+        lambda: mc.where(lambda q, k: (k <= q + mc.n_kv - mc.n_q) | (k < 4)),
+        lambda: mc.prefix(4) | mc.causal(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("direction", PASSES)
+def test_equal_masks_have_equal_sources(direction, name):
+    left, right = (unit_of(make(), direction, 128, "bfloat16") for make in EQUAL[name])
+    again = unit_of(EQUAL[name][0](), direction, 128, "bfloat16")
+    assert left.text == again.text
+    assert left.digest == right.digest, "all but comments are equal"
+    assert [line for line in left.text.splitlines() if "//" not in line] == [
+        line for line in right.text.splitlines() if "//" not in line
+    ]
+
+
+@pytest.mark.parametrize("direction", PASSES)
+def test_lines_fit_a_screen(direction):
+    """All but formulas, whose terms stand on one line each."""
+    for name in ("causal", "longformer", "documents", "bigbird_itc"):
+        for head_dim in (64, 128, 256):
+            lines = unit(name, direction, head_dim).text.splitlines()
+            long = [f"{i}: {line}" for i, line in enumerate(lines, 1) if len(line) > 100]
+            assert not long, "\n".join(long)
+
+
+def test_time_to_compile(capsys, monkeypatch, tmp_path):
+    """Printed, not judged."""
+    source = unit("causal", FORWARD, 128)
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
+    begin = time.perf_counter()
+    report = build(source, NONE, (FORWARD,)).report
+    took = time.perf_counter() - begin
+    with capsys.disabled():
+        print(f"\n{report.toolchain}: a forward source at head dimension 128 in {took:.2f} s")
+    assert report.kernels
