@@ -1,0 +1,143 @@
+"""Schedules of the wgmma backward (templates/sm90a/backward.cu.j2): tiles, registers, memory.
+
+A block takes tile columns. Keys and values stay while queries and their gradients of the output
+stream through two stages; scores are computed transposed, keys by queries. Two warpgroups compute.
+Up to a head dimension of 128 each owns 64 keys of the column, and the gradients of these stay in
+its registers (`keys`). Beyond that each owns half of the head dimension, and half of the queries
+of a tile while scores become gradients (`columns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Problem, TileShape
+from maskc.core.target import TARGETS
+from maskc.plan.sm90a import SLAB, Product
+from maskc.plan.types import Schedule
+
+THREADS = 256
+"""Of the passes before and after, which have a block per tile."""
+SLOPE_SUMS = 128
+"""Sums for the gradient of ALiBi's slope behind each warpgroup's share of dq: one per thread."""
+MOST_TILES = 256
+"""Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
+
+_CONTROL_BYTES = 1024
+"""Barriers and words behind the tiles."""
+_L2_BYTES = 32 * 1024 * 1024
+"""Of queries, their gradients and those of the output that running blocks have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSchedule(Schedule):
+    """Numbers of the backward template."""
+
+    registers: tuple[int, int] = (240, 24)
+    """Per thread of a warpgroup that computes, and of the one that copies."""
+    slabs: int = 1
+    """Of a tile."""
+    split: str = "keys"
+    """What the two warpgroups divide between them: `keys` or `columns`."""
+    parts: tuple[int, ...] = ()
+    """Columns of dk, dv and dq that a warpgroup owns where `columns` are divided: whole slabs, and
+    then half of the slab in the middle where their number is odd."""
+    score_queries: int = 64
+    """Queries of the transposed scores that a warpgroup computes."""
+    products: tuple[Product, ...] = ()
+    modes: tuple[tuple[str, Mode], ...] = ()
+    maps: tuple[TensorMap, ...] = ()
+    work: WorkList | None = None
+    row_floats: int = 0
+    """fp32 workspace per query."""
+    key_floats: int = 0
+    """fp32 workspace per key where items share columns."""
+
+
+_TILES = {
+    64: TileShape(128, 128),
+    96: TileShape(64, 128),
+    128: TileShape(64, 128),
+    192: TileShape(64, 64),
+    256: TileShape(64, 64),
+}
+
+
+def backward_schedule(problem: Problem) -> BackwardSchedule:
+    """The schedule of a backward pass.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    tile, slabs = _TILES[dim], -(-dim // SLAB)
+    split = "keys" if tile.k == 128 else "columns"
+    parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
+    room = _shared(tile, dim, slabs, split)
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    queries = tile.q if split == "keys" else tile.q // 2
+    return BackwardSchedule(
+        tile,
+        f"tiles of {tile.q} x {tile.k}, 2 warpgroups that divide the {split} and one that copies, "
+        f"{room / 1024:g} KiB of shared memory",
+        warps=12,
+        stages=2,
+        shared_bytes=room,
+        slabs=slabs,
+        split=split,
+        parts=parts,
+        score_queries=queries,
+        products=_products(dim, queries, parts),
+        modes=(
+            ("usual", _mode(tile, room, "")),
+            ("deterministic", _mode(tile, room, "DETERMINISTIC")),
+        ),
+        maps=(
+            TensorMap("q", tile.q),
+            TensorMap("dout", tile.q),
+            TensorMap("k", tile.k),
+            TensorMap("v", tile.k),
+            TensorMap("dk", 64),
+            TensorMap("dv", 64),
+        ),
+        work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES),
+        # dq and the slopes' sums; lse, delta and the tile's own numbers.
+        row_floats=dim + 2 * SLOPE_SUMS // tile.q + 3,
+        key_floats=2 * dim + 1,
+    )
+
+
+def _products(dim: int, queries: int, parts: tuple[int, ...]) -> tuple[Product, ...]:
+    """Matrix products of a warpgroup: transposed scores, gradients of keys and values, dq."""
+    scores = Product("multiply_scores", queries)
+    if not parts:
+        return (
+            scores,
+            Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
+            Product("multiply_dq", SLAB, b_along_tokens=1),
+        )
+    own = []
+    for n in parts:
+        own.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
+        own.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
+    return (scores, *own)
+
+
+def _mode(tile: TileShape, room: int, macro: str) -> Mode:
+    prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
+    backward = Launch("attention_backward", Grid.stream, 384, room)
+    finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
+    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
+    return Mode((prepare, backward, finish) if macro else (prepare, backward, finish, keys), macro)
+
+
+def _shared(tile: TileShape, dim: int, slabs: int, split: str) -> int:
+    """Bytes of struct Shared: k, v; two stages of q, dout, lse and delta; p (where it is exchanged)
+    and ds, twice; a tile's dq (where it is staged); the control part."""
+    tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
+    exchanged = 2 * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
+    staged = 4 * (tile.q * dim + 2 * SLOPE_SUMS) if split == "keys" else 0
+    return tiles + exchanged + staged + 2 * 2 * 4 * tile.q + _CONTROL_BYTES
