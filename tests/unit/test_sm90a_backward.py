@@ -1,0 +1,141 @@
+"""The backward kernels for Hopper without a GPU: their schedule, their text, their machine code.
+
+What every source for Hopper has to keep through the compiler is in test_sm90a_sources.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.build import build
+from maskc.core.abi import FIELDS
+from maskc.core.bundle import Grid, SourceUnit
+from maskc.core.dtypes import DType
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import TARGETS
+from maskc.plan.sm90a_backward import SLOPE_SUMS, BackwardSchedule, backward_schedule
+from tests.support import sass
+
+SM_90A = TARGETS["sm_90a"]
+DIMS = SM_90A.head_dims
+BACKWARD = Direction.backward
+LIST = mc.causal() & mc.strided(3)
+"""A mask without closed forms: tile lists in memory."""
+
+
+def planned(dim: int) -> BackwardSchedule:
+    return backward_schedule(Problem(dim, dim, DType.bfloat16))
+
+
+def unit(mask: mc.Mask, dim: int, dtype: str = "bfloat16") -> SourceUnit:
+    plan = driver.planned(mask, driver.problem(dim, None, 4, dtype), SM_90A)
+    found = driver.bundled(plan).unit("sm_90a", BACKWARD)
+    assert found is not None
+    return found
+
+
+# ------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_two_warpgroups_divide_a_tile(dim):
+    plan = planned(dim)
+    if plan.split == "keys":
+        assert (plan.tile.k, plan.parts, plan.score_queries) == (128, (), plan.tile.q)
+    else:
+        assert (plan.tile.k, plan.score_queries) == (64, plan.tile.q // 2)
+        assert 2 * sum(plan.parts) == dim
+    assert plan.shared_bytes <= SM_90A.shared_memory
+    assert 2 * plan.registers[0] + plan.registers[1] <= 3 * 168, "what a launch of 384 has"
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_accumulators_leave_room_for_scores(dim):
+    """Of dk, dv, and the larger of scores with dp and dq with the next scores."""
+    plan = planned(dim)
+    size = {product.name: product.registers for product in plan.products}
+    scores = size.pop("multiply_scores")
+    share = sum(n for name, n in size.items() if "gradient" in name)
+    dq = sum(n for name, n in size.items() if "dq" in name)
+    assert 2 * share + scores + max(scores, dq) <= 208 <= plan.registers[0] - 32
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_workspace_is_what_the_source_reckons_with(dim):
+    """Per tile: lse, delta and control numbers, and a tile of dq with the slopes' sums."""
+    plan, text = planned(dim), unit(mc.causal(), dim).text
+    assert plan.row_floats * plan.tile.q == 3 * plan.tile.q + plan.tile.q * dim + 2 * SLOPE_SUMS
+    assert plan.key_floats * plan.tile.k == plan.tile.k + 2 * plan.tile.k * dim
+    assert "TILE_FLOATS = TILE_Q * HEAD_DIM + 2 * SLOPE_SUMS;" in text
+    assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
+    assert f"SLOPE_SUMS = {SLOPE_SUMS};" in text
+
+
+def test_launches_in_order():
+    modes = dict(planned(128).modes)
+    grids = [(each.entry.removeprefix("attention_backward"), each.grid, each.per_block)
+             for each in modes["usual"].launches]  # fmt: skip
+    assert grids == [
+        ("_prepare", Grid.queries, 64),
+        ("", Grid.stream, 1),
+        ("_finish", Grid.queries, 64),
+        ("_finish_keys", Grid.keys, 128),
+    ]
+    assert modes["deterministic"].launches == modes["usual"].launches[:3], "no shared columns"
+    assert modes["deterministic"].macro == "DETERMINISTIC"
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_maps_are_the_members_of_the_second_parameter(dim):
+    source = unit(mc.causal(), dim)
+    members = re.search(r"struct Maps {\n    TensorMap ([\w, ]+);", source.text)
+    assert members is not None
+    assert members[1].split(", ") == [each.tensor for each in source.maps]
+    assert {each.tensor for each in source.maps} <= {field.name for field in FIELDS}
+
+
+# ------------------------------------------------------------------ machine code
+
+
+@pytest.mark.parametrize("mask", [mc.causal(), LIST], ids=["range", "list"])
+@pytest.mark.parametrize("mode", ["usual", "deterministic"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_compiles_without_spills_or_serial_products(dim, mode, mask):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    source = unit(mask, dim, "float16" if dim == 96 else "bfloat16")
+    binary = build(source, frozenset(), (BACKWARD,), mode=mode)
+    assert not re.findall(r".*\bC75\d\d\b.*", binary.report.log)
+    for use in binary.report.kernels:
+        assert (use.name, use.stack, use.spill_stores) == (use.name, 0, 0)
+    if sass.disassembler():
+        main = sass.functions(sass.disassemble(binary.code))["attention_backward"]
+        products, begun = sass.count(main, "HGMMA"), sass.count(main, r"WARPGROUP\.ARRIVE")
+        assert begun == 10, "five products, before the loop's edge and behind it"
+        assert products == 2 * steps(planned(dim))
+
+
+def steps(plan: BackwardSchedule) -> int:
+    """Matrix instructions of one step, of which the source has two."""
+    size = dict.fromkeys(("scores", "gradient", "dq"), 0)
+    for product in plan.products:
+        size[product.name.split("_")[1]] += 1
+    dim = 64 * plan.slabs if plan.split == "columns" else next(
+        p.columns for p in plan.products if p.name == "multiply_gradient"
+    )  # fmt: skip
+    along = {"scores": dim // 16, "gradient": plan.tile.q // 16, "dq": plan.tile.k // 16}
+    return sum(size[name] * along[name] * (1 if name == "dq" else 2) for name in size)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_shared_columns_are_added_up_four_numbers_at_a_time(dim):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    if sass.disassembler() is None:
+        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
+    code = build(unit(mc.causal(), dim), frozenset(), (BACKWARD,)).code
+    main = sass.functions(sass.disassemble(code))["attention_backward"]
+    assert sass.count(main, r"REDG?\.E\.ADD\.F32x4") == 2 * dim // 8
+    assert sass.count(main, "UBLKRED") == 2, "dq leaves through the copy engine"
