@@ -33,7 +33,11 @@ class _Writer:
     def lines(self, node: Expr, opening: str, closing: str) -> Iterator[PredicateLine]:
         """The node's lines; parentheses open on its first line and close on its last."""
         if not isinstance(node, (E.All, E.Any)):
-            yield PredicateLine(f"{opening}{self.printer(node)}{closing}", self._comment(node))
+            text = f"{opening}{self.printer(node)}{closing}"
+            comment = self._comment(node)
+            for line in _wrapped(text, 90).splitlines():
+                yield PredicateLine(line, comment)
+                comment = ""
             return
         word = " &&" if isinstance(node, E.All) else " ||"
         for index, term in enumerate(node.terms):
@@ -81,6 +85,6 @@ def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:
     return _wrapped(first), _wrapped(last)
 
 
-def _wrapped(text: str) -> str:
+def _wrapped(text: str, width: int = 72) -> str:
     """Long expressions on several lines."""
-    return "\n".join(textwrap.wrap(text, 72, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

@@ -92,3 +92,9 @@ class KernelSpec:
         if any(shape.key_bounds is None for shape in self.shapes):
             return 0
         return max(len(shape.key_bounds or ()) for shape in self.shapes)
+
+    @property
+    def pairs_at_once(self) -> int:
+        """Columns that a thread tests at a time: fewer where formulas are long, which need the
+        registers."""
+        return 16 if max(len(shape.predicate) for shape in self.shapes) <= 4 else 8
