@@ -12,6 +12,7 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.core.expr_text import to_python
+from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.plan.explain import explain
 
@@ -41,6 +42,16 @@ def test_source(name, target, golden):
     assert unit.text.isascii()
     assert max(map(len, unit.text.splitlines())) <= 100
     assert "\n\n\n" not in unit.text
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("name", ["band", "documents"])
+def test_source_of_hopper(name, direction, golden):
+    """An interval per row with tile ranges; pairs tested one by one, with tile lists."""
+    unit = driver.bundled(plan(CASES[name], "sm_90a", 128)).unit("sm_90a", direction)
+    golden(f"source/{name}.sm_90a_{direction.value}.cu", unit.text)
+    assert unit.text.isascii()
+    assert max(map(len, unit.text.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("name", CASES)
