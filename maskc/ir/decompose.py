@@ -1,42 +1,276 @@
-"""A mask as disjoint pieces.
+"""A mask as disjoint pieces, told apart by kind.
 
-The top-level alternatives, each without what the earlier ones own. Pieces are not yet told apart
-by kind (band, lattice, columns, ...): `Piece.kind` is the place for it.
+Pieces depend on the set alone, as far as isl's budget goes: the conjunctions of the set are made
+as wide as the mask allows, put in the order of kinds, and each loses what the earlier ones own.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import combinations
+
+import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, budget, domain, token_universe
+from maskc.ir.pieces_data import data_pieces, simplified
+from maskc.ir.pieces_kind import band, joined, kind_of
+from maskc.ir.pieces_read import Unreadable, points_of
+from maskc.ir.pieces_space import Space
+from maskc.ir.sets import LOCK, TooHard, budget, domain, token_universe
 from maskc.ir.simplify import simplify
-from maskc.ir.types import MaskIR, Piece
+from maskc.ir.types import Band, Detail, Lattice, MaskIR, Piece, PieceKind
 
-_MOST = 12
+_OPERATIONS = 150_000
+"""isl's budget for one of the few long questions."""
+
+_MOST = 48
+"""Conjunctions of a mask up to which they are told apart."""
+
+_MOST_FLOORS = 6
+"""Of those, such as speak of blocks or residues."""
+
+_FEW = 8
+"""Conjunctions of a mask up to which it is asked whether it is of one kind."""
+
+_ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
 
 
 def decompose(ir: MaskIR) -> MaskIR:
     """The same mask with `pieces` filled in: disjoint, their union unchanged (proved)."""
-    pieces: list[Piece] = []
-    owned: Expr = E.NEVER
-    terms = ir.keep.terms if isinstance(ir.keep, E.Any) else (ir.keep,)
-    if len(terms) > _MOST:
-        terms = (ir.keep,)
-    for term in terms:
-        rest = simplify(E.conj(term, E.negate(owned)))
-        owned = E.disj(owned, term)
-        if rest != E.NEVER:
-            pieces.append(Piece(rest))
-    _check(ir.keep, tuple(pieces))
-    return replace(ir, pieces=tuple(pieces))
+    certain = _certain(ir.keep)
+    pieces = _exact(certain)
+    _check(certain, pieces)
+    if certain != ir.keep:
+        pieces += data_pieces(ir, [piece.keep for piece in pieces])
+    return replace(ir, pieces=tuple(sorted(pieces, key=_place)))
 
 
-def _check(keep: Expr, pieces: tuple[Piece, ...]) -> None:
-    """Disjoint and complete, where there is no data and isl's budget suffices."""
-    if E.arrays(keep) or len(pieces) < 2:
+_Place = tuple[int, int, bool, str]
+
+
+def _place(piece: Piece) -> _Place:
+    return _rank(piece.kind, piece.detail, piece.keep)
+
+
+def _rank(kind: PieceKind, detail: Detail | None, keep: Expr) -> _Place:
+    """By kind, lattices by stride, bands that shift before others, then by text, read as people
+    read numbers."""
+    stride = detail.stride if isinstance(detail, Lattice) else 0
+    stays = isinstance(detail, Band) and not detail.shifts
+    text = re.sub(r"\d+", lambda number: number[0].zfill(20), keep.key)
+    return _ORDER[kind], stride, stays, text
+
+
+def _certain(keep: Expr) -> Expr:
+    """The part of a mask that it keeps whatever its data say."""
+
+    def unknown(node: Expr) -> Expr | None:
+        reads = isinstance(node, (E.Cmp, E.Member)) and E.arrays(node)
+        return E.NEVER if reads else None
+
+    return simplify(E.transform(keep, unknown)) if E.arrays(keep) else keep
+
+
+# ------------------------------------------------------------------ without data
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A conjunction of the mask, inside the lengths."""
+
+    pairs: isl.Set
+    formula: Expr
+    kind: PieceKind
+    detail: Detail | None
+
+    @property
+    def place(self) -> _Place:
+        return _rank(self.kind, self.detail, self.formula)
+
+
+def _exact(keep: Expr) -> list[Piece]:
+    """Pieces of a mask without data; one of kind `set` where isl's budget does not suffice."""
+    if keep == E.NEVER:
+        return []
+    try:
+        with LOCK:
+            raw = _Decomposer(keep).run()
+    except (TooHard, Unreadable, isl.Error):
+        return [Piece(keep)]
+    return [replace(piece, keep=simplified(piece.keep)) for piece in raw]
+
+
+class _Decomposer:
+    """One mask.
+
+    Raises:
+        TooHard: isl's patience ended. Unreadable: a set has no formula.
+    """
+
+    def __init__(self, keep: Expr) -> None:
+        self.keep = keep
+        self.space = Space(keep)
+        with budget(_OPERATIONS):
+            inside = self.space.inside
+            self.whole = self.space.universe.set(keep).intersect(inside).coalesce()
+            self.hull = isl.Set.from_basic_set(self.whole.simple_hull())
+
+    def run(self) -> list[Piece]:
+        if self.whole.is_empty():
+            return []
+        with budget(_OPERATIONS):
+            found = self._conjunctions()
+        if 1 < len(found) <= _FEW:
+            kind, detail = kind_of(self.whole, self.space, whole=True)
+            if kind is not PieceKind.set:
+                return [Piece(E.disj(*(f for _, f in found)), kind, detail)]
+        parts = [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in found]
+        return self._apart(self._bands_joined(sorted(parts, key=lambda part: part.place)))
+
+    # ------------------------------------------------------------ as wide as the mask allows
+
+    def _conjunctions(self) -> list[tuple[isl.Set, Expr]]:
+        """Conjunctions whose union is the mask, none of them in another, each without any
+        comparison that the mask does not need."""
+        found: dict[Expr, isl.Set] = {}
+        parts = self.space.reader.parts(self.whole)
+        floors = sum(part.dim(isl.dim_type.div) > 0 for part in parts)
+        if floors > _MOST_FLOORS or len(parts) > _MOST:
+            raise TooHard("too many conjunctions")
+        for part in parts:
+            pairs, formula = self._widened(part)
+            found.setdefault(formula, pairs)
+        ordered = sorted(found.items(), key=lambda item: item[0].key)
+        kept: list[tuple[isl.Set, Expr]] = []
+        for index, (formula, pairs) in enumerate(ordered):
+            others = [p for p, _ in kept] + [p for _, p in ordered[index + 1 :]]
+            if not any(pairs.is_subset(other) for other in others):
+                kept.append((pairs, formula))
+        return kept
+
+    def _widened(self, part: isl.BasicSet) -> tuple[isl.Set, Expr]:
+        """A conjunction less every comparison without which it stays in the mask."""
+        found = {}
+        for constraint in part.get_constraints():
+            points = points_of(constraint)
+            if not self.space.inside.is_subset(points):
+                formula = self.space.reader.constraint(constraint)
+                found.setdefault(formula, (constraint, points))
+        needed = dict(sorted(found.items(), key=lambda item: item[0].key))
+        for formula in list(needed):
+            rest = self._all(points for f, (_, points) in needed.items() if f != formula)
+            if rest.is_subset(self.hull) and rest.is_subset(self.whole):
+                del needed[formula]
+        pairs = self._all(points for _, points in needed.values()).coalesce()
+        within = pairs if part.dim(isl.dim_type.div) else None
+        read = self.space.reader.constraint
+        return pairs, E.conj(*(read(constraint, within) for constraint, _ in needed.values()))
+
+    def _all(self, conditions: Iterable[isl.Set]) -> isl.Set:
+        return reduce(isl.Set.intersect, conditions, self.space.inside)
+
+    # ------------------------------------------------------------ without what others own
+
+    def _bands_joined(self, parts: list[_Part]) -> list[_Part]:
+        """Bands that overlap or touch in every row they share become one."""
+        kept: list[_Part] = []
+        for part in parts:
+            for index, other in enumerate(kept):
+                made = self.space.ask(partial(self._one_band, other, part), None)
+                if made is not None:
+                    kept[index] = made
+                    break
+            else:
+                kept.append(part)
+        return kept
+
+    def _one_band(self, left: _Part, right: _Part) -> _Part | None:
+        if not left.kind is right.kind is PieceKind.band:
+            return None
+        rows = [part.pairs.project_out(isl.dim_type.set, 1, 1) for part in (left, right)]
+        both = left.pairs.union(right.pairs).coalesce()
+        if rows[0].is_disjoint(rows[1]) or not self.space.consecutive_keys(both):
+            return None
+        formula = E.disj(left.formula, right.formula)
+        return _Part(both, formula, PieceKind.band, band(both, self.space))
+
+    def _apart(self, parts: list[_Part]) -> list[Piece]:
+        owners: list[_Part] = []
+        pieces: list[_Part] = []
+        for part in parts:
+            pieces += self._divided(part, owners)
+            owners.append(part)
+        return [Piece(p.formula, p.kind, p.detail) for p in self._gathered(pieces)]
+
+    def _divided(self, part: _Part, owners: list[_Part]) -> list[_Part]:
+        """What is left of a part, whole if it is of some kind, else by conjunctions."""
+        with budget(_OPERATIONS):
+            before = [other for other in owners if not other.pairs.is_disjoint(part.pairs)]
+            rest = reduce(isl.Set.subtract, (o.pairs for o in before), part.pairs).coalesce()
+            if not before or rest.is_empty():
+                return [] if before else [part]
+            single = self.space.single(rest)
+            if single is not None:
+                rest = isl.Set.from_basic_set(single)
+                formula = self.space.reader.conjunction(single, self.space.inside)
+            else:
+                formula = E.conj(part.formula, *(E.negate(other.formula) for other in before))
+        kind, detail = kind_of(rest, self.space, (part.kind, part.pairs))
+        if kind is not PieceKind.set or single is not None:
+            return [_Part(rest, formula, kind, detail)]
+        with budget(_OPERATIONS):
+            conjunctions = self.space.reader.parts(rest)
+            if not _disjoint(conjunctions):
+                conjunctions = self.space.reader.parts(rest.make_disjoint())
+            inside, read = self.space.inside, self.space.reader.conjunction
+            found = [(isl.Set.from_basic_set(c), read(c, inside)) for c in conjunctions]
+        return [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in found]
+
+    def _gathered(self, parts: list[_Part]) -> list[_Part]:
+        """Columns of the same queries are one piece, likewise rows, and whatever has no kind."""
+        kept: list[_Part] = []
+        for part in sorted(parts, key=lambda part: part.place):
+            for index, other in enumerate(kept):
+                made = self._both(other, part)
+                if made is not None:
+                    kept[index] = made
+                    break
+            else:
+                kept.append(part)
+        return kept
+
+    def _both(self, left: _Part, right: _Part) -> _Part | None:
+        if left.kind is not right.kind:
+            return None
+        made = self.space.ask(lambda: joined(left.detail, right.detail, self.space), None)
+        if made is None and left.kind is not PieceKind.set:
+            return None
+        formula = E.disj(left.formula, right.formula)
+        return _Part(left.pairs.union(right.pairs), formula, left.kind, made)
+
+
+def _disjoint(parts: list[isl.BasicSet]) -> bool:
+    sets = [isl.Set.from_basic_set(part) for part in parts]
+    return all(a.is_disjoint(b) for a, b in combinations(sets, 2))
+
+
+# ------------------------------------------------------------------ proof
+
+
+def _check(keep: Expr, pieces: list[Piece]) -> None:
+    """Disjoint and complete, where isl's budget suffices.
+
+    What data decide is disjoint by its making: alternatives less those before them.
+
+    Raises:
+        DecompositionBroken: they are not.
+    """
+    if pieces == [Piece(keep)]:
         return
     try:
         with budget():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr, params
@@ -18,13 +19,114 @@ class Origin:
     """The term as maskc prints it."""
 
 
+class PieceKind(StrEnum):
+    """What a piece is, hence which way of running it would suit; in the order of pieces."""
+
+    band = "band"
+    """Every query's keys are consecutive."""
+    lattice = "lattice"
+    """A band between residue classes."""
+    columns = "columns"
+    """Keys that almost all queries of an interval see."""
+    rows = "rows"
+    """Queries that see almost all keys of an interval."""
+    table = "table"
+    """Blocks that a table or a seeded draw names."""
+    segments = "segments"
+    """Documents, trees, intervals: keys that the data of a query names."""
+    set = "set"
+    """None of these, or not proved to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """On queries where `rows` holds, keys first .. last (inclusive; none where last < first)."""
+
+    rows: Expr
+    """Over q and lengths."""
+    first: Expr
+    last: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A band's keys, query by query; queries of no span see none of them."""
+
+    spans: tuple[Span, ...]
+    """No two hold for the same query."""
+    shifts: bool
+    """Whether it depends on q - k alone, inside the lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """q = queries(c, j, t_q) and k = keys(c, j, t_k): every pair of the piece once.
+
+    For one c and j the keys t_k of every t_q are consecutive: a band without the congruence.
+    """
+
+    stride: int
+    query_phase: int | None
+    """Least residue of the queries' positions; None where queries are not grouped by residue."""
+    key_phase: int | None
+    """Least residue of the keys; None where keys of all residues take part."""
+    difference: int | None
+    """Least residue of position minus key where that is what is fixed; c is the key's residue."""
+    width: int
+    """How many residues there are from the least one on (modulo stride): 0 <= j < width."""
+    queries: Expr
+    keys: Expr
+    band: Expr
+    """Over t_q, t_k, c, j and lengths; it holds inside the lengths only, and 0 <= c < stride
+    where c occurs in `keys`, else c = 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where `queries` holds (over q), the keys are those of `keys` (over k), all of them.
+
+    The queries elsewhere see some of them: they are few, whatever the lengths.
+    """
+
+    keys: Expr
+    queries: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where `keys` holds (over k), the queries are those of `queries` (over q), all of them."""
+
+    queries: Expr
+    keys: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Which array names the blocks."""
+
+    array: str
+    block: int
+    """Tokens per entry, both ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Which arrays say where the segments are."""
+
+    arrays: tuple[str, ...]
+
+
+Detail = Band | Lattice | Columns | Rows | Table | Segments
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a mask that shares no pair with the other parts."""
 
     keep: Expr
-    kind: str = "set"
-    """Which way of running it would suit; `set` while pieces are not told apart by kind."""
+    kind: PieceKind = PieceKind.set
+    detail: Detail | None = None
+    """Of the class its kind names; None for a set, and for columns and rows that read flags."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import sympy
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
+from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.plan.types import Plan, PlannedMask
 
@@ -108,8 +110,7 @@ def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
 
 def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
     yield from _wrapped("mask", to_people(mask.ir.keep))
-    for piece in mask.ir.pieces if len(mask.ir.pieces) > 1 else ():
-        yield from _wrapped("piece", to_people(piece.keep))
+    yield from _piece_lines(mask.ir.pieces)
     for fact in plan.facts[index]:
         yield from _wrapped("proof", str(fact))
     form = closed_form(mask.ir.keep)
@@ -117,6 +118,21 @@ def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
         yield "pairs    no closed form: exact numbers at given lengths"
         return
     yield from _formula_lines(form, plan)
+
+
+_MOST_PIECES = 8
+"""Pieces that are printed; the others are counted."""
+
+
+def _piece_lines(pieces: tuple[Piece, ...]) -> Iterator[str]:
+    """Nothing for a mask in one piece: its formula stands above."""
+    if len(pieces) < 2:
+        return
+    for piece in pieces[:_MOST_PIECES]:
+        yield from _wrapped("piece", f"{piece.kind}: {to_people(piece.keep)}")
+    more = Counter(str(piece.kind) for piece in pieces[_MOST_PIECES:])
+    for kind, count in more.items():
+        yield f"piece    {kind}: {count} more"
 
 
 def _formula_lines(form: ClosedForm, plan: Plan) -> Iterator[str]:
