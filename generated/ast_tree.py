@@ -3,20 +3,22 @@
 Mask: tree('tree') | intervals('below') | documents('parent')
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-ast_tree.cpu.c, ast_tree.sm_80.cu.
+ast_tree.cpu.c, ast_tree.sm_80.cu, ast_tree.sm_90a.cu, ast_tree.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "ast_tree.cpu.c").read_text(),
     "sm_80": (_HERE / "ast_tree.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "ast_tree.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "ast_tree.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -39,6 +41,16 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=0,
                 args=(),
             ),
@@ -57,27 +69,81 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
 mask     ((tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])) | ((k < below.hi[q]) & (k >=
          below.lo[q])) | (parent.k[k] == parent.q[q])
-piece    (tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])
-piece    ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >= tree.tout[k])) & (k < below.hi[q]) & (k >=
-         below.lo[q])
-piece    ((k < below.lo[q]) | (k >= below.hi[q])) & ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >=
-         tree.tout[k])) & (parent.k[k] == parent.q[q])
+piece    segments: ((k < below.lo[q]) | (k >= below.hi[q])) & ((tree.tin[k] > tree.tin[q]) |
+         (tree.tin[q] >= tree.tout[k])) & (parent.k[k] == parent.q[q])
+piece    segments: ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >= tree.tout[k])) & (k < below.hi[q])
+         & (k >= below.lo[q])
+piece    segments: (tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])
 proof    causal: unknown (all lengths; mask - {k <= p} is empty)
 proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
@@ -91,17 +157,35 @@ plan     layout by exact numbers, because it reads data
 target   sm_80, bfloat16, head_dim 128
 mask     ((tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])) | ((k < below.hi[q]) & (k >=
          below.lo[q])) | (parent.k[k] == parent.q[q])
-piece    (tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])
-piece    ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >= tree.tout[k])) & (k < below.hi[q]) & (k >=
-         below.lo[q])
-piece    ((k < below.lo[q]) | (k >= below.hi[q])) & ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >=
-         tree.tout[k])) & (parent.k[k] == parent.q[q])
+piece    segments: ((k < below.lo[q]) | (k >= below.hi[q])) & ((tree.tin[k] > tree.tin[q]) |
+         (tree.tin[q] >= tree.tout[k])) & (parent.k[k] == parent.q[q])
+piece    segments: ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >= tree.tout[k])) & (k < below.hi[q])
+         & (k >= below.lo[q])
+piece    segments: (tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])
 proof    causal: unknown (all lengths; mask - {k <= p} is empty)
 proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
 proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): which tiles live depends on data given at call time
+plan     layout by exact numbers, because it reads data
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])) | ((k < below.hi[q]) & (k >=
+         below.lo[q])) | (parent.k[k] == parent.q[q])
+piece    segments: ((k < below.lo[q]) | (k >= below.hi[q])) & ((tree.tin[k] > tree.tin[q]) |
+         (tree.tin[q] >= tree.tout[k])) & (parent.k[k] == parent.q[q])
+piece    segments: ((tree.tin[k] > tree.tin[q]) | (tree.tin[q] >= tree.tout[k])) & (k < below.hi[q])
+         & (k >= below.lo[q])
+piece    segments: (tree.tout[k] > tree.tin[q]) & (tree.tin[q] >= tree.tin[k])
+proof    causal: unknown (all lengths; mask - {k <= p} is empty)
+proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data

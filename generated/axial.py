@@ -3,20 +3,22 @@
 Mask: block_diagonal(64) | dilated(n_kv, n_kv, stride=64)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-axial.cpu.c, axial.sm_80.cu.
+axial.cpu.c, axial.sm_80.cu, axial.sm_90a.cu, axial.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "axial.cpu.c").read_text(),
     "sm_80": (_HERE / "axial.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "axial.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "axial.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -87,6 +89,59 @@ _MASK = GeneratedMask(
                         full=False,
                     ),
                 ),
+                tiles(
+                    128,
+                    128,
+                    loop(
+                        "(n_kv + 63) // 128",
+                        "(n_kv + 63) // 128",
+                        where=(
+                            "(n_kv + 63) % 128 + 128 * ti >= n_q + 63"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 63) // 128 - 1, n_kv + ti - (63 * n_kv + n_q) // 128)",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv + 63) % 128 >= 64) & (n_q >= (n_kv + 63) % 128 + 128 * ti - 62)"
+                            " & ((n_kv + 63) % 128 + 64 * n_kv + 128 * ti >= n_q - 64)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_kv + 63) // 128",
+                        "(n_kv + 63) // 128",
+                        where=(
+                            "(n_kv + 63) % 128 + 64 * ti >= n_q + 63"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 63) // 128 - 1, n_kv - (63 * n_kv + n_q - 64 * ti + 64) //"
+                        " 128)",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv + 63) % 128 >= 64) & ((n_kv + 63) % 128 + 64 * n_kv + 64 * ti "
+                            ">= n_q) & (n_q >= (n_kv + 63) % 128 + 64 * ti - 62)"
+                        ),
+                        full=False,
+                    ),
+                ),
                 shape=0,
                 args=('n_kv - n_q', '65 * n_kv - n_q'),
             ),
@@ -102,24 +157,80 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
 mask     (((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q + n_kv - n_q) // 64
          == k // 64)
-piece    ((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)
-piece    ((q + n_kv - k - n_q) % 64 != 0) & ((q + n_kv - n_q) // 64 == k // 64)
+piece    band: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) // 64) + 63)
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k < 64 * ((q + n_kv - n_q) // 64))
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64) & (k
+         <= q + 65 * n_kv - n_q)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -135,8 +246,10 @@ plan     layout from 4 closed-form loops
 target   sm_80, bfloat16, head_dim 128
 mask     (((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q + n_kv - n_q) // 64
          == k // 64)
-piece    ((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)
-piece    ((q + n_kv - k - n_q) % 64 != 0) & ((q + n_kv - n_q) // 64 == k // 64)
+piece    band: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) // 64) + 63)
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k < 64 * ((q + n_kv - n_q) // 64))
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64) & (k
+         <= q + 65 * n_kv - n_q)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -145,6 +258,25 @@ pairs    N**2/64 + 63*N  (N >= 64, N a multiple of 64)
 flops    forward 8*N**2 + 32256*N, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 3 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q + n_kv - n_q) // 64
+         == k // 64)
+piece    band: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) // 64) + 63)
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k < 64 * ((q + n_kv - n_q) // 64))
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64) & (k
+         <= q + 65 * n_kv - n_q)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2/64 + 63*N  (N >= 64, N a multiple of 64)
+flops    forward 8*N**2 + 32256*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops

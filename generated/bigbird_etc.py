@@ -1,22 +1,26 @@
 """BigBird-ITC and `n_global` global tokens in front.
 
-Mask: where(lambda q, k: ((q + n_kv - n_q) // 64 == 0) | (k // 64 == 0) | ((n_kv + 63) // 64 == k // 64 + 1) | ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1) | (max(k // 64 - (q + n_kv - n_q) // 64, (q + n_kv - n_q) // 64 - k // 64) < 2)) | random_blocks(64, 3, 0) | global_tokens(64)
+Mask: where(lambda q, k: ((q + n_kv - n_q) // 64 == 0) | (k // 64 == 0) | ((n_kv + 63) // 64 == k //
+      64 + 1) | ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1) | (max(k // 64 - (q + n_kv - n_q)
+      // 64, (q + n_kv - n_q) // 64 - k // 64) < 2)) | random_blocks(64, 3, 0) | global_tokens(64)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-bigbird_etc.cpu.c, bigbird_etc.sm_80.cu.
+bigbird_etc.cpu.c, bigbird_etc.sm_80.cu, bigbird_etc.sm_90a.cu, bigbird_etc.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "bigbird_etc.cpu.c").read_text(),
     "sm_80": (_HERE / "bigbird_etc.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "bigbird_etc.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "bigbird_etc.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -39,11 +43,23 @@ _MASK = GeneratedMask(
                 ),
                 tiles(
                     128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
                     64,
+                    128,
                     numeric=True,
                 ),
                 shape=0,
-                args=('n_q - n_kv + 63', 'n_kv - n_q', '-((n_kv - n_q) // 64)', '(n_kv + 63) // 64 - 1', '-((n_kv + 63) // 64) + 1', '1'),
+                args=(
+                    'n_q - n_kv + 63',
+                    'n_kv - n_q',
+                    '-((n_kv - n_q) // 64)',
+                    '(n_kv + 63) // 64 - 1',
+                    '-((n_kv + 63) // 64) + 1',
+                    '1',
+                ),
             ),
         ),
         of_head=(),
@@ -58,16 +74,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
-                tile=(128, 64),
+                launch("attention_forward", "rows", threads=64, shared=52224),
+                tile=(64, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -76,19 +146,20 @@ mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | (random_64_3_0[(q + n_kv
          (n_kv - n_q) // 64, k // 64] != 0) | (k // 64 == 0) | ((n_kv + 63) // 64 == k // 64 + 1) |
          ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1) | (max(k // 64 - (q + n_kv - n_q) // 64,
          (q + n_kv - n_q) // 64 - k // 64) < 2)
-piece    (q >= n_q - n_kv) & (q <= n_q - n_kv + 63)
-piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv
-         - n_q) // 64, k // 64] != 0)
-piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k // 64 == 0) & (random_64_3_0[(q + n_kv -
-         n_q) // 64 - (n_kv - n_q) // 64, k // 64] == 0)
-piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k // 64 != 0) & (random_64_3_0[(q + n_kv -
-         n_q) // 64 - (n_kv - n_q) // 64, k // 64] == 0) & ((n_kv + 63) // 64 == k // 64 + 1)
-piece    (k // 64 != 0) & ((n_kv + 63) // 64 != k // 64 + 1) & (random_64_3_0[(q + n_kv - n_q) // 64
-         - (n_kv - n_q) // 64, k // 64] == 0) & ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1)
-piece    (k // 64 != 0) & ((n_kv + 63) // 64 != k // 64 + 1) & ((q + n_kv - n_q) // 64 != (n_kv +
-         63) // 64 - 1) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv - n_q) // 64, k // 64] == 0)
-         & (q >= n_q - n_kv + 64) & (max(k // 64 - (q + n_kv - n_q) // 64, (q + n_kv - n_q) // 64 -
-         k // 64) < 2)
+piece    band: ((k < 64 * ((q + n_kv - n_q) // 64)) & (k >= 64 * ((q + n_kv - n_q) // 64) - 64)) |
+         ((q <= 64 * (k // 64) + n_q - n_kv + 63) & (q >= 64 * (k // 64) + n_q - n_kv - 64))
+piece    columns: (((q >= 64 * (k // 64) + n_q - n_kv + 64) | (q <= 64 * (k // 64) + n_q - n_kv -
+         65)) & ((k <= 64 * ((q + n_kv - n_q) // 64) - 65) | (k >= 64 * ((q + n_kv - n_q) // 64))) &
+         (k < 64)) | ((q <= 64 * (k // 64) + n_q - n_kv - 65) & (k >= 64 * ((n_kv + 63) // 64) -
+         64))
+piece    rows: ((k >= 128) & (k <= 64 * ((n_kv + 63) // 64) - 65) & (q >= n_q - n_kv) & (q <= n_q -
+         n_kv + 63)) | ((k >= 64) & (k <= 64 * ((q + n_kv - n_q) // 64) - 65) & (q >= n_q - (n_kv +
+         63) % 64 - 1))
+piece    table: ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & ((q >= 64 * (k // 64) + n_q - n_kv +
+         64) | (q <= 64 * (k // 64) + n_q - n_kv - 65)) & ((k <= 64 * ((q + n_kv - n_q) // 64) - 65)
+         | (k >= 64 * ((q + n_kv - n_q) // 64))) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv -
+         n_q) // 64, k // 64] != 0) & (q <= n_q - (n_kv + 63) % 64 - 2) & (k >= 64) & (k <= 64 *
+         ((n_kv + 63) // 64) - 65)
 proof    causal: unknown (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
@@ -104,25 +175,56 @@ mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | (random_64_3_0[(q + n_kv
          (n_kv - n_q) // 64, k // 64] != 0) | (k // 64 == 0) | ((n_kv + 63) // 64 == k // 64 + 1) |
          ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1) | (max(k // 64 - (q + n_kv - n_q) // 64,
          (q + n_kv - n_q) // 64 - k // 64) < 2)
-piece    (q >= n_q - n_kv) & (q <= n_q - n_kv + 63)
-piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv
-         - n_q) // 64, k // 64] != 0)
-piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k // 64 == 0) & (random_64_3_0[(q + n_kv -
-         n_q) // 64 - (n_kv - n_q) // 64, k // 64] == 0)
-piece    ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & (k // 64 != 0) & (random_64_3_0[(q + n_kv -
-         n_q) // 64 - (n_kv - n_q) // 64, k // 64] == 0) & ((n_kv + 63) // 64 == k // 64 + 1)
-piece    (k // 64 != 0) & ((n_kv + 63) // 64 != k // 64 + 1) & (random_64_3_0[(q + n_kv - n_q) // 64
-         - (n_kv - n_q) // 64, k // 64] == 0) & ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1)
-piece    (k // 64 != 0) & ((n_kv + 63) // 64 != k // 64 + 1) & ((q + n_kv - n_q) // 64 != (n_kv +
-         63) // 64 - 1) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv - n_q) // 64, k // 64] == 0)
-         & (q >= n_q - n_kv + 64) & (max(k // 64 - (q + n_kv - n_q) // 64, (q + n_kv - n_q) // 64 -
-         k // 64) < 2)
+piece    band: ((k < 64 * ((q + n_kv - n_q) // 64)) & (k >= 64 * ((q + n_kv - n_q) // 64) - 64)) |
+         ((q <= 64 * (k // 64) + n_q - n_kv + 63) & (q >= 64 * (k // 64) + n_q - n_kv - 64))
+piece    columns: (((q >= 64 * (k // 64) + n_q - n_kv + 64) | (q <= 64 * (k // 64) + n_q - n_kv -
+         65)) & ((k <= 64 * ((q + n_kv - n_q) // 64) - 65) | (k >= 64 * ((q + n_kv - n_q) // 64))) &
+         (k < 64)) | ((q <= 64 * (k // 64) + n_q - n_kv - 65) & (k >= 64 * ((n_kv + 63) // 64) -
+         64))
+piece    rows: ((k >= 128) & (k <= 64 * ((n_kv + 63) // 64) - 65) & (q >= n_q - n_kv) & (q <= n_q -
+         n_kv + 63)) | ((k >= 64) & (k <= 64 * ((q + n_kv - n_q) // 64) - 65) & (q >= n_q - (n_kv +
+         63) % 64 - 1))
+piece    table: ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & ((q >= 64 * (k // 64) + n_q - n_kv +
+         64) | (q <= 64 * (k // 64) + n_q - n_kv - 65)) & ((k <= 64 * ((q + n_kv - n_q) // 64) - 65)
+         | (k >= 64 * ((q + n_kv - n_q) // 64))) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv -
+         n_q) // 64, k // 64] != 0) & (q <= n_q - (n_kv + 63) % 64 - 2) & (k >= 64) & (k <= 64 *
+         ((n_kv + 63) // 64) - 65)
 proof    causal: unknown (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
 proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
+         shared memory; 64 queries a tile because every block of 64 x 64 is wholly live or wholly
+         dead
+plan     tile lists in memory (CSR): which tiles live depends on data given at call time
+plan     layout by exact numbers, because it reads data
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | (random_64_3_0[(q + n_kv - n_q) // 64 -
+         (n_kv - n_q) // 64, k // 64] != 0) | (k // 64 == 0) | ((n_kv + 63) // 64 == k // 64 + 1) |
+         ((q + n_kv - n_q) // 64 == (n_kv + 63) // 64 - 1) | (max(k // 64 - (q + n_kv - n_q) // 64,
+         (q + n_kv - n_q) // 64 - k // 64) < 2)
+piece    band: ((k < 64 * ((q + n_kv - n_q) // 64)) & (k >= 64 * ((q + n_kv - n_q) // 64) - 64)) |
+         ((q <= 64 * (k // 64) + n_q - n_kv + 63) & (q >= 64 * (k // 64) + n_q - n_kv - 64))
+piece    columns: (((q >= 64 * (k // 64) + n_q - n_kv + 64) | (q <= 64 * (k // 64) + n_q - n_kv -
+         65)) & ((k <= 64 * ((q + n_kv - n_q) // 64) - 65) | (k >= 64 * ((q + n_kv - n_q) // 64))) &
+         (k < 64)) | ((q <= 64 * (k // 64) + n_q - n_kv - 65) & (k >= 64 * ((n_kv + 63) // 64) -
+         64))
+piece    rows: ((k >= 128) & (k <= 64 * ((n_kv + 63) // 64) - 65) & (q >= n_q - n_kv) & (q <= n_q -
+         n_kv + 63)) | ((k >= 64) & (k <= 64 * ((q + n_kv - n_q) // 64) - 65) & (q >= n_q - (n_kv +
+         63) % 64 - 1))
+piece    table: ((q < n_q - n_kv) | (q >= n_q - n_kv + 64)) & ((q >= 64 * (k // 64) + n_q - n_kv +
+         64) | (q <= 64 * (k // 64) + n_q - n_kv - 65)) & ((k <= 64 * ((q + n_kv - n_q) // 64) - 65)
+         | (k >= 64 * ((q + n_kv - n_q) // 64))) & (random_64_3_0[(q + n_kv - n_q) // 64 - (n_kv -
+         n_q) // 64, k // 64] != 0) & (q <= n_q - (n_kv + 63) % 64 - 2) & (k >= 64) & (k <= 64 *
+         ((n_kv + 63) // 64) - 65)
+proof    causal: unknown (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data

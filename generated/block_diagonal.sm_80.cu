@@ -64,6 +64,8 @@ struct Attention {
     const i32 *row_tiles;  // tile column * 2 + (1 if every pair is live), ascending
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
+    const i32 *work;  // [items + empty][WORK_FIELDS], see maskc/core/abi.py
+    i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *array[8];  // data arrays of the mask
@@ -85,6 +87,9 @@ struct Attention {
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q)
     i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 items;  // of the work list that have tiles
+    i32 empty;  // items behind them without any
+    i32 shared_items;  // backward: whether some items share a column with others
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
@@ -153,38 +158,16 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
 }
 
 typedef unsigned int u32;
+typedef unsigned long long u64;
 #define ELEMENT "bf16"
 #define MINUS_INFINITY __int_as_float(0xff800000)
+#define PLUS_INFINITY __int_as_float(0x7f800000)
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
 
 FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// 16 bytes from global to shared memory, in the background; zeros instead where `inside` is false.
-FN void copy_async(u32 to, const void *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                 :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-FN void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-FN void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
-
-// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
-FN void load_matrices(u32 (&x)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
-}
-FN void load_matrices_transposed(u32 (&x)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
-}
-
-// c += a b: 16 x 16 times 16 x 8, accumulated in fp32.
-FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 "
-        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
+// Two numbers in storage precision, the first in the low half.
 FN u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -214,6 +197,11 @@ FN i32 anew(i32 x) {
     return x;
 }
 
+FN float anew_float(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
+
 // Over the four lanes that share a row of an accumulator.
 FN float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
@@ -222,6 +210,35 @@ FN float quad_max(float x) {
 FN float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+// The first lane's value, which all lanes then share: branches on it are uniform.
+FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
+
+// 16 bytes from global to shared memory, in the background; zeros instead where `inside` is false.
+FN void copy_async(u32 to, const void *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+FN void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+FN void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
+// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+FN void load_matrices(u32 (&x)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
+}
+FN void load_matrices_transposed(u32 (&x)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
+}
+
+// c += a b: 16 x 16 times 16 x 8, accumulated in fp32.
+FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Where a 16-byte piece of a row lies in a tile. SPAN neighbouring pieces of a row trade places, so
@@ -269,8 +286,8 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
     copy_commit();
 }
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
+// Whether features need registers that the plain kernel fills with what it loads early.
+constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE);
 
 struct Work {
     i32 row, head, batch;  // row of tiles
@@ -292,15 +309,19 @@ FN struct Work work_of(const struct Attention *p, u32 index) {
 
 // What the logits of one head are made of.
 struct Logit {
-    float unit;   // of what make_logits leaves, in powers of two
-    float slope;  // of ALiBi
+    float unit;       // of what make_logits leaves, in powers of two
+    float slope;      // of ALiBi
+    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
 };
 
 FN struct Logit logit_of(const struct Attention *p, i32 head) {
     struct Logit logit;
     // A scale of zero must not turn the mask's -inf into NaN.
-    logit.unit = WITH_SOFTCAP || WITH_ALIBI ? LOG2E : fmaxf(fabsf(p->scale) * LOG2E, 1e-30f);
+    logit.unit = WITH_ALIBI ? LOG2E
+               : WITH_SOFTCAP ? p->softcap * LOG2E
+                              : fmaxf(fabsf(p->scale) * LOG2E, 1e-30f);
     logit.slope = WITH_ALIBI ? p->alibi_slopes[head] : 0.0f;
+    logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
 }
 
@@ -335,8 +356,11 @@ static_assert(sizeof(struct Block) <= 1024, "the mask has too many constants");
 
 // Rows and columns of a tile that a warp and a lane hold; see Scores for the others.
 FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
+FN i32 warp_query(struct Work work, i32 warp) {
+    return work.row * TILE_Q + warp * 16 * FRAGMENTS;
+}
 FN i32 lane_query(struct Work work) {
-    return work.row * TILE_Q + first_row() + threadIdx.x % 32 / 4;
+    return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
 }
 FN i32 lane_key(i32 first) { return first + anew(threadIdx.x) % 4 * 2; }
 
@@ -362,22 +386,23 @@ constexpr float NO_TOP = -1e30f;
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
 #if WITH_SOFTCAP || WITH_ALIBI
-    const float distance = (float)(lane_query(block.work) + (p->n_kv - p->n_q) - lane_key(first_k));
-    const float sharpness = 2.0f * LOG2E * fast_reciprocal(p->softcap);
+    const struct Logit logit = block.logit;
+    const i32 thread = anew(threadIdx.x), q = warp_query(block.work, thread / 32) + thread % 32 / 4;
+    const float distance = (float)(q + (p->n_kv - p->n_q) - (first_k + thread % 4 * 2));
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float x = s[m][n][e] * p->scale;
+                float x = s[m][n][e];
 #if WITH_SOFTCAP
                 // tanh by one exponential: the approximate instruction is too coarse for logits.
-                x = fast_exp2(x * sharpness);
-                x = p->softcap - 2.0f * p->softcap * fast_reciprocal(x + 1.0f);
+                x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
 #endif
 #if WITH_ALIBI
-                x -= block.logit.slope * fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
+                const float steps = fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
+                x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - logit.slope * steps;
 #endif
                 s[m][n][e] = x;
             }
@@ -396,6 +421,13 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 struct Seen {
     u32 word[ROWS / 2];
 };
+
+FN struct Seen everything() {
+    struct Seen seen;
+#pragma unroll
+    for (int m = 0; m < ROWS / 2; m++) seen.word[m] = 0xffffffff;
+    return seen;
+}
 
 // Bit 16 * (r % 2) + 2 * n + e of word[r / 2]: whether query q + 8 * r sees key k + 8 * n + e.
 FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
@@ -427,6 +459,12 @@ FN void hide_rest(Scores &s, struct Seen seen) {
                     s[m][n][e] = MINUS_INFINITY;
 }
 
+// A factor for out. With nan_safe it never underflows to zero, so that infinities outlive it.
+FN float not_zero(float factor) {
+    constexpr float LEAST = 0x1p-126f;
+    return WITH_NAN_SAFE && factor < LEAST ? LEAST : factor;
+}
+
 // Raises the rows' tops where a logit is far above, and rescales what was summed under the old
 // ones.
 // Tops are the same in a quad; sums and out are each lane's own share.
@@ -447,7 +485,7 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         top[r] = fmaxf(base[r], quad_max(peak[r]));
-        const float factor = fast_exp2(base[r] - top[r]);
+        const float factor = not_zero(fast_exp2(base[r] - top[r]));
         sum[r] *= factor;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
@@ -471,37 +509,40 @@ FN float not_finite(u32 bits) {
     return is_finite(bits) ? 0.0f : __int_as_float(sign | 0x7f800000 | nan);
 }
 
-// In a partial tile p v multiplies masked values of v by zero, which is NaN where v is not finite.
-// Those values leave the tile: the queries that see their key get them here, and zeros stay.
-FN void quarantine(Output &o, unsigned char *v_tile, const struct Attention *p,
-                   const struct Block &block, i32 first_k) {
-    const struct Mask mask = block.mask;
-    const i32 n_q = p->n_q, n_kv = p->n_kv, q = lane_query(block.work), lane = threadIdx.x % 32;
+// Zero times a v that is not finite is NaN, be p zero because the mask hides the key or because it
+// underflowed, which no exponential does. So those values leave the tile, zeros stay, and the
+// queries that see their key get them here as they are; not_zero() keeps them in out.
+FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
     bool found = false;
+#pragma unroll 1
     for (i32 i = anew(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
         const uint4 x = ((const uint4 *)v_tile)[i];
         found |= only_finite(x.x) != x.x || only_finite(x.y) != x.y || only_finite(x.z) != x.z
             || only_finite(x.w) != x.w;
     }
     if (!__syncthreads_or(found)) return;
+    const i32 lane = anew(threadIdx.x) % 32;
 #pragma unroll 1
-    for (i32 i = 0; i < TILE_K && first_k + i < n_kv; i++) {
-        bool sees[ROWS];
+    for (i32 i = 0; i < TILE_K; i++) {
+        u32 sees[ROWS / 2];  // bits 0 and 16, from the lane of the quad that has the key's column
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            sees[r] = keep(mask, min_i32(anew(q) + 8 * r, n_q - 1), first_k + i, n_q, n_kv);
+        for (int m = 0; m < ROWS / 2; m++)
+            sees[m] = __shfl_sync(0xffffffff, seen.word[m], lane / 4 * 4 + i % 8 / 2)
+                >> (i / 8 * 2 + i % 2);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
             const u32 pair = *(const u32 *)(v_tile + place(i, n) + 4 * (lane % 4));
             if (only_finite(pair) == pair) continue;
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                o[r / 2][n][r % 2 * 2] += sees[r] ? not_finite(pair) : 0.0f;
-                o[r / 2][n][r % 2 * 2 + 1] += sees[r] ? not_finite(pair >> 16) : 0.0f;
+                const bool sees_it = sees[r / 2] >> (16 * (r % 2)) & 1;
+                o[r / 2][n][r % 2 * 2] += sees_it ? not_finite(pair) : 0.0f;
+                o[r / 2][n][r % 2 * 2 + 1] += sees_it ? not_finite(pair >> 16) : 0.0f;
             }
         }
     }
     __syncthreads();
+#pragma unroll 1
     for (i32 i = anew(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
         uint4 &x = ((uint4 *)v_tile)[i];
         x = {only_finite(x.x), only_finite(x.y), only_finite(x.z), only_finite(x.w)};
@@ -530,6 +571,7 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
     clear(s);
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
+        if (SHORT_OF_REGISTERS && d == DEPTH / 2) __syncwarp();  // no load passes it
         u32 a[FRAGMENTS][4], b[4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++)
@@ -602,7 +644,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         total = total * factor + fast_exp2(sink - base);
 #endif
         const bool empty = total == 0.0f;
-        const float scale = factor * fast_reciprocal(total);
+        const float scale = not_zero(factor * fast_reciprocal(total));
         const i32 row = lane / 4 + 8 * r, q = first + row;
         if (lane % 4 == 0 && q < p->n_q)
             p->lse[((i64)work.batch * p->heads_q + work.head) * p->n_q + q] =
@@ -626,6 +668,18 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
             if (first + row < p->n_q) to[chunk] = *(const uint4 *)(tile + place(row, chunk));
         }
     }
+}
+
+// The tile to come, in one register where they are short, or where a list's entry is just that.
+constexpr bool PACKED = true;
+FN void pack(struct Tile &tile) {
+    if constexpr (PACKED) tile.index = tile.index * 2 + tile.full;
+}
+FN void unpack(struct Tile &tile) {
+    if constexpr (PACKED) tile.full = tile.index & 1, tile.index >>= 1;
+}
+FN i32 first_key(const struct Tile &packed) {
+    return (PACKED ? packed.index >> 1 : packed.index) * TILE_K;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
@@ -656,14 +710,16 @@ attention_forward(const __grid_constant__ struct Attention p) {
     struct Tile next = {0, 0};
     if (block.list.count > 0) {
         next = tile_at(block.list, 0);
-        load_tile<TILE_K>(k_tile, block.k, p.k_stride, next.index * TILE_K, p.n_kv);
+        pack(next);
+        load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
     } else {
         copy_wait<0>();  // q, in whose place zeros go out
         __syncthreads();
     }
 #pragma unroll 1
     for (i32 i = 0; i < block.list.count; i++) {
-        const struct Tile tile = next;
+        struct Tile tile = next;
+        unpack(tile);
         const i32 first_k = tile.index * TILE_K;
         const bool masked = !tile.full || p.n_kv - first_k < TILE_K;
         struct Seen seen = {};
@@ -673,18 +729,19 @@ attention_forward(const __grid_constant__ struct Attention p) {
         __syncthreads();  // the last v is no longer read
         load_tile<TILE_K>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
+        pack(next);
         if (KEEP_Q && i == 0) keep_query(query);
         score(s, query, k_tile);
 
         copy_wait<0>();   // v has arrived, and
         __syncthreads();  // k is no longer read
         if (i + 1 < block.list.count)
-            load_tile<TILE_K>(k_tile, block.k, p.k_stride, next.index * TILE_K, p.n_kv);
+            load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
         make_logits(s, &p, block, first_k);
         if (masked) hide_rest(s, seen);
         raise_tops(s, block.logit.unit, top, sum, o);
 #if WITH_NAN_SAFE
-        if (!tile.full) quarantine(o, shared.v, &p, block, first_k);
+        quarantine(o, shared.v, masked ? seen : everything());
 #endif
         accumulate(o, sum, s, top, block.logit.unit, v_tile);
     }

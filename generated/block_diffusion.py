@@ -1,22 +1,27 @@
 """Diffusion inside blocks of `block` tokens, autoregression between them.
 
-Mask: where(lambda q, k: ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2) & (q >= n_q // 2)))
+Mask: where(lambda q, k: ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k -
+      n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q //
+      2) // 16) & (k >= n_q // 2) & (q >= n_q // 2)))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-block_diffusion.cpu.c, block_diffusion.sm_80.cu.
+block_diffusion.cpu.c, block_diffusion.sm_80.cu, block_diffusion.sm_90a.cu,
+block_diffusion.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "block_diffusion.cpu.c").read_text(),
     "sm_80": (_HERE / "block_diffusion.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "block_diffusion.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "block_diffusion.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -354,6 +359,306 @@ _MASK = GeneratedMask(
                         full=False,
                     ),
                 ),
+                tiles(
+                    128,
+                    128,
+                    loop(
+                        "(n_q + 254) // 256",
+                        "min((n_kv + 127) // 128 - 1, ti - 1)",
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv > 128 * ti) & (2 * n_kv >= n_q + 33) & (n_q + 256 * ti >= 32 * "
+                            "((n_q + 30) // 32) + 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256",
+                        "n_q // 256 + ti - 1",
+                        where=(
+                            "(2 * n_kv > n_q + 256 * ti) & (n_q >= 256 * ti + 256)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q >= 256 * ti + 256) & (2 * n_kv >= n_q + 33) & (n_q + 256 * ti >= "
+                            "2 * n_kv)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "((n_q + 256 * ti >= 2 * n_kv) | (256 * ti >= n_q - 255)) & (n_kv > 128"
+                            " * ti) & (256 * ti >= n_q - 1) & (n_q >= 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256",
+                        "(n_q + 254) // 256",
+                        where=(
+                            "((n_q + 256 * ti >= 2 * n_kv) | (256 * ti >= n_q - 255)) & (n_kv > 128"
+                            " * ((n_q + 254) // 256)) & (ti >= 1) & (n_q >= 256 * ti + 2) & (n_q >="
+                            " 2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "min((n_q - 32 * ti + 222) // 224 - 1, (2 * n_kv - n_q + 31) // 32 + ti"
+                        " - 1)",
+                        where=(
+                            "(n_q >= 256 * ti + 2) & (256 * ti >= n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q - 32 * ti + 222) // 224",
+                        "min((n_q + 126) // 128 - 1, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "(2 * n_kv > n_q + 256 * ti) & (n_q >= 256 * ti + 2) & (256 * ti >= n_q"
+                            " - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "1",
+                        where=(
+                            "(ti == 0) & (2 * n_kv > n_q + 256 * ti) & (n_kv >= 129) & (n_q >= 256 "
+                            "* ti + 2) & (256 * ti >= n_q - 255) & (n_q >= 2 * n_kv - 32)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q - 32 * ti + 222) // 224",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q >= 256 * ti + 2) & (n_q + 256 * ti >= 2 * n_kv) & (256 * ti >= "
+                            "n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv > 128 * ti) & (n_q >= 256 * ti + 2) & (n_q >= 2 * n_kv) & (256 *"
+                            " ti >= n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256 - 1",
+                        "(n_q + 254) // 256 - 1",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q % 256 >= 2) & (256 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "min((2 * n_q - (n_q + 30) % 32 + 29) // 256, (2 * n_kv - ti + 252) // "
+                        "255 - 1, (n_q + 1) // 2 + 16 * ((n_q + 30) // 32) + ti - n_q, ti + 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv >= (n_q + 30) % 32 + 256 * ti + 3) & (n_q"
+                            " + 256 * ti >= 2 * n_kv) & (256 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "min((2 * n_q - (n_q + 30) % 32 + 29) // 256, (n_q + 1) // 2 + 16 * "
+                        "((n_q + 30) // 32) + ti - n_q, ti + 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv > n_q + 256 * ti) & (n_q >= 34) & (256 * "
+                            "ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "((n_q >= 256 * ti + 2) | (n_q >= 2 * n_kv)) & (n_kv > 128 * ti) & (n_q"
+                            " >= 256 * ti + 256)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256 - 1",
+                        "(n_q + 254) // 256 - 1",
+                        where=(
+                            "((n_q >= 256 * ti + 2) | (n_q >= 2 * n_kv)) & (n_kv > 128 * ti) & (2 *"
+                            " n_kv > n_q) & (n_q % 256 >= 2) & (n_q >= 256 * ti + 256)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_q + 254) // 256, n_q // 256 + ti)",
+                        "min((n_kv + 127) // 128 - 1, (n_q + 222) // 256 + ti)",
+                        where=(
+                            "((n_q >= 256 * ti + 2) | (n_q >= 2 * n_kv)) & (n_kv > 128 * ti) & (2 *"
+                            " n_kv > n_q + 256 * ti) & (n_q >= 256 * ti + 256)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q >= 256 * ti + 256) | (256 * ti >= n_q - 1)) & (n_q == 1) & (ti "
+                            "== 0) & (n_kv >= 17)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_q + 254) // 256",
+                        "min((n_kv + 127) // 128 - 1, ti // 2 - 1)",
+                        full=True,
+                    ),
+                    loop(
+                        "ti // 2",
+                        "ti // 2",
+                        where=(
+                            "((ti % 2 == 0) & (n_kv > 64 * ti) & (2 * n_kv >= n_q + 33) & (n_q >= "
+                            "128 * ti - 126) & (n_q + 128 * ti >= 32 * ((n_q + 30) // 32) + 2 * "
+                            "n_kv - 32)) | ((128 * ti >= n_q + 127) & ((n_q + 30) % 32 + 128 * ti "
+                            ">= 2 * n_kv - 2) & (n_kv >= 64 * ((ti + 1) % 2) + 64 * ti - 63))"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256",
+                        "(n_q + 128 * ti) // 256 - 1",
+                        where=(
+                            "(2 * n_kv > n_q + 128 * ti) & (n_q >= 128 * ti + 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q >= 128 * ti + 128) & (2 * n_kv >= n_q + 33) & (n_q + 128 * ti >= "
+                            "2 * n_kv)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti // 2",
+                        "ti // 2",
+                        where=(
+                            "((n_q + 128 * ti >= 2 * n_kv) | (128 * ti >= n_q - 127)) & (ti % 2 == "
+                            "0) & (n_kv > 64 * ti) & (n_q >= 34) & (128 * ti >= n_q - 1) & (n_q >= "
+                            "2 * n_kv - 32)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((ti % 2 != 0) | (n_q >= 128 * ti + 2) | (2 * n_kv >= n_q + 33) | (64 "
+                            "* ti >= n_kv) | (n_q < 34)) & ((2 * n_kv > n_q + 128 * ti) | (128 * ti"
+                            " >= n_q - 127) | (n_q >= 2 * n_kv - 32)) & ((n_q + 128 * ti >= 2 * "
+                            "n_kv) | (128 * ti >= n_q - 127)) & (n_q == 1) & (ti == 0) & (n_kv < "
+                            "17)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "n_q - (255 * n_q + 1) // 256",
+                        "n_q - (255 * n_q + 1) // 256",
+                        where=(
+                            "((((ti + 1) % 2 == 0) & (n_kv >= 64 * ti + 65) & (128 * ti >= n_q - "
+                            "129) & (n_q >= 2 * n_kv - 32)) | ((n_kv > 128 * ((n_q + 254) // 256)) "
+                            "& (ti >= 1) & (n_q >= 128 * ti + 130) & (n_q >= 2 * n_kv - 32))) & "
+                            "((ti % 2 != 0) | (n_q >= 128 * ti + 2) | (2 * n_kv >= n_q + 33) | (64 "
+                            "* ti >= n_kv) | (n_q < 34)) & ((n_q != 1) | (ti != 0) | (n_kv >= 17)) "
+                            "& ((2 * n_kv > n_q + 128 * ti) | (128 * ti >= n_q - 127) | (n_q >= 2 *"
+                            " n_kv - 32)) & ((n_q + 128 * ti >= 2 * n_kv) | (128 * ti >= n_q - "
+                            "127))"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti // 2",
+                        "ti // 2",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q >= 128 * ti + 2) & (128 * (ti % 2) + n_q >= "
+                            "128 * ti + 256)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256 - 1",
+                        "(n_q + 254) // 256 - 1",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q % 256 >= 2) & (n_q >= 128 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti // 2 + 1",
+                        "min((n_kv + 127) // 128 - 1, ti)",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q % 256 >= 2) & (n_q >= 128 * ti + 2) & (2 * "
+                            "n_kv >= n_q + 33) & (128 * ti >= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_q + 128 * ti) // 256, (n_q + 254) // 256)",
+                        "min((n_q + 128 * ti + 94) // 256, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "(2 * n_kv > n_q) & (2 * n_kv > n_q + 128 * ti) & (n_q >= 128 * ti + "
+                            "128) & (n_q >= 128 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(n_q + 254) // 256 - 1",
+                        "(n_q + 254) // 256 - 1",
+                        where=(
+                            "(2 * n_kv > n_q) & (n_q % 256 >= 2) & (128 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_q + 254) // 256, ti // 2)",
+                        "min((ti + 1) // 2, (n_kv + 127) // 128 - 1, (32 * ((n_q + 30) // 32) +"
+                        " n_q + 255) // 256 - 1, 8 * ((n_q + 30) // 32) - (n_q - 2 * ti + 2) //"
+                        " 4)",
+                        where=(
+                            "(2 * n_kv > n_q) & (32 * ((n_q + 30) // 32) + 2 * n_kv >= n_q + 128 * "
+                            "ti + 33) & (128 * ti >= n_q - 1)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "ti // 2",
+                        "ti // 2",
+                        where=(
+                            "((n_q >= 128 * ti + 2) | (n_q >= 2 * n_kv)) & ((n_q >= 2 * n_kv) | "
+                            "(128 * ti >= n_q - 1)) & (n_kv > 64 * ti)"
+                        ),
+                        full=False,
+                    ),
+                ),
                 shape=0,
                 args=('n_q // 2 - 1', 'n_q // 2 - 1', '-(n_q // 2)', '0', '-1'),
             ),
@@ -369,16 +674,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -386,9 +745,10 @@ target   cpu, bfloat16, head_dim 128
 mask     ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) //
          16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) &
          (k >= n_q // 2))
-piece    (k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)
-piece    (q // 16 > (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)
-piece    ((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2)
+piece    band: (n_q >= 2 * k + 2) & (n_q >= 2 * q + 2) & (k >= 16 * (q // 16)) & (k <= 16 * (q //
+         16) + 15)
+piece    band: (q >= 16 * ((2 * k - n_q + 1) // 32) + 16) & (n_q >= 2 * q + 2) & (2 * k >= n_q - 1)
+piece    band: (2 * k >= n_q - 1) & (32 * ((2 * q - n_q + 1) // 32) + n_q >= 2 * k - 30)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -403,15 +763,34 @@ target   sm_80, bfloat16, head_dim 128
 mask     ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) //
          16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) &
          (k >= n_q // 2))
-piece    (k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)
-piece    (q // 16 > (k - n_q // 2) // 16) & (q < n_q // 2) & (k >= n_q // 2)
-piece    ((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) & (k >= n_q // 2)
+piece    band: (n_q >= 2 * k + 2) & (n_q >= 2 * q + 2) & (k >= 16 * (q // 16)) & (k <= 16 * (q //
+         16) + 15)
+piece    band: (q >= 16 * ((2 * k - n_q + 1) // 32) + 16) & (n_q >= 2 * q + 2) & (2 * k >= n_q - 1)
+piece    band: (2 * k >= n_q - 1) & (32 * ((2 * q - n_q + 1) // 32) + n_q >= 2 * k - 30)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 18 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((k // 16 == q // 16) & (k < n_q // 2) & (q < n_q // 2)) | ((q // 16 > (k - n_q // 2) //
+         16) & (q < n_q // 2) & (k >= n_q // 2)) | (((q - n_q // 2) // 16 >= (k - n_q // 2) // 16) &
+         (k >= n_q // 2))
+piece    band: (n_q >= 2 * k + 2) & (n_q >= 2 * q + 2) & (k >= 16 * (q // 16)) & (k <= 16 * (q //
+         16) + 15)
+piece    band: (q >= 16 * ((2 * k - n_q + 1) // 32) + 16) & (n_q >= 2 * q + 2) & (2 * k >= n_q - 1)
+piece    band: (2 * k >= n_q - 1) & (32 * ((2 * q - n_q + 1) // 32) + n_q >= 2 * k - 30)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 18 closed-form loops

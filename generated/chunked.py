@@ -3,20 +3,22 @@
 Mask: chunked(8192)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-chunked.cpu.c, chunked.sm_80.cu.
+chunked.cpu.c, chunked.sm_80.cu, chunked.sm_90a.cu, chunked.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "chunked.cpu.c").read_text(),
     "sm_80": (_HERE / "chunked.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "chunked.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "chunked.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -88,6 +90,66 @@ _MASK = GeneratedMask(
                     ),
                     square=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    loop(
+                        "ti - ti % 64",
+                        "ti - 1",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 128 * ti + 2)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "64 * ((n_q + 126) // 8192)",
+                        "(n_q + 127) // 128 - 1",
+                        where=(
+                            "((n_kv != n_q) | (128 * ti >= n_q - 1)) & (n_q == 128 * ti + 1) & "
+                            "(n_kv == n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti",
+                        "ti",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 128 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    square=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "64 * (ti // 128)",
+                        "ti // 2 - 1",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 64 * ti + 2)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "64 * ((n_q + 62) // 8192)",
+                        "(n_q + 127) // 128 - 1",
+                        where=(
+                            "((n_kv != n_q) | (64 * ti >= n_q - 1)) & (n_q == 64 * ti + 1) & (n_kv "
+                            "== n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "ti // 2",
+                        "ti // 2",
+                        where=(
+                            "(n_kv == n_q) & (n_q >= 64 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                    square=True,
+                ),
                 shape=0,
                 args=('n_kv - n_q',),
             ),
@@ -103,16 +165,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -140,6 +256,20 @@ pairs    8193*N/2  (N >= 8192, N a multiple of 8192)
 flops    forward 2097408*N, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 3 closed-form loops where n_q = n_kv, else by exact numbers
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((q + n_kv - n_q) // 8192 == k // 8192) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    8193*N/2  (N >= 8192, N a multiple of 8192)
+flops    forward 2097408*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops where n_q = n_kv, else by exact numbers

@@ -71,6 +71,8 @@ struct Attention {
     const i32 *row_tiles;  // tile column * 2 + (1 if every pair is live), ascending
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
+    const i32 *work;  // [items + empty][WORK_FIELDS], see maskc/core/abi.py
+    i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *array[8];  // data arrays of the mask
@@ -92,6 +94,9 @@ struct Attention {
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q)
     i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 items;  // of the work list that have tiles
+    i32 empty;  // items behind them without any
+    i32 shared_items;  // backward: whether some items share a column with others
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
@@ -124,7 +129,15 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     return
         // line 19: offsets([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, ...
-        ((0 <= q + m.c0 - k && q + m.c0 - k <= 2) || q + m.c0 - k == 4 || q + m.c0 - k == 8 || q + m.c0 - k == 16 || q + m.c0 - k == 32 || q + m.c0 - k == 64 || q + m.c0 - k == 128 || q + m.c0 - k == 256 || q + m.c0 - k == 512 || q + m.c0 - k == 1024 || q + m.c0 - k == 2048 || q + m.c0 - k == 4096 || q + m.c0 - k == 8192 || q + m.c0 - k == 16384 || q + m.c0 - k == 32768 || q + m.c0 - k == 65536 || q + m.c0 - k == 131072 || q + m.c0 - k == 262144 || q + m.c0 - k == 524288 || q + m.c0 - k == 1048576 || q + m.c0 - k == 2097152 || q + m.c0 - k == 4194304 || q + m.c0 - k == 8388608 || q + m.c0 - k == 16777216 || q + m.c0 - k == 33554432 || q + m.c0 - k == 67108864 || q + m.c0 - k == 134217728 || q + m.c0 - k == 268435456 || q + m.c0 - k == 536870912 || q + m.c0 - k == 1073741824);
+        ((0 <= q + m.c0 - k && q + m.c0 - k <= 2) || q + m.c0 - k == 4 || q + m.c0 - k == 8 || q +
+        m.c0 - k == 16 || q + m.c0 - k == 32 || q + m.c0 - k == 64 || q + m.c0 - k == 128 || q +
+        m.c0 - k == 256 || q + m.c0 - k == 512 || q + m.c0 - k == 1024 || q + m.c0 - k == 2048 ||
+        q + m.c0 - k == 4096 || q + m.c0 - k == 8192 || q + m.c0 - k == 16384 || q + m.c0 - k ==
+        32768 || q + m.c0 - k == 65536 || q + m.c0 - k == 131072 || q + m.c0 - k == 262144 || q +
+        m.c0 - k == 524288 || q + m.c0 - k == 1048576 || q + m.c0 - k == 2097152 || q + m.c0 - k
+        == 4194304 || q + m.c0 - k == 8388608 || q + m.c0 - k == 16777216 || q + m.c0 - k ==
+        33554432 || q + m.c0 - k == 67108864 || q + m.c0 - k == 134217728 || q + m.c0 - k ==
+        268435456 || q + m.c0 - k == 536870912 || q + m.c0 - k == 1073741824);
 }
 
 FN i32 keep(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {

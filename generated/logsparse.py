@@ -1,22 +1,26 @@
 """The query itself and keys 1, 2, 4, 8, ... before it.
 
-Mask: offsets([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576, 2097152, 4194304, 8388608, 16777216, 33554432, 67108864, 134217728, 268435456, 536870912, 1073741824])
+Mask: offsets([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768,
+      65536, 131072, 262144, 524288, 1048576, 2097152, 4194304, 8388608, 16777216, 33554432,
+      67108864, 134217728, 268435456, 536870912, 1073741824])
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-logsparse.cpu.c, logsparse.sm_80.cu.
+logsparse.cpu.c, logsparse.sm_80.cu, logsparse.sm_90a.cu, logsparse.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "logsparse.cpu.c").read_text(),
     "sm_80": (_HERE / "logsparse.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "logsparse.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "logsparse.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -366,6 +370,337 @@ _MASK = GeneratedMask(
                         full=False,
                     ),
                 ),
+                tiles(
+                    128,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q == 128 * ti + 1) & ((n_kv + 124) % 128 >= 125)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 8388608, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 8388607, (n_kv + 127) // 128 - "
+                        "8388608) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 4194304, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 4194303, (n_kv + 127) // 128 - "
+                        "4194304) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 2097152, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 2097151, (n_kv + 127) // 128 - "
+                        "2097152) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 1048576, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 1048575, (n_kv + 127) // 128 - "
+                        "1048576) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 524288, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 524287, (n_kv + 127) // 128 - "
+                        "524288) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 262144, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 262143, (n_kv + 127) // 128 - "
+                        "262144) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 131072, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 131071, (n_kv + 127) // 128 - "
+                        "131072) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 65536, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 65535, (n_kv + 127) // 128 - "
+                        "65536) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 32768, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 32767, (n_kv + 127) // 128 - "
+                        "32768) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 16384, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 16383, (n_kv + 127) // 128 - "
+                        "16384) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 8192, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 8191, (n_kv + 127) // 128 - 8192)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 4096, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 4095, (n_kv + 127) // 128 - 4096)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 2048, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 2047, (n_kv + 127) // 128 - 2048)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 1024, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 1023, (n_kv + 127) // 128 - 1024)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 512, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 511, (n_kv + 127) // 128 - 512) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 256, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 255, (n_kv + 127) // 128 - 256) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 128, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 127, (n_kv + 127) // 128 - 128) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 64, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 63, (n_kv + 127) // 128 - 64) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 32, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 31, (n_kv + 127) // 128 - 32) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 16, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 15, (n_kv + 127) // 128 - 16) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 8, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 7, (n_kv + 127) // 128 - 8) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 4, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 3, (n_kv + 127) // 128 - 4) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv - n_q) // 128 + ti - 2",
+                        "(n_kv - n_q) // 128 + ti - 2",
+                        where=(
+                            "n_kv + 128 * ti >= n_q + 256"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 127) // 128 - 2, 0)",
+                        "(n_kv + 124) // 128 - 1",
+                        where=(
+                            "n_q == 128 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 1, 0)",
+                        "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti)",
+                        where=(
+                            "n_q != 128 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q == 64 * ti + 1) & ((n_kv + 124) % 128 >= 125)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 8388608, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 8388607, (n_kv + 127) // 128 "
+                        "- 8388608) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 4194304, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 4194303, (n_kv + 127) // 128 "
+                        "- 4194304) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 2097152, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 2097151, (n_kv + 127) // 128 "
+                        "- 2097152) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 1048576, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 1048575, (n_kv + 127) // 128 "
+                        "- 1048576) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 524288, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 524287, (n_kv + 127) // 128 -"
+                        " 524288) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 262144, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 262143, (n_kv + 127) // 128 -"
+                        " 262144) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 131072, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 131071, (n_kv + 127) // 128 -"
+                        " 131072) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 65536, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 65535, (n_kv + 127) // 128 - "
+                        "65536) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 32768, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 32767, (n_kv + 127) // 128 - "
+                        "32768) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 16384, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 16383, (n_kv + 127) // 128 - "
+                        "16384) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 8192, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 8191, (n_kv + 127) // 128 - "
+                        "8192) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 4096, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 4095, (n_kv + 127) // 128 - "
+                        "4096) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 2048, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 2047, (n_kv + 127) // 128 - "
+                        "2048) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 1024, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 1023, (n_kv + 127) // 128 - "
+                        "1024) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 512, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 511, (n_kv + 127) // 128 - "
+                        "512) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 256, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 255, (n_kv + 127) // 128 - "
+                        "256) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 128, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 127, (n_kv + 127) // 128 - "
+                        "128) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 64, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 63, (n_kv + 127) // 128 - 64)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 32, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 31, (n_kv + 127) // 128 - 32)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 16, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 15, (n_kv + 127) // 128 - 16)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 8, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 7, (n_kv + 127) // 128 - 8) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 4, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 3, (n_kv + 127) // 128 - 4) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 64 * ti - n_q) // 128 - 2",
+                        "(n_kv + 64 * ti - n_q) // 128 - 2",
+                        where=(
+                            "n_kv + 64 * ti >= n_q + 256"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 127) // 128 - 2, 0)",
+                        "(n_kv + 124) // 128 - 1",
+                        where=(
+                            "n_q == 64 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 1, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "n_q != 64 * ti + 1"
+                        ),
+                        full=False,
+                    ),
+                ),
                 shape=0,
                 args=('n_kv - n_q',),
             ),
@@ -381,16 +716,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -401,6 +790,15 @@ mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32),
          (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
          8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
          134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
+piece    band: k == q + n_kv - n_q - 4
+piece    band: k == q + n_kv - n_q - 8
+piece    band: k == q + n_kv - n_q - 16
+piece    band: k == q + n_kv - n_q - 32
+piece    band: k == q + n_kv - n_q - 64
+piece    band: k == q + n_kv - n_q - 128
+piece    band: k == q + n_kv - n_q - 256
+piece    band: 22 more
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -418,6 +816,15 @@ mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32),
          (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
          8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
          134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
+piece    band: k == q + n_kv - n_q - 4
+piece    band: k == q + n_kv - n_q - 8
+piece    band: k == q + n_kv - n_q - 16
+piece    band: k == q + n_kv - n_q - 32
+piece    band: k == q + n_kv - n_q - 64
+piece    band: k == q + n_kv - n_q - 128
+piece    band: k == q + n_kv - n_q - 256
+piece    band: 22 more
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -427,6 +834,32 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 27 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
+         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
+         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
+         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
+         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
+piece    band: k == q + n_kv - n_q - 4
+piece    band: k == q + n_kv - n_q - 8
+piece    band: k == q + n_kv - n_q - 16
+piece    band: k == q + n_kv - n_q - 32
+piece    band: k == q + n_kv - n_q - 64
+piece    band: k == q + n_kv - n_q - 128
+piece    band: k == q + n_kv - n_q - 256
+piece    band: 22 more
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 26 closed-form loops
 """,
     )
 )

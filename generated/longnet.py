@@ -1,22 +1,28 @@
 """Segments of each length, dilated by its rate, shifted by head.
 
-Mask: causal() & (block_diagonal(2048) | block_diagonal(4096) & where(lambda h, q, k: ((q + n_kv - n_q) % 2 == h % 2) & (h % 2 == k % 2)) | block_diagonal(8192) & where(lambda h, q, k: ((q + n_kv - n_q) % 4 == h % 4) & (h % 4 == k % 4)) | block_diagonal(16384) & where(lambda h, q, k: ((q + n_kv - n_q) % 6 == h % 6) & (h % 6 == k % 6)) | block_diagonal(32768) & where(lambda h, q, k: ((q + n_kv - n_q) % 12 == h % 12) & (h % 12 == k % 12)))
+Mask: causal() & (block_diagonal(2048) | block_diagonal(4096) & where(lambda h, q, k: ((q + n_kv -
+      n_q) % 2 == h % 2) & (h % 2 == k % 2)) | block_diagonal(8192) & where(lambda h, q, k: ((q +
+      n_kv - n_q) % 4 == h % 4) & (h % 4 == k % 4)) | block_diagonal(16384) & where(lambda h, q, k:
+      ((q + n_kv - n_q) % 6 == h % 6) & (h % 6 == k % 6)) | block_diagonal(32768) & where(lambda h,
+      q, k: ((q + n_kv - n_q) % 12 == h % 12) & (h % 12 == k % 12)))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-longnet.cpu.c, longnet.sm_80.cu.
+longnet.cpu.c, longnet.sm_80.cu, longnet.sm_90a.cu, longnet.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "longnet.cpu.c").read_text(),
     "sm_80": (_HERE / "longnet.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "longnet.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "longnet.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -44,6 +50,16 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=0,
                 args=('n_kv - n_q',),
             ),
@@ -65,8 +81,24 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=1,
-                args=('n_kv - n_q + 11', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 3', 'n_kv - n_q + 5'),
+                args=(
+                    'n_kv - n_q + 11',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 3',
+                    'n_kv - n_q + 5',
+                ),
             ),
             mask(
                 "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
@@ -84,6 +116,16 @@ _MASK = GeneratedMask(
                 tiles(
                     128,
                     64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
                     numeric=True,
                 ),
                 shape=2,
@@ -107,8 +149,24 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=3,
-                args=('n_kv - n_q + 9', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 1', 'n_kv - n_q + 3'),
+                args=(
+                    'n_kv - n_q + 9',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 3',
+                ),
             ),
             mask(
                 "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
@@ -126,6 +184,16 @@ _MASK = GeneratedMask(
                 tiles(
                     128,
                     64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
                     numeric=True,
                 ),
                 shape=4,
@@ -149,8 +217,24 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=5,
-                args=('n_kv - n_q + 7', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 3', 'n_kv - n_q + 1'),
+                args=(
+                    'n_kv - n_q + 7',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 3',
+                    'n_kv - n_q + 1',
+                ),
             ),
             mask(
                 "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
@@ -168,6 +252,16 @@ _MASK = GeneratedMask(
                 tiles(
                     128,
                     64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
                     numeric=True,
                 ),
                 shape=6,
@@ -191,8 +285,24 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=7,
-                args=('n_kv - n_q + 5', 'n_kv - n_q', 'n_kv - n_q + 1', 'n_kv - n_q + 1', 'n_kv - n_q + 5'),
+                args=(
+                    'n_kv - n_q + 5',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 5',
+                ),
             ),
         ),
         of_head=(0, 1, 2, 3, 4, 5, 6, 7),
@@ -206,16 +316,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -226,6 +390,20 @@ mask     ((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // 3
          (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
          (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
          ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & (k <= 2048 * ((q + n_kv - n_q) //
+         2048) - 2) & (k >= 4096 * ((q + n_kv - n_q) // 4096))
+piece    lattice: ((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & (k <= 4096 * ((q + n_kv - n_q) //
+         4096) - 4) & (k >= 8192 * ((q + n_kv - n_q) // 8192))
+piece    lattice: ((q + n_kv - n_q) % 6 == 0) & ((k + 6) % 12 == 0) & (k >= 16384 * ((q + n_kv -
+         n_q) // 16384) + 2) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 2)
+piece    lattice: ((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) - 4) & (k >= 32768 * ((q + n_kv - n_q) // 32768))
+piece    lattice: ((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) % 16384 >= 8192)
+         & (k >= 16384 * ((q + n_kv - n_q) // 16384)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) +
+         8188)
+piece    lattice: ((q + n_kv - n_q + 6) % 12 == 0) & (k % 12 == 0) & (k <= 4096 * ((q + n_kv - n_q)
+         // 4096) - 4) & (k >= 16384 * ((q + n_kv - n_q) // 16384))
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -238,6 +416,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          - n_q) // 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
          + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
          + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & (k > 8192 * ((q + n_kv -
+         n_q) // 8192)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k > 16384 * ((q + n_kv
+         - n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & (k > 16384 * ((q + n_kv
+         - n_q) // 16384)) & ((q + n_kv - n_q) % 16384 >= 8193) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) + 8189)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & (k > 32768 * ((q + n_kv
+         - n_q) // 32768)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) - 3)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -262,6 +454,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          // 16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & ((q +
          n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
          n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 8192 * ((q + n_kv - n_q) // 8192) + 3)
+piece    lattice: ((k + 3) % 12 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((q + n_kv - n_q + 3) % 12 == 0) & ((k + 9) % 12 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & (k < 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k >= 32768 * ((q + n_kv - n_q) // 32768) + 3)
+piece    lattice: ((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & (k >= 16384 * ((q + n_kv
+         - n_q) // 16384) + 3) & ((q + n_kv - n_q) % 16384 >= 8195) & (k <= 16384 * ((q + n_kv -
+         n_q) // 16384) + 8191)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -285,6 +491,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          // 8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & ((q +
          n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
          n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & (k > 8192 * ((q + n_kv -
+         n_q) // 8192)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 1) % 12 == 0) & ((q + n_kv - n_q + 1) % 6 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((q + n_kv - n_q + 1) % 12 == 0) & ((k + 7) % 12 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & ((q + n_kv - n_q) % 16384 >= 8193) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) + 8189)
+piece    lattice: ((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & (k > 32768 * ((q + n_kv -
+         n_q) // 32768)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) - 3)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -308,6 +528,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          n_q) // 32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
          + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
          + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 8192 * ((q + n_kv - n_q) // 8192) + 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k < 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k >= 32768 * ((q + n_kv - n_q) // 32768) + 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k >= 16384 * ((q + n_kv
+         - n_q) // 16384) + 3) & ((q + n_kv - n_q) % 16384 >= 8195) & (k <= 16384 * ((q + n_kv -
+         n_q) // 16384) + 8191)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((q + n_kv - n_q + 11) % 12 == 0) & ((k + 5) % 12 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -332,6 +566,20 @@ mask     ((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // 3
          (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
          (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
          ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & (k <= 2048 * ((q + n_kv - n_q) //
+         2048) - 2) & (k >= 4096 * ((q + n_kv - n_q) // 4096))
+piece    lattice: ((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & (k <= 4096 * ((q + n_kv - n_q) //
+         4096) - 4) & (k >= 8192 * ((q + n_kv - n_q) // 8192))
+piece    lattice: ((q + n_kv - n_q) % 6 == 0) & ((k + 6) % 12 == 0) & (k >= 16384 * ((q + n_kv -
+         n_q) // 16384) + 2) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 2)
+piece    lattice: ((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) - 4) & (k >= 32768 * ((q + n_kv - n_q) // 32768))
+piece    lattice: ((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) % 16384 >= 8192)
+         & (k >= 16384 * ((q + n_kv - n_q) // 16384)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) +
+         8188)
+piece    lattice: ((q + n_kv - n_q + 6) % 12 == 0) & (k % 12 == 0) & (k <= 4096 * ((q + n_kv - n_q)
+         // 4096) - 4) & (k >= 16384 * ((q + n_kv - n_q) // 16384))
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -344,6 +592,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          - n_q) // 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
          + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
          + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & (k > 8192 * ((q + n_kv -
+         n_q) // 8192)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k > 16384 * ((q + n_kv
+         - n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & (k > 16384 * ((q + n_kv
+         - n_q) // 16384)) & ((q + n_kv - n_q) % 16384 >= 8193) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) + 8189)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & (k > 32768 * ((q + n_kv
+         - n_q) // 32768)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) - 3)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -368,6 +630,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          // 16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & ((q +
          n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
          n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 8192 * ((q + n_kv - n_q) // 8192) + 3)
+piece    lattice: ((k + 3) % 12 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((q + n_kv - n_q + 3) % 12 == 0) & ((k + 9) % 12 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & (k < 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k >= 32768 * ((q + n_kv - n_q) // 32768) + 3)
+piece    lattice: ((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & (k >= 16384 * ((q + n_kv
+         - n_q) // 16384) + 3) & ((q + n_kv - n_q) % 16384 >= 8195) & (k <= 16384 * ((q + n_kv -
+         n_q) // 16384) + 8191)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -391,6 +667,20 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          // 8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & ((q +
          n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
          n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & (k > 8192 * ((q + n_kv -
+         n_q) // 8192)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 1) % 12 == 0) & ((q + n_kv - n_q + 1) % 6 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((q + n_kv - n_q + 1) % 12 == 0) & ((k + 7) % 12 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & ((q + n_kv - n_q) % 16384 >= 8193) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) + 8189)
+piece    lattice: ((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & (k > 32768 * ((q + n_kv -
+         n_q) // 32768)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) - 3)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -414,12 +704,202 @@ mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n
          n_q) // 32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
          + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
          + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 8192 * ((q + n_kv - n_q) // 8192) + 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k < 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k >= 32768 * ((q + n_kv - n_q) // 32768) + 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k >= 16384 * ((q + n_kv
+         - n_q) // 16384) + 3) & ((q + n_kv - n_q) % 16384 >= 8195) & (k <= 16384 * ((q + n_kv -
+         n_q) // 16384) + 8191)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((q + n_kv - n_q + 11) % 12 == 0) & ((k + 5) % 12 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_90a, bfloat16, head_dim 128
+heads    0
+mask     ((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768))
+         | (((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
+         (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
+         ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & (k <= 2048 * ((q + n_kv - n_q) //
+         2048) - 2) & (k >= 4096 * ((q + n_kv - n_q) // 4096))
+piece    lattice: ((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & (k <= 4096 * ((q + n_kv - n_q) //
+         4096) - 4) & (k >= 8192 * ((q + n_kv - n_q) // 8192))
+piece    lattice: ((q + n_kv - n_q) % 6 == 0) & ((k + 6) % 12 == 0) & (k >= 16384 * ((q + n_kv -
+         n_q) // 16384) + 2) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 2)
+piece    lattice: ((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) - 4) & (k >= 32768 * ((q + n_kv - n_q) // 32768))
+piece    lattice: ((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) % 16384 >= 8192)
+         & (k >= 16384 * ((q + n_kv - n_q) // 16384)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) +
+         8188)
+piece    lattice: ((q + n_kv - n_q + 6) % 12 == 0) & (k % 12 == 0) & (k <= 4096 * ((q + n_kv - n_q)
+         // 4096) - 4) & (k >= 16384 * ((q + n_kv - n_q) // 16384))
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    1
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | (((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv
+         - n_q) // 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
+         + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
+         + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & (k > 8192 * ((q + n_kv -
+         n_q) // 8192)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k > 16384 * ((q + n_kv
+         - n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & (k > 16384 * ((q + n_kv
+         - n_q) // 16384)) & ((q + n_kv - n_q) % 16384 >= 8193) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) + 8189)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 11) % 12 == 0) & (k > 32768 * ((q + n_kv
+         - n_q) // 32768)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) - 3)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    2
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((k + 10) % 12 == 0) & ((q + n_kv - n_q + 10) % 12 == 0) & ((q + n_kv - n_q) // 32768 == k
+         // 32768)) | (((k + 2) % 4 == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) //
+         8192 == k // 8192)) | (((k + 4) % 6 == 0) & ((q + n_kv - n_q + 4) % 6 == 0) & ((q + n_kv -
+         n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv -
+         n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    3
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & ((q + n_kv - n_q) // 8192
+         == k // 8192)) | (((k + 3) % 6 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & ((q + n_kv - n_q)
+         // 16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & ((q +
+         n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
+         n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 8192 * ((q + n_kv - n_q) // 8192) + 3)
+piece    lattice: ((k + 3) % 12 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((q + n_kv - n_q + 3) % 12 == 0) & ((k + 9) % 12 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & (k < 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k >= 32768 * ((q + n_kv - n_q) // 32768) + 3)
+piece    lattice: ((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) % 12 == 0) & (k >= 16384 * ((q + n_kv
+         - n_q) // 16384) + 3) & ((q + n_kv - n_q) % 16384 >= 8195) & (k <= 16384 * ((q + n_kv -
+         n_q) // 16384) + 8191)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    4
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) |
+         (((k + 2) % 6 == 0) & ((q + n_kv - n_q + 2) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k //
+         16384)) | (((k + 8) % 12 == 0) & ((q + n_kv - n_q + 8) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    5
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 6 == 0) & ((q + n_kv - n_q + 1) % 6 == 0) & ((q + n_kv - n_q) // 16384
+         == k // 16384)) | (((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q)
+         // 8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & ((q +
+         n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q +
+         n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & (k > 8192 * ((q + n_kv -
+         n_q) // 8192)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 1) % 12 == 0) & ((q + n_kv - n_q + 1) % 6 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+piece    lattice: ((q + n_kv - n_q + 1) % 12 == 0) & ((k + 7) % 12 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & ((q + n_kv - n_q) % 16384 >= 8193) & (k <= 16384 * ((q + n_kv - n_q) //
+         16384) + 8189)
+piece    lattice: ((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % 12 == 0) & (k > 32768 * ((q + n_kv -
+         n_q) // 32768)) & (k <= 16384 * ((q + n_kv - n_q) // 16384) - 3)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    6
+mask     ((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // 4096 == k // 4096)) |
+         (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) |
+         (((k + 2) % 4 == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k //
+         8192)) | (((k + 6) % 12 == 0) & ((q + n_kv - n_q + 6) % 12 == 0) & ((q + n_kv - n_q) //
+         32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+heads    7
+mask     ((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - n_q) // 4096 == k //
+         4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & ((q + n_kv - n_q) // 8192
+         == k // 8192)) | (((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & ((q + n_kv -
+         n_q) // 32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & ((q
+         + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q
+         + n_kv - n_q)
+piece    band: (k >= 2048 * ((q + n_kv - n_q) // 2048)) & (k <= q + n_kv - n_q)
+piece    lattice: ((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & (k > 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k < 2048 * ((q + n_kv - n_q) // 2048))
+piece    lattice: ((k + 1) % 4 == 0) & ((q + n_kv - n_q + 1) % 4 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 8192 * ((q + n_kv - n_q) // 8192) + 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k < 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k >= 32768 * ((q + n_kv - n_q) // 32768) + 3)
+piece    lattice: ((k + 5) % 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & (k >= 16384 * ((q + n_kv
+         - n_q) // 16384) + 3) & ((q + n_kv - n_q) % 16384 >= 8195) & (k <= 16384 * ((q + n_kv -
+         n_q) // 16384) + 8191)
+piece    lattice: ((k + 11) % 12 == 0) & ((q + n_kv - n_q + 5) % 6 == 0) & (k > 16384 * ((q + n_kv -
+         n_q) // 16384)) & (k <= 4096 * ((q + n_kv - n_q) // 4096) - 3)
+piece    lattice: ((q + n_kv - n_q + 11) % 12 == 0) & ((k + 5) % 12 == 0) & (k < 4096 * ((q + n_kv -
+         n_q) // 4096)) & (k >= 16384 * ((q + n_kv - n_q) // 16384) + 3)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice

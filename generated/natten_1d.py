@@ -1,22 +1,25 @@
 """The `kernel` nearest tokens, `dilation` apart, shared by groups of `stride` queries.
 
-Mask: where(lambda q, k: (k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), 63) + 63))
+Mask: where(lambda q, k: (k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), 63) +
+      63))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-natten_1d.cpu.c, natten_1d.sm_80.cu.
+natten_1d.cpu.c, natten_1d.sm_80.cu, natten_1d.sm_90a.cu, natten_1d.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "natten_1d.cpu.c").read_text(),
     "sm_80": (_HERE / "natten_1d.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "natten_1d.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "natten_1d.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -101,29 +104,20 @@ _MASK = GeneratedMask(
                 ),
                 tiles(
                     128,
-                    64,
-                    loop(
-                        "n_kv // 64 - 1",
-                        "min((n_kv + 63) // 64 - 1, 2 * ti)",
-                        where=(
-                            "(n_kv >= 128) & (n_q >= n_kv - 63)"
-                        ),
-                        full=True,
-                    ),
+                    128,
                     loop(
                         "0",
-                        "(n_kv + 63) // 64 - 1",
+                        "0",
                         where=(
                             "(n_kv < 128) & (n_q >= n_kv - 63)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "2 * ti",
-                        "2 * ti",
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
-                            "((n_kv >= 128) | (n_kv >= n_q + 64)) & ((n_kv >= n_q + 64) | (n_kv < "
-                            "128)) & (n_q >= 64) & (128 * ti >= n_q - 64)"
+                            "(n_kv % 128 >= 1) & (n_kv >= 128) & (128 * ti >= n_kv - 64)"
                         ),
                         full=True,
                     ),
@@ -131,60 +125,78 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_kv >= 128) | (n_kv >= n_q + 64)) & ((n_kv >= n_q + 64) | (n_kv < "
-                            "128)) & (ti == 0) & (n_q < 64)"
+                            "(ti == 0) & (n_kv >= n_q + 64) & (n_kv < 128)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "1",
-                        "1",
+                        "max(ti - 1, 0)",
+                        "min((n_q + 62) // 128, (n_kv + 127) // 128 - 1, ti + 1)",
                         where=(
-                            "((n_kv >= 128) | (n_kv >= n_q + 64)) & (ti == 0) & (n_kv < 128) & (n_q"
-                            " < 64)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max(2 * ti - 1, 0)",
-                        "min((n_q + 63) // 64 - 2, (n_kv + 1) // 64 - 3, 2 * ti)",
-                        where=(
-                            "(n_kv >= 128) & (n_q >= 64)"
+                            "(n_kv >= 128) & (n_q >= 64) & (n_kv >= 128 * ti + 65)"
                         ),
                         full=False,
                     ),
                     loop(
-                        "n_kv // 64 - 2",
-                        "n_kv // 64 - 2",
+                        "n_kv // 128 - 1",
+                        "n_kv // 128 - 1",
                         where=(
-                            "(((ti == 0) & (n_kv >= n_q + 64) & (n_q >= 65) & (n_kv < 191)) | "
-                            "((n_kv >= 191) & (n_kv >= n_q + 64) & (128 * ti >= n_kv - 190) & "
-                            "((n_kv + 1) % 64 + n_q >= n_kv - 62))) & (n_kv >= 128) & (n_q >= 64)"
+                            "((n_kv + 1) % 128 >= 1) & (n_kv >= 128) & (128 * ti >= n_kv - 64)"
                         ),
                         full=False,
                     ),
                     loop(
-                        "n_kv // 64 - 2",
-                        "n_kv // 64 - 2",
+                        "0",
+                        "0",
                         where=(
-                            "((n_kv + 1) % 64 >= 1) & (n_kv >= 128) & (n_q >= 64) & (128 * ti >= "
-                            "n_kv - 191) & (n_q >= n_kv - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "2 * ti + 1",
-                        "min((n_q + 62) // 64, (n_kv + 63) // 64 - 1, 2 * ti + 2)",
-                        where=(
-                            "(n_kv >= 128) & (n_q >= 64)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "1",
-                        "1",
-                        where=(
+                            "((n_kv >= 128 * ti + 65) | ((n_kv + 1) % 128 < 1) | (n_kv < 128)) & "
                             "(ti == 0) & (n_kv >= 128) & (n_q < 64)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_kv % 128 >= 1) & (64 * ti >= n_kv - 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_kv >= 64 * ti + 65) | (n_kv % 128 < 1)) & (ti == 0) & (n_kv >= 65)"
+                            " & (n_kv < 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((ti + 1) // 2 - 1, 0)",
+                        "min((ti + 1) // 2, (n_q + 62) // 128)",
+                        where=(
+                            "(n_kv >= 128) & (n_q >= 64) & (n_kv >= 64 * ti + 65)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "n_kv // 128 - 1",
+                        "n_kv // 128 - 1",
+                        where=(
+                            "((n_kv + 1) % 128 >= 1) & (n_kv >= 127) & (64 * ti >= n_kv - 64)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_kv >= 64 * ti + 65) | ((n_kv + 1) % 128 < 1) | (n_kv < 127)) & (ti"
+                            " == 0) & (n_kv >= 128) & (n_q < 64)"
                         ),
                         full=False,
                     ),
@@ -204,16 +216,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
-                tile=(128, 64),
+                launch("attention_forward", "rows", threads=64, shared=52224),
+                tile=(64, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -240,10 +306,25 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    127*N  (N >= 762)
 flops    forward 65024*N, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
+         shared memory; 64 queries a tile because rows are short: 127 consecutive keys, with the
+         first 64, hold each
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 8 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     (k >= max(min(n_kv - 64, q), 63) - 63) & (k <= max(min(n_kv - 64, q), 63) + 63)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    127*N  (N >= 762)
+flops    forward 65024*N, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 10 closed-form loops
+plan     layout from 6 closed-form loops
 """,
     )
 )

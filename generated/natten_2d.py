@@ -1,22 +1,26 @@
 """A rectangle of kernel[0] rows and kernel[1] columns around the query.
 
-Mask: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3))
+Mask: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >=
+      max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) &
+      (max(min(q % 64, 60), 3) >= k % 64 - 3))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-natten_2d.cpu.c, natten_2d.sm_80.cu.
+natten_2d.cpu.c, natten_2d.sm_80.cu, natten_2d.sm_90a.cu, natten_2d.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "natten_2d.cpu.c").read_text(),
     "sm_80": (_HERE / "natten_2d.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "natten_2d.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "natten_2d.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -96,48 +100,48 @@ _MASK = GeneratedMask(
                 ),
                 tiles(
                     128,
-                    64,
+                    128,
                     loop(
-                        "(n_kv + 63) // 64 - 1",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
-                            "(n_q >= 254) & ((n_kv + 56) % 64 >= 57) & (128 * ti >= n_q - 3) & "
+                            "((n_kv + 120) % 128 >= 121) & (n_q >= 254) & (128 * ti >= n_q - 3) & "
                             "(n_kv < 448)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "(n_kv + 63) // 64 - 1",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
-                            "((n_q >= 128 * ti + 4) | (n_kv >= 448) | (n_q < 254) | ((n_kv + 56) % "
-                            "64 < 57)) & ((n_kv + 56) % 64 >= 57) & (n_q < 193) & (128 * ti >= n_q "
-                            "- 3) & (n_kv < 448)"
+                            "((n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 120) % 128 < 121) | "
+                            "(n_q < 254)) & ((n_kv + 120) % 128 >= 121) & (n_q < 193) & (128 * ti "
+                            ">= n_q - 3) & (n_kv < 448)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "(n_kv + 63) // 64 - 1",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
-                            "((n_q >= 193) | (n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 56) %"
-                            " 64 < 57)) & ((n_q >= 128 * ti + 4) | (n_kv >= 448) | (n_q < 254) | "
-                            "((n_kv + 56) % 64 < 57)) & (n_q == 128 * ti + 4) & ((n_kv + 56) % 64 "
-                            ">= 57) & (n_kv < 448)"
+                            "((n_q >= 193) | (n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 120) "
+                            "% 128 < 121)) & ((n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 120)"
+                            " % 128 < 121) | (n_q < 254)) & (n_q == 128 * ti + 4) & ((n_kv + 120) %"
+                            " 128 >= 121) & (n_kv < 448)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "n_kv // 64 - 7",
-                        "n_kv // 64 - 1",
+                        "(n_kv + 64) // 128 - 4",
+                        "(n_kv + 64) // 128 - 1",
                         where=(
                             "(n_kv >= 448) & (128 * ti >= n_kv - 255)"
                         ),
                         full=False,
                     ),
                     loop(
-                        "2 * ti - 3",
-                        "min(n_kv // 64 - 1, (n_q + 63) // 64 + 2, 2 * ti + 4)",
+                        "ti - 2",
+                        "min((n_kv + 64) // 128 - 1, (n_q + 63) // 128 + 1, ti + 2)",
                         where=(
                             "(ti >= 2) & (n_kv >= 128 * ti + 256)"
                         ),
@@ -145,7 +149,7 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "min((n_kv + 56) // 64 - 1, 6)",
+                        "min((n_kv + 120) // 128 - 1, 3)",
                         where=(
                             "((n_kv >= 128 * ti + 256) | (n_kv < 448)) & ((ti < 2) | (128 * ti >= "
                             "n_kv - 255)) & (n_q < 193) & (128 * ti >= n_q - 4)"
@@ -154,7 +158,7 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "(n_kv + 56) // 64 - 1",
+                        "(n_kv + 120) // 128 - 1",
                         where=(
                             "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((ti < 2) | (128 * ti >= n_kv"
                             " - 255)) & (n_q >= 254) & (128 * ti >= n_q - 4) & (n_kv < 448)"
@@ -163,7 +167,7 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "min((n_kv + 63) // 64 - 1, 6)",
+                        "min((n_kv + 127) // 128 - 1, 3)",
                         where=(
                             "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((n_kv >= 448) | (n_q >= 128 "
                             "* ti + 5) | (n_q < 254)) & (n_kv >= 128 * ti + 256) & (ti < 2)"
@@ -172,12 +176,76 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
                             "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((ti >= 2) | (128 * ti >= "
                             "n_kv - 255)) & ((n_kv >= 128 * ti + 256) | (n_kv < 448)) & ((n_kv >= "
                             "448) | (n_q >= 128 * ti + 5) | (n_q < 254)) & ((ti < 2) | (128 * ti >="
                             " n_kv - 255))"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv + 120) % 128 >= 121) & (64 * ti >= n_q - 4) & (n_kv < 448)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 64) // 128 - 4",
+                        "(n_kv + 64) // 128 - 1",
+                        where=(
+                            "(n_kv >= 448) & (64 * ti >= n_kv - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "(ti + 1) // 2 - 2",
+                        "(ti + 1) // 2 + 1",
+                        where=(
+                            "(n_kv >= 64 * ti + 256) & (ti >= 3)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 127) // 128 - 1, 3)",
+                        where=(
+                            "(n_kv >= 64 * ti + 256) & (n_q >= 64 * ti + 5) & (ti < 3)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "min((n_kv + 120) // 128 - 1, 3)",
+                        where=(
+                            "(n_kv >= 64 * ti + 256) & (ti < 3) & (64 * ti >= n_q - 4)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 120) // 128 - 1",
+                        where=(
+                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (n_q >= 64 * "
+                            "ti + 5) | (64 * ti >= n_kv - 255)) & ((ti < 3) | (64 * ti >= n_kv - "
+                            "255)) & (64 * ti >= n_q - 4)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (64 * ti >= "
+                            "n_kv - 255) | (64 * ti >= n_q - 4)) & ((ti < 3) | (64 * ti >= n_kv - "
+                            "255)) & (n_q >= 64 * ti + 5)"
                         ),
                         full=False,
                     ),
@@ -197,16 +265,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
-                tile=(128, 64),
+                launch("attention_forward", "rows", threads=64, shared=52224),
+                tile=(64, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -233,7 +355,22 @@ proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
+         shared memory; 64 queries a tile because rows are short: 391 consecutive keys, with the
+         first 64, hold each
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 7 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)
+         - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >=
+         k % 64 - 3)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops

@@ -3,20 +3,23 @@
 Mask: causal() & (prefix(512) | documents('doc'))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-shared_prefix.cpu.c, shared_prefix.sm_80.cu.
+shared_prefix.cpu.c, shared_prefix.sm_80.cu, shared_prefix.sm_90a.cu,
+shared_prefix.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "shared_prefix.cpu.c").read_text(),
     "sm_80": (_HERE / "shared_prefix.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "shared_prefix.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "shared_prefix.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -38,6 +41,16 @@ _MASK = GeneratedMask(
                     64,
                     numeric=True,
                 ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
                 shape=0,
                 args=('511', 'n_kv - n_q'),
             ),
@@ -54,21 +67,77 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
 mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
+piece    columns: (k <= q + n_kv - n_q) & (k < 512)
+piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
@@ -81,12 +150,28 @@ plan     layout by exact numbers, because it reads data
 
 target   sm_80, bfloat16, head_dim 128
 mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
+piece    columns: (k <= q + n_kv - n_q) & (k < 512)
+piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
 proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): which tiles live depends on data given at call time
+plan     layout by exact numbers, because it reads data
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
+piece    columns: (k <= q + n_kv - n_q) & (k < 512)
+piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data

@@ -3,20 +3,23 @@
 Mask: window(4095)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-sliding_window.cpu.c, sliding_window.sm_80.cu.
+sliding_window.cpu.c, sliding_window.sm_80.cu, sliding_window.sm_90a.cu,
+sliding_window.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "sliding_window.cpu.c").read_text(),
     "sm_80": (_HERE / "sliding_window.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "sliding_window.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "sliding_window.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -111,6 +114,91 @@ _MASK = GeneratedMask(
                         full=False,
                     ),
                 ),
+                tiles(
+                    128,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 32",
+                        "(n_kv + 127) // 128 - 32",
+                        where=(
+                            "(n_q >= 128 * ti + 2) & (n_kv >= 3969) & ((n_kv + 127) % 128 + 128 * "
+                            "ti >= n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 127) // 128 + ti - 31, 0)",
+                        "(n_kv - n_q + 1) // 128 + ti - 1",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 127) // 128 - 32, 0)",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "128 * ti >= n_q - 1"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 128 + ti - 32, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 31, (n_kv + 127) // 128 - 32) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 128 + ti, 0)",
+                        "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti)",
+                        where=(
+                            "n_q >= 128 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 32",
+                        "(n_kv + 127) // 128 - 32",
+                        where=(
+                            "(n_q >= 64 * ti + 2) & (n_kv >= 3969) & ((n_kv + 127) % 128 + 64 * ti "
+                            ">= n_q + 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 63) // 128 - 31, 0)",
+                        "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                        where=(
+                            "n_q >= 64 * ti + 2"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 127) // 128 - 32, 0)",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "64 * ti >= n_q - 1"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128 - 32, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 31, (n_kv + 127) // 128 - 32)"
+                        " - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "n_q >= 64 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
                 shape=0,
                 args=('n_q - n_kv + 4095', 'n_kv - n_q'),
             ),
@@ -126,16 +214,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=True,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=True,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=True,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=True,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -163,6 +305,20 @@ pairs    4096*N - 8386560  (N >= 8192)
 flops    forward 2097152*N - 4293918720, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
 plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
+plan     layout from 5 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 4095)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: yes (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    4096*N - 8386560  (N >= 8192)
+flops    forward 2097152*N - 4293918720, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 5 closed-form loops

@@ -3,20 +3,22 @@
 Mask: causal() & (sinks(4) | window(1023))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-streaming.cpu.c, streaming.sm_80.cu.
+streaming.cpu.c, streaming.sm_80.cu, streaming.sm_90a.cu, streaming.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "streaming.cpu.c").read_text(),
     "sm_80": (_HERE / "streaming.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "streaming.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "streaming.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -108,10 +110,10 @@ _MASK = GeneratedMask(
                 ),
                 tiles(
                     128,
-                    64,
+                    128,
                     loop(
                         "0",
-                        "(n_kv - n_q + 1) // 64 + 2 * ti - 1",
+                        "(n_kv - n_q + 1) // 128 + ti - 1",
                         where=(
                             "(n_kv >= 1029) & (n_q >= n_kv + 128 * ti - 900)"
                         ),
@@ -119,15 +121,24 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "(n_kv - n_q + 1) // 64 + 2 * ti - 1",
+                        "(n_kv - n_q + 1) // 128 + ti - 1",
                         where=(
                             "(n_q >= 128 * ti + 2) & (n_kv < 1029)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "(n_kv + 63) // 64 - 16",
-                        "(n_kv - n_q + 63) // 64 + 2 * ti - 15",
+                        "n_kv - (127 * n_kv) // 128 - 8",
+                        "n_kv - (127 * n_kv) // 128 - 8",
+                        where=(
+                            "(n_kv >= 1029) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + "
+                            "901) & ((n_kv + 127) % 128 + 128 * ti >= n_q)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv - n_q + 127) // 128 + ti - 7",
+                        "(n_kv - n_q + 1) // 128 + ti - 1",
                         where=(
                             "(n_kv >= 1029) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + "
                             "901)"
@@ -135,17 +146,8 @@ _MASK = GeneratedMask(
                         full=True,
                     ),
                     loop(
-                        "(n_kv - n_q + 63) // 64 + 2 * ti - 14",
-                        "(n_kv - n_q + 1) // 64 + 2 * ti - 1",
-                        where=(
-                            "(n_kv >= 1029) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + "
-                            "901)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 63) // 64 - 16",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 8",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
                             "((n_kv + 128 * ti >= n_q + 901) | (n_kv < 1029)) & ((128 * ti >= n_q -"
                             " 1) | (n_kv < 1029) | (n_q >= n_kv + 128 * ti - 900)) & (n_kv >= 1029)"
@@ -154,7 +156,7 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
                             "((n_kv >= 1029) | (128 * ti >= n_q - 1)) & (n_kv < 1029)"
                         ),
@@ -164,23 +166,102 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "n_kv + 128 * ti >= n_q + 1087"
+                            "n_kv + 128 * ti >= n_q + 1151"
                         ),
                         full=False,
                     ),
                     loop(
-                        "max((n_kv - n_q + 1) // 64 + 2 * ti - 16, 0)",
-                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 14, (n_kv + 63) // 64 - 16) - 1",
+                        "max((n_kv - n_q + 1) // 128 + ti - 8, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 7, (n_kv + 127) // 128 - 8) - 1",
                         where=(
                             "(n_kv >= 1029) & (n_kv + 128 * ti >= n_q + 901)"
                         ),
                         full=False,
                     ),
                     loop(
-                        "max((n_kv - n_q + 1) // 64 + 2 * ti, 0)",
-                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 1)",
+                        "max((n_kv - n_q + 1) // 128 + ti, 0)",
+                        "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti)",
                         where=(
                             "n_q >= 128 * ti + 2"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "0",
+                        "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                        where=(
+                            "(n_kv >= 1029) & (n_q >= n_kv + 64 * ti - 964)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                        where=(
+                            "(n_q >= 64 * ti + 2) & (n_kv < 1029)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "n_kv - (127 * n_kv) // 128 - 8",
+                        "n_kv - (127 * n_kv) // 128 - 8",
+                        where=(
+                            "(n_kv >= 1029) & (n_q >= 64 * ti + 2) & ((n_kv + 127) % 128 + 64 * ti "
+                            ">= n_q + 64) & (n_kv + 64 * ti >= n_q + 965)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 64 * ti - n_q + 63) // 128 - 7",
+                        "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                        where=(
+                            "(n_kv >= 1029) & (n_q >= 64 * ti + 2) & (n_kv + 64 * ti >= n_q + 965)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 127) // 128 - 8",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv + 64 * ti >= n_q + 965) | (n_kv < 1029)) & ((64 * ti >= n_q - "
+                            "1) | (n_kv < 1029) | (n_q >= n_kv + 64 * ti - 964)) & (n_kv >= 1029)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv >= 1029) | (64 * ti >= n_q - 1)) & (n_kv < 1029)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "n_kv + 64 * ti >= n_q + 1151"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128 - 8, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 7, (n_kv + 127) // 128 - 8) -"
+                        " 1",
+                        where=(
+                            "(n_kv >= 1029) & (n_kv + 64 * ti >= n_q + 965)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "n_q >= 64 * ti + 2"
                         ),
                         full=False,
                     ),
@@ -200,21 +281,77 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
-                tile=(128, 64),
+                launch("attention_forward", "rows", threads=64, shared=52224),
+                tile=(64, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
 mask     ((k >= q + n_kv - n_q - 1023) | (k < 4)) & (k <= q + n_kv - n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 1023)
+piece    columns: (k <= q + n_kv - n_q - 1024) & (k < 4)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -229,6 +366,8 @@ plan     layout from 9 closed-form loops
 
 target   sm_80, bfloat16, head_dim 128
 mask     ((k >= q + n_kv - n_q - 1023) | (k < 4)) & (k <= q + n_kv - n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 1023)
+piece    columns: (k <= q + n_kv - n_q - 1024) & (k < 4)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -236,7 +375,24 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    1028*N - 527878  (N >= 2054)
 flops    forward 526336*N - 270273536, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
+         shared memory; 64 queries a tile because rows are short: 1024 consecutive keys, with the
+         first 64, hold each
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 9 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((k >= q + n_kv - n_q - 1023) | (k < 4)) & (k <= q + n_kv - n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 1023)
+piece    columns: (k <= q + n_kv - n_q - 1024) & (k < 4)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    1028*N - 527878  (N >= 2054)
+flops    forward 526336*N - 270273536, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops

@@ -1,22 +1,25 @@
 """Windows of window x window tokens, moved by `shift` (0: not moved).
 
-Mask: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 + 4) // 8 == (q % 64 + 4) // 8))
+Mask: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 + 4) // 8 == (q % 64
+      + 4) // 8))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-swin.cpu.c, swin.sm_80.cu.
+swin.cpu.c, swin.sm_80.cu, swin.sm_90a.cu, swin.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "swin.cpu.c").read_text(),
     "sm_80": (_HERE / "swin.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "swin.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "swin.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -60,29 +63,58 @@ _MASK = GeneratedMask(
                 ),
                 tiles(
                     128,
-                    64,
+                    128,
                     loop(
-                        "(n_kv + 63) // 64 - 1",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
-                            "((n_kv + 59) % 64 >= 60) & (4 * ((n_kv + 315) // 512) >= ti - 1) & (ti"
-                            " >= 4 * ((n_kv + 315) // 512) - 2) & (128 * ti >= n_q - 4)"
+                            "((n_kv + 123) % 128 >= 124) & (4 * ((n_kv + 379) // 512) >= ti - 1) & "
+                            "(ti >= 4 * ((n_kv + 379) // 512) - 2) & (128 * ti >= n_q - 4)"
                         ),
                         full=True,
                     ),
                     loop(
-                        "max(2 * ti - 2 * ((ti + 2) % 4), 0)",
-                        "min((n_kv + 63) // 64 - 1, 2 * ti - 2 * ((ti + 2) % 4) + 7)",
+                        "max(ti - (ti + 2) % 4, 0)",
+                        "min((n_kv + 127) // 128 - 1, ti - (ti + 2) % 4 + 3)",
                         where=(
                             "n_q >= 128 * ti + 5"
                         ),
                         full=False,
                     ),
                     loop(
-                        "max(2 * ti - 2 * ((ti + 2) % 4), 0)",
-                        "min((n_kv + 59) // 64 - 1, 2 * ti - 2 * ((ti + 2) % 4) + 7)",
+                        "max(ti - (ti + 2) % 4, 0)",
+                        "min((n_kv + 123) // 128 - 1, ti - (ti + 2) % 4 + 3)",
                         where=(
                             "128 * ti >= n_q - 4"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_kv + 123) % 128 >= 124) & (8 * ((n_kv + 379) // 512) >= ti - 3) & "
+                            "(64 * ti >= n_q - 4) & (ti >= 8 * ((n_kv + 379) // 512) - 4)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max(4 * ((ti + 4) // 8) - 2, 0)",
+                        "min((n_kv + 127) // 128 - 1, 4 * ((ti + 4) // 8) + 1)",
+                        where=(
+                            "n_q >= 64 * ti + 5"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max(4 * ((ti + 4) // 8) - 2, 0)",
+                        "min((n_kv + 123) // 128 - 1, 4 * ((ti + 4) // 8) + 1)",
+                        where=(
+                            "64 * ti >= n_q - 4"
                         ),
                         full=False,
                     ),
@@ -102,16 +134,70 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
-                tile=(128, 64),
+                launch("attention_forward", "rows", threads=64, shared=52224),
+                tile=(64, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
@@ -138,7 +224,22 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    15*N**2/128  (N >= 64, N a multiple of 64)
 flops    forward 60*N**2, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
+         shared memory; 64 queries a tile because rows are short: 456 consecutive keys, with the
+         first 64, hold each
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 3 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 + 4) // 8 == (q % 64 + 4) // 8)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    15*N**2/128  (N >= 64, N a multiple of 64)
+flops    forward 60*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops

@@ -3,20 +3,22 @@
 Mask: causal() & (sinks(128) | window(4095) | where(lambda q, k: q >= n_q - 128))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-tri_shape.cpu.c, tri_shape.sm_80.cu.
+tri_shape.cpu.c, tri_shape.sm_80.cu, tri_shape.sm_90a.cu, tri_shape.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "tri_shape.cpu.c").read_text(),
     "sm_80": (_HERE / "tri_shape.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "tri_shape.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "tri_shape.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -166,6 +168,184 @@ _MASK = GeneratedMask(
                         full=False,
                     ),
                 ),
+                tiles(
+                    128,
+                    128,
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q + 127) & (n_q >= 128 * ti + 129)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 127) // 128 - 33",
+                        "(n_kv + 127) // 128 - 33",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q + 127) & (n_q >= 128 * ti + 129) & (n_kv >= "
+                            "4225) & ((n_kv + 127) % 128 + 128 * ti >= n_q - 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 127) // 128 + ti - 31, 1)",
+                        "(n_kv - n_q + 1) // 128 + ti - 1",
+                        where=(
+                            "(n_kv + 128 * ti >= n_q + 127) & (n_q >= 128 * ti + 129)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv - n_q + 1) // 128 + ti - 1",
+                        where=(
+                            "(n_q >= 128 * ti + 2) & (128 * ti >= n_q - 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_q >= 128 * ti + 129) | (128 * ti >= n_q - 1)) & ((n_q >= n_kv + "
+                            "128 * ti - 126) | (128 * ti >= n_q - 128)) & (n_q == 128 * ti + 1)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q >= 128 * ti + 129) & (n_q >= n_kv + 128 * ti - 126) & (n_kv + 128"
+                            " * ti >= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 128 + ti - 32, 1)",
+                        "(n_kv - n_q + 127) // 128 + ti - 32",
+                        where=(
+                            "(n_q >= 128 * ti + 129) & (n_q >= 128 * ti + 256) & (n_kv + 128 * ti "
+                            ">= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "(n_kv + 127) // 128 - 34",
+                        where=(
+                            "(n_q >= 128 * ti + 129) & (n_kv + 128 * ti >= n_q - 127) & (128 * ti "
+                            ">= n_q - 255)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 128 + ti, 1)",
+                        "(n_kv - n_q + 127) // 128 + ti",
+                        where=(
+                            "(n_q >= 128 * ti + 129) & (n_kv + 128 * ti >= n_q - 127)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 1) // 128 + ti, 0)",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q >= 128 * ti + 2) & (128 * ti >= n_q - 128)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_kv + 64 * ti >= n_q + 127) & (n_q >= 64 * ti + 129)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 127) // 128 - 33",
+                        "(n_kv + 127) // 128 - 33",
+                        where=(
+                            "(n_kv + 64 * ti >= n_q + 127) & (n_q >= 64 * ti + 129) & (n_kv >= "
+                            "4225) & ((n_kv + 127) % 128 + 64 * ti >= n_q - 64)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 63) // 128 - 31, 1)",
+                        "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                        where=(
+                            "(n_kv + 64 * ti >= n_q + 127) & (n_q >= 64 * ti + 129)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                        where=(
+                            "(n_q >= 64 * ti + 2) & (64 * ti >= n_q - 128)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "((n_q >= 64 * ti + 129) | (64 * ti >= n_q - 1)) & ((n_q >= n_kv + 64 *"
+                            " ti - 126) | (64 * ti >= n_q - 128)) & (n_q == 64 * ti + 1)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q >= 64 * ti + 129) & (n_q >= n_kv + 64 * ti - 126) & (n_kv + 64 * "
+                            "ti >= n_q - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128 - 32, 1)",
+                        "(n_kv + 64 * ti - n_q + 63) // 128 - 32",
+                        where=(
+                            "(n_q >= 64 * ti + 129) & (n_q >= 64 * ti + 192) & (n_kv + 64 * ti >= "
+                            "n_q - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "1",
+                        "(n_kv + 127) // 128 - 34",
+                        where=(
+                            "(n_q >= 64 * ti + 129) & (64 * ti >= n_q - 191) & (n_kv + 64 * ti >= "
+                            "n_q - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128, 1)",
+                        "(n_kv + 64 * ti - n_q + 63) // 128",
+                        where=(
+                            "(n_q >= 64 * ti + 129) & (n_kv + 64 * ti >= n_q - 63)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 1) // 128, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "(n_q >= 64 * ti + 2) & (64 * ti >= n_q - 128)"
+                        ),
+                        full=False,
+                    ),
+                ),
                 shape=0,
                 args=('127', 'n_q - n_kv + 4095', '-n_q + 128', 'n_kv - n_q'),
             ),
@@ -181,21 +361,78 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
                 tile=(128, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
 mask     ((k < 128) | (q >= n_q - 128) | (k >= q + n_kv - n_q - 4095)) & (k <= q + n_kv - n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 4095)
+piece    columns: (k <= q + n_kv - n_q - 4096) & (k < 128)
+piece    rows: (k >= 128) & (k <= q + n_kv - n_q - 4096) & (q >= n_q - 128)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -210,6 +447,9 @@ plan     layout from 8 closed-form loops
 
 target   sm_80, bfloat16, head_dim 128
 mask     ((k < 128) | (q >= n_q - 128) | (k >= q + n_kv - n_q - 4095)) & (k <= q + n_kv - n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 4095)
+piece    columns: (k <= q + n_kv - n_q - 4096) & (k < 128)
+piece    rows: (k >= 128) & (k <= q + n_kv - n_q - 4096) & (q >= n_q - 128)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -221,6 +461,23 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 8 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((k < 128) | (q >= n_q - 128) | (k >= q + n_kv - n_q - 4095)) & (k <= q + n_kv - n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 4095)
+piece    columns: (k <= q + n_kv - n_q - 4096) & (k < 128)
+piece    rows: (k >= 128) & (k <= q + n_kv - n_q - 4096) & (q >= n_q - 128)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    4352*N - 9467776  (N >= 8702)
+flops    forward 2228224*N - 4847501312, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 10 closed-form loops
 """,
     )
 )

@@ -3,20 +3,23 @@
 Mask: causal() & (global_tokens([0, 1, 2, 3]).columns | offsets([0, 1, 2, 3, 256, 512]))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-vertical_slash.cpu.c, vertical_slash.sm_80.cu.
+vertical_slash.cpu.c, vertical_slash.sm_80.cu, vertical_slash.sm_90a.cu,
+vertical_slash.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, loop, mask, tiles
+from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
 
 _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "vertical_slash.cpu.c").read_text(),
     "sm_80": (_HERE / "vertical_slash.sm_80.cu").read_text(),
+    "sm_90a": (_HERE / "vertical_slash.sm_90a.cu").read_text(),
+    "sm_90a_backward": (_HERE / "vertical_slash.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target."""
+"""Kernel source by target; `_backward` where a pass has a source of its own."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -166,7 +169,7 @@ _MASK = GeneratedMask(
                 ),
                 tiles(
                     128,
-                    64,
+                    128,
                     loop(
                         "0",
                         "0",
@@ -176,10 +179,10 @@ _MASK = GeneratedMask(
                         full=True,
                     ),
                     loop(
-                        "(n_kv + 63) // 64 - 1",
-                        "(n_kv + 63) // 64 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
                         where=(
-                            "(n_q == 128 * ti + 1) & ((n_kv + 59) % 64 >= 60) & (n_kv >= 9)"
+                            "(n_q == 128 * ti + 1) & ((n_kv + 123) % 128 >= 124) & (n_kv >= 9)"
                         ),
                         full=True,
                     ),
@@ -187,7 +190,7 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "(n_q == 128 * ti + 1) & (n_kv >= 577)"
+                            "(n_q == 128 * ti + 1) & (n_kv >= 641)"
                         ),
                         full=False,
                     ),
@@ -195,8 +198,8 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv < 577)) & (n_q == 128 * ti + 1) & (n_kv"
-                            " >= 321) & (n_kv < 513)"
+                            "((n_q != 128 * ti + 1) | (n_kv < 641)) & (n_q == 128 * ti + 1) & (n_kv"
+                            " >= 385) & (n_kv < 513)"
                         ),
                         full=False,
                     ),
@@ -204,8 +207,8 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv >= 513) | (n_kv < 321)) & ((n_q != 128 "
-                            "* ti + 1) | (n_kv < 577)) & (n_q == 128 * ti + 1) & (n_kv >= 68) & "
+                            "((n_q != 128 * ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 128 "
+                            "* ti + 1) | (n_kv < 641)) & (n_q == 128 * ti + 1) & (n_kv >= 132) & "
                             "(n_kv < 257)"
                         ),
                         full=False,
@@ -214,9 +217,9 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 68)) & ((n_q != 128 *"
-                            " ti + 1) | (n_kv >= 513) | (n_kv < 321)) & ((n_q != 128 * ti + 1) | "
-                            "(n_kv < 577)) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + 576)"
+                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 128 "
+                            "* ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 128 * ti + 1) | "
+                            "(n_kv < 641)) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + 640)"
                         ),
                         full=False,
                     ),
@@ -224,10 +227,10 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 68)) & ((n_q != 128 *"
-                            " ti + 1) | (n_kv >= 513) | (n_kv < 321)) & ((n_q != 128 * ti + 1) | "
-                            "(n_kv < 577)) & ((128 * ti >= n_q - 1) | (n_q >= n_kv + 128 * ti - "
-                            "575)) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + 385) & (n_kv"
+                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 128 "
+                            "* ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 128 * ti + 1) | "
+                            "(n_kv < 641)) & ((128 * ti >= n_q - 1) | (n_q >= n_kv + 128 * ti - "
+                            "639)) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + 385) & (n_kv"
                             " < 513)"
                         ),
                         full=False,
@@ -236,11 +239,11 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 68)) & ((n_q != 128 *"
-                            " ti + 1) | (n_kv >= 513) | (n_kv < 321)) & ((n_q != 128 * ti + 1) | "
-                            "(n_kv < 577)) & ((128 * ti >= n_q - 1) | (n_q >= n_kv + 128 * ti - "
-                            "575)) & (n_q >= 128 * ti + 2) & (n_kv + 128 * ti >= n_q + 320) & (n_q "
-                            ">= n_kv + 128 * ti - 384)"
+                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 128 "
+                            "* ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 128 * ti + 1) | "
+                            "(n_kv < 641)) & ((n_kv >= 513) | (128 * ti >= n_q - 1) | (n_q >= n_kv "
+                            "+ 128 * ti - 384)) & ((128 * ti >= n_q - 1) | (n_q >= n_kv + 128 * ti "
+                            "- 639)) & (n_kv + 128 * ti == n_q + 384) & (n_kv >= 386)"
                         ),
                         full=False,
                     ),
@@ -248,13 +251,67 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 68)) & ((n_q != 128 *"
-                            " ti + 1) | (n_kv >= 513) | (n_kv < 321)) & ((n_q != 128 * ti + 1) | "
-                            "(n_kv < 577)) & ((n_kv + 128 * ti >= n_q + 385) | (128 * ti >= n_q - "
-                            "1) | (n_q >= n_kv + 128 * ti - 319)) & ((n_kv >= 513) | (128 * ti >= "
-                            "n_q - 1) | (n_q >= n_kv + 128 * ti - 384)) & ((128 * ti >= n_q - 1) | "
-                            "(n_q >= n_kv + 128 * ti - 575)) & (n_kv + 128 * ti >= n_q + 129) & "
-                            "(n_q >= 128 * ti + 2) & (n_kv < 257)"
+                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 128 "
+                            "* ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 128 * ti + 1) | "
+                            "(n_kv < 641)) & ((n_kv + 128 * ti != n_q + 384) | (n_kv < 386)) & "
+                            "((n_kv >= 513) | (128 * ti >= n_q - 1) | (n_q >= n_kv + 128 * ti - "
+                            "384)) & ((128 * ti >= n_q - 1) | (n_q >= n_kv + 128 * ti - 639)) & "
+                            "(n_kv + 128 * ti >= n_q + 131) & (n_q >= 128 * ti + 2) & (n_kv < 257)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 4, 0)",
+                        "min((n_kv - n_q + 127) // 128 + ti - 3, (n_kv + 127) // 128 - 4) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q) // 128 + ti - 2, 0)",
+                        "min((n_kv - n_q + 125) // 128 + ti - 1, (n_kv + 127) // 128 - 2) - 1",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 123) // 128 - 1",
+                        "(n_kv + 123) // 128 - 1",
+                        where=(
+                            "(n_q == 128 * ti + 1) & ((n_kv + 124) % 128 >= 1) & (n_kv >= 9)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv - n_q + 125) // 128 + ti - 1, 0)",
+                        "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti)",
+                        where=(
+                            "((n_q != 128 * ti + 1) | ((n_kv + 124) % 128 < 1) | (n_kv < 9)) & (n_q"
+                            " >= 128 * ti + 2)"
+                        ),
+                        full=False,
+                    ),
+                ),
+                tiles(
+                    64,
+                    128,
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q == 64 * ti + 1) & (n_kv < 9)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "(n_kv + 127) // 128 - 1",
+                        "(n_kv + 127) // 128 - 1",
+                        where=(
+                            "(n_q == 64 * ti + 1) & ((n_kv + 123) % 128 >= 124) & (n_kv >= 9)"
+                        ),
+                        full=True,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "(n_q == 64 * ti + 1) & (n_kv >= 641)"
                         ),
                         full=False,
                     ),
@@ -262,40 +319,108 @@ _MASK = GeneratedMask(
                         "0",
                         "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | (n_kv >= 257) | (n_kv < 68)) & ((n_q != 128 *"
-                            " ti + 1) | (n_kv >= 513) | (n_kv < 321)) & ((n_q != 128 * ti + 1) | "
-                            "(n_kv < 577)) & ((n_kv + 128 * ti >= n_q + 385) | (128 * ti >= n_q - "
-                            "1) | (n_q >= n_kv + 128 * ti - 319)) & ((n_kv >= 513) | (128 * ti >= "
-                            "n_q - 1) | (n_q >= n_kv + 128 * ti - 384)) & ((128 * ti >= n_q - 1) | "
-                            "(n_q >= n_kv + 128 * ti - 575)) & (n_q >= 128 * ti + 2) & (n_kv + 128 "
-                            "* ti >= n_q + 67) & (n_q >= n_kv + 128 * ti - 128)"
+                            "((n_q != 64 * ti + 1) | (n_kv < 641)) & (n_q == 64 * ti + 1) & (n_kv "
+                            ">= 385) & (n_kv < 513)"
                         ),
                         full=False,
                     ),
                     loop(
-                        "max((n_kv - n_q) // 64 + 2 * ti - 8, 0)",
-                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 6, (n_kv + 63) // 64 - 8) - 1",
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv - n_q) // 64 + 2 * ti - 4, 0)",
-                        "min((n_kv - n_q + 63) // 64 + 2 * ti - 2, (n_kv + 63) // 64 - 4) - 1",
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv + 59) // 64 - 1",
-                        "(n_kv + 59) // 64 - 1",
+                        "0",
+                        "0",
                         where=(
-                            "(n_q == 128 * ti + 1) & ((n_kv + 60) % 64 >= 1) & (n_kv >= 9)"
+                            "((n_q != 64 * ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 64 * "
+                            "ti + 1) | (n_kv < 641)) & (n_q == 64 * ti + 1) & (n_kv >= 132) & (n_kv"
+                            " < 257)"
                         ),
                         full=False,
                     ),
                     loop(
-                        "max((n_kv - n_q + 61) // 64 + 2 * ti - 1, 0)",
-                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 1)",
+                        "0",
+                        "0",
                         where=(
-                            "((n_q != 128 * ti + 1) | ((n_kv + 60) % 64 < 1) | (n_kv < 9)) & (n_q "
-                            ">= 128 * ti + 2)"
+                            "((n_q != 64 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 64 * "
+                            "ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 64 * ti + 1) | "
+                            "(n_kv < 641)) & (n_q >= 64 * ti + 2) & (n_kv + 64 * ti >= n_q + 640)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q != 64 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 64 * "
+                            "ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 64 * ti + 1) | "
+                            "(n_kv < 641)) & ((64 * ti >= n_q - 1) | (n_q >= n_kv + 64 * ti - 639))"
+                            " & (n_q >= 64 * ti + 2) & (n_kv + 64 * ti >= n_q + 449) & (n_kv < 513)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q != 64 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 64 * "
+                            "ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 64 * ti + 1) | "
+                            "(n_kv < 641)) & ((64 * ti >= n_q - 1) | (n_q >= n_kv + 64 * ti - 639))"
+                            " & (n_q >= 64 * ti + 2) & (n_kv + 64 * ti >= n_q + 384) & (n_q >= n_kv"
+                            " + 64 * ti - 448)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q != 64 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 64 * "
+                            "ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 64 * ti + 1) | "
+                            "(n_kv < 641)) & ((n_kv + 64 * ti >= n_q + 449) | (64 * ti >= n_q - 1) "
+                            "| (n_q >= n_kv + 64 * ti - 383)) & ((n_kv >= 513) | (64 * ti >= n_q - "
+                            "1) | (n_q >= n_kv + 64 * ti - 448)) & ((64 * ti >= n_q - 1) | (n_q >= "
+                            "n_kv + 64 * ti - 639)) & (n_kv + 64 * ti >= n_q + 193) & (n_q >= 64 * "
+                            "ti + 2) & (n_kv < 257)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "0",
+                        "0",
+                        where=(
+                            "((n_q != 64 * ti + 1) | (n_kv >= 257) | (n_kv < 132)) & ((n_q != 64 * "
+                            "ti + 1) | (n_kv >= 513) | (n_kv < 385)) & ((n_q != 64 * ti + 1) | "
+                            "(n_kv < 641)) & ((n_kv + 64 * ti >= n_q + 449) | (64 * ti >= n_q - 1) "
+                            "| (n_q >= n_kv + 64 * ti - 383)) & ((n_kv >= 513) | (64 * ti >= n_q - "
+                            "1) | (n_q >= n_kv + 64 * ti - 448)) & ((64 * ti >= n_q - 1) | (n_q >= "
+                            "n_kv + 64 * ti - 639)) & (n_kv + 64 * ti >= n_q + 131) & (n_q >= 64 * "
+                            "ti + 2) & (n_q >= n_kv + 64 * ti - 192)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 4, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 3, (n_kv + 127) // 128 - 4) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q) // 128 - 2, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128 - 1, (n_kv + 127) // 128 - 2) -"
+                        " 1",
+                        full=False,
+                    ),
+                    loop(
+                        "(n_kv + 123) // 128 - 1",
+                        "(n_kv + 123) // 128 - 1",
+                        where=(
+                            "(n_q == 64 * ti + 1) & ((n_kv + 124) % 128 >= 1) & (n_kv >= 9)"
+                        ),
+                        full=False,
+                    ),
+                    loop(
+                        "max((n_kv + 64 * ti - n_q + 125) // 128 - 1, 0)",
+                        "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                        where=(
+                            "((n_q != 64 * ti + 1) | ((n_kv + 124) % 128 < 1) | (n_kv < 9)) & (n_q "
+                            ">= 64 * ti + 2)"
                         ),
                         full=False,
                     ),
@@ -315,22 +440,81 @@ _MASK = GeneratedMask(
                 SOURCE["cpu"],
                 tile=(64, 64),
                 ranges=False,
-                threads=0,
-                shared=0,
+                passes=("forward", "backward"),
             ),
             kernel(
                 "sm_80",
                 SOURCE["sm_80"],
-                tile=(128, 64),
+                launch("attention_forward", "rows", threads=64, shared=52224),
+                tile=(64, 64),
                 ranges=False,
-                threads=128,
-                shared=70656,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256},
+                row_floats=135,
+                key_floats=257,
             ),
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
 mask     ((k < 4) | member(q + n_kv - k - n_q, [(0, 3), (256, 256), (512, 512)])) & (k <= q + n_kv -
          n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 3)
+piece    band: k == q + n_kv - n_q - 256
+piece    band: k == q + n_kv - n_q - 512
+piece    columns: (k != q + n_kv - n_q - 256) & (k != q + n_kv - n_q - 512) & (k <= q + n_kv - n_q -
+         4) & (k < 4)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -346,6 +530,11 @@ plan     layout from 14 closed-form loops
 target   sm_80, bfloat16, head_dim 128
 mask     ((k < 4) | member(q + n_kv - k - n_q, [(0, 3), (256, 256), (512, 512)])) & (k <= q + n_kv -
          n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 3)
+piece    band: k == q + n_kv - n_q - 256
+piece    band: k == q + n_kv - n_q - 512
+piece    columns: (k != q + n_kv - n_q - 256) & (k != q + n_kv - n_q - 512) & (k <= q + n_kv - n_q -
+         4) & (k < 4)
 proof    causal: yes (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -353,10 +542,31 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    10*N - 804  (N >= 3086)
 flops    forward 5120*N - 411648, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
+plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
+         shared memory; 64 queries a tile because rows are short: 513 consecutive keys, with the
+         first 64, hold each
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 14 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((k < 4) | member(q + n_kv - k - n_q, [(0, 3), (256, 256), (512, 512)])) & (k <= q + n_kv -
+         n_q)
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 3)
+piece    band: k == q + n_kv - n_q - 256
+piece    band: k == q + n_kv - n_q - 512
+piece    columns: (k != q + n_kv - n_q - 256) & (k != q + n_kv - n_q - 512) & (k <= q + n_kv - n_q -
+         4) & (k < 4)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    10*N - 804  (N >= 3086)
+flops    forward 5120*N - 411648, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 13 closed-form loops
 """,
     )
 )

@@ -71,6 +71,8 @@ struct Attention {
     const i32 *row_tiles;  // tile column * 2 + (1 if every pair is live), ascending
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
+    const i32 *work;  // [items + empty][WORK_FIELDS], see maskc/core/abi.py
+    i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *array[8];  // data arrays of the mask
@@ -92,6 +94,9 @@ struct Attention {
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q)
     i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 items;  // of the work list that have tiles
+    i32 empty;  // items behind them without any
+    i32 shared_items;  // backward: whether some items share a column with others
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
@@ -127,11 +132,11 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     return
-        // line 21: sinks(4)
+        // line 22: sinks(4)
         (k <= m.c0 ||
-        // line 21: window(param(..., 255))
+        // line 22: window(param(..., 255))
         k >= q - m.c1) &&
-        // line 21: causal()
+        // line 22: causal()
         k <= q + m.c2;
 }
 
