@@ -62,7 +62,7 @@ def _formulas(ir: MaskIR) -> Iterator[str]:
 
     yield f"keep  {to_people(ir.keep)}"
     for piece in ir.pieces:
-        yield f"piece {to_people(piece.keep)}"
+        yield f"piece {piece.kind}: {to_people(piece.keep)}"
     for name, default in ir.params.items():
         yield f"param {name} = {default}"
     for decl in ir.data:
