@@ -189,6 +189,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 1 closed-form loops
+plan     partial tiles: bits of 1 interval per row, no pair is tested
 """,
     )
 )

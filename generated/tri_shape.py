@@ -478,6 +478,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 10 closed-form loops
+plan     partial tiles: bits of 3 intervals per row, no pair is tested
 """,
     )
 )

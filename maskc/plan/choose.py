@@ -53,7 +53,10 @@ def plan(
     use_ranges = all(mask.ranges for mask in masks)
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
-        (schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks)), direction,
+        (
+            schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
+            *([_why_partial(masks)] if target.family == "sm90a" else []),
+        ), direction,
         tuple(
             plan(heads, problem, TARGETS[name], other)
             for name, other in _ALONG.get(target.name, ())
@@ -83,6 +86,14 @@ def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     if any(mask.ir.data for mask in masks):
         return "tile lists in memory (CSR): which tiles live depends on data given at call time"
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
+
+
+def _why_partial(masks: tuple[PlannedMask, ...]) -> str:
+    """How a kernel that builds bits from intervals treats partial tiles."""
+    if any(mask.intervals is None for mask in masks):
+        return "partial tiles: pairs are tested one by one, as a query's keys are not a few intervals"
+    most = max(len(mask.intervals or ()) for mask in masks)
+    return f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row, no pair is tested"
 
 
 def _why_layout(mask: PlannedMask) -> str:
