@@ -860,7 +860,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 26 closed-form loops
-plan     partial tiles: pairs are tested one by one, as a query's keys are not a few intervals
+plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
 """,
     )
 )

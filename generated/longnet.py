@@ -910,7 +910,7 @@ plan     layout by exact numbers, because isl's budget or loop form did not suff
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
-plan     partial tiles: pairs are tested one by one, as a query's keys are not a few intervals
+plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
 """,
     )
 )

@@ -91,7 +91,7 @@ def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
 def _why_partial(masks: tuple[PlannedMask, ...]) -> str:
     """How a kernel that builds bits from intervals treats partial tiles."""
     if any(mask.intervals is None for mask in masks):
-        return "partial tiles: pairs are tested one by one, as a query's keys are not a few intervals"
+        return "partial tiles: pairs are tested, as a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
     return f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row, no pair is tested"
 
