@@ -810,12 +810,13 @@ struct Seen {
     u32 word[2];
 };
 
+constexpr int PAIRS_AT_ONCE = 16 / 8;  // registers are shorter here
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
     const struct Mask mask = load_mask(&p, at.batch, at.head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-#pragma unroll 2
+#pragma unroll PAIRS_AT_ONCE
     for (int i = 0; i < OWN; i++) {
         const i32 query = min_i32(q + i / 2 * 8 + i % 2, n_q - 1);
 #pragma unroll

@@ -218,7 +218,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 def test_opcheck(name: str, bshd: bool):
     inputs, extras = tensors(9, bshd=bshd), vectors() if bshd else {}
     key = handles.handle(
-        mc.api._compiled, MASKS[name], DIM, DIM_V, HEADS, torch.float32, "cpu", True
+        mc.api._compiled, id(MASKS[name]), DIM, DIM_V, HEADS, torch.float32, "cpu", True
     )
     call, data = call_of(data_of(name, 9), False, as_operator=True)
     heads = [extras.get("alibi_slopes"), extras.get("sink_logits")]
@@ -257,7 +257,7 @@ def test_a_subclass_sees_the_operator():
 
 
 def handle(mask: mc.Mask, dim: int = DIM) -> str:
-    return handles.handle(mc.api._compiled, mask, dim, dim, HEADS, torch.float32, "cpu", False)
+    return handles.handle(mc.api._compiled, id(mask), dim, dim, HEADS, torch.float32, "cpu", False)
 
 
 def test_handles_name_what_is_computed():
@@ -273,7 +273,7 @@ import sys, torch, maskc as mc
 from maskc.integrations.torch import handles
 table = mc.block_table([[1, 0], [0, 1]], 64)
 mask = (mc.where(lambda q, k: q % 3 == k % 3) & mc.documents("doc")) | table
-name = handles.handle(mc.api._compiled, mask, 8, 8, 2, torch.float32, "cpu", False)
+name = handles.handle(mc.api._compiled, id(mask), 8, 8, 2, torch.float32, "cpu", False)
 """
 
 

@@ -58,7 +58,8 @@ def attention(
         check_dimensions(q.dim(), v.dim())
         # a dimension that is a symbol becomes a number: it chooses the kernel
         sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
-        key = handle(compiled, mask, *sizes, q.dtype, target, wanted)
+        # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
+        key = handle(compiled, id(mask), *sizes, q.dtype, target, wanted)
         return _operator(key, q, k, v, options, deterministic)
     attn = compiled(mask, *_sizes(q, v), q.dtype, target)
     if not wanted:

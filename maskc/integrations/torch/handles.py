@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from hashlib import sha256
@@ -19,7 +20,7 @@ the last of them goes."""
 
 
 def handle(
-    compiled: Callable[..., Any], mask: Any, head_dim: int, head_dim_v: int, heads: int,
+    compiled: Callable[..., Any], mask_id: int, head_dim: int, head_dim_v: int, heads: int,
     dtype: Any, target: str | None, wanted: bool,
 ) -> str:  # fmt: skip
     """The name of a compiled mask, the same in every process: a digest of what it computes.
@@ -30,9 +31,11 @@ def handle(
 
     Args:
         compiled: see `maskc.integrations.torch.Compiler`; the next six are its arguments.
+        mask_id: `id` of the mask, which the caller keeps alive.
         wanted: whether the call needs a gradient.
     """
     found: Any
+    mask = ctypes.cast(mask_id, ctypes.py_object).value
     try:
         found = compiled(mask, head_dim, head_dim_v, heads, dtype, target)
         text = repr((found.target.name, found.bundle.problem, mask))
