@@ -14,7 +14,7 @@ from maskc.core.errors import (
 from maskc.core.problem import Direction, Problem
 
 _HALF = (DType.bfloat16, DType.float16)
-_LATER = "use target='cpu' for it, or 'sm_80' for forward passes in bfloat16 and float16"
+_LATER = "use target='cpu', or 'sm_90a' on Hopper; 'sm_80' has forward passes in half precision"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,8 @@ TEXTS = {
         lambda: Target.named("sm_80").check(Problem(64, 64, HALF), Direction.backward),
         "MC503 target  target sm_80 has no backward kernels yet: templates/sm80 holds the forward "
         "pass only\n"
-        "    hint: use target='cpu' for it, or 'sm_80' for forward passes in bfloat16 and float16",
+        "    hint: use target='cpu', or 'sm_90a' on Hopper; "
+        "'sm_80' has forward passes in half precision",
     ),
     "MC504": (
         lambda: Target.named("sm_80").check(Problem(48, 48, HALF)),
