@@ -671,8 +671,8 @@ struct Shared {
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
     u64 started;
-    i32 first_word;      // of the block's first tile
-    i32 next[STAGES];    // the word of the tile after the one in this stage
+    i32 first_word;           // of the block's first tile
+    i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
 };
 

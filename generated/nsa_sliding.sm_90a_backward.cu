@@ -819,8 +819,8 @@ struct Bounds {
 };
 
 // The queries of key tj.
-FN void queries_of(struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 tj,
-                       i32 n_q, i32 n_kv) {
+FN void queries_of(
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 tj, i32 n_q, i32 n_kv) {
     (void)n_q; (void)n_kv;
 #pragma unroll
     for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};

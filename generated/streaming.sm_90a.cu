@@ -559,8 +559,8 @@ struct Bounds {
 };
 
 // The keys of query ti.
-FN void keys_of(struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 ti,
-                       i32 n_q, i32 n_kv) {
+FN void keys_of(
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 ti, i32 n_q, i32 n_kv) {
     (void)n_q; (void)n_kv;
 #pragma unroll
     for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
@@ -686,8 +686,8 @@ struct Shared {
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
     u64 started;
-    i32 first_word;      // of the block's first tile
-    i32 next[STAGES];    // the word of the tile after the one in this stage
+    i32 first_word;           // of the block's first tile
+    i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
 };
 

@@ -6,8 +6,9 @@ row (`usual`), which is faster where rows are long, and blocks that stream throu
 that the next row starts under the last products of the one before (`stream`), faster where rows
 are short.
 
-Measured on one H200 (CUDA 13.0, bf16, medians of bursts that took turns), TFLOP/s of live pairs,
-forward; ratios to FlashAttention-4 of the same rounds:
+Trial runs on one H200 (CUDA 13.0, bf16, medians of bursts that took turns; outputs were checked at
+smaller sizes, and no result file is kept), TFLOP/s of live pairs, forward; ratios to
+FlashAttention-4 of the same rounds:
 
     full 8k, D 128           653  1.02      full 8k, D 64       541  1.03
     causal 16k, D 128        653  1.05      causal 16k, D 64    527  1.03
