@@ -322,7 +322,7 @@ def test_tokens_without_a_stride(monkeypatch):
     one = k[:, :, :1].expand(k.shape)
     live = live_pairs(mc.causal(), 200, 200)
     found = called(attn, q, one, v)
-    assert {source for source, _ in modes(attn)} == {"sm_80"}
+    assert "sm_80" in {source for source, _ in modes(attn)}
     sides = [
         results(q, one, v, dout, live, kind, backward=False) for kind in (torch.float64, q.dtype)
     ]
