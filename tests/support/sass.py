@@ -46,6 +46,12 @@ def count(sass: str, opcode: str) -> int:
     return len(re.findall(rf"(?:^|\s){opcode}(?:\.[\w.]+)?(?=\s|;)", sass, re.MULTILINE))
 
 
+def among_products(sass: str) -> str:
+    """The text from the first matrix product of a function to the last, in program order."""
+    found = re.search(r"HGMMA.*HGMMA", sass, re.DOTALL)
+    return found[0] if found else ""
+
+
 def under_products(sass: str) -> list[str]:
     """What runs while the older of two groups of products is done and the younger is not: the
     text between each wait for all groups but one and the next wait for all, in program order."""
