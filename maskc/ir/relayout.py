@@ -26,7 +26,7 @@ from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain
 from maskc.ir.types import Band, Lattice, MaskIR, Origin, Piece, PieceKind
 
 _FEWEST_SLASHES = 4
-"""Slashes that are a band of their classes only together; fewer stay where they are."""
+"""Slashes from which on they are regrouped because they are a band together."""
 
 _D = E.Sym("d")
 _DISTANCE = E.linear(0, ((1, E.Q), (1, E.N_KV), (-1, E.N_Q), (-1, E.K)))
@@ -131,9 +131,9 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Found:
-    """Pieces of one stride; `near` is a set of [d]."""
+    """A piece and the [d] of its distances stride * d."""
 
-    pieces: tuple[Piece, ...]
+    piece: Piece
     stride: int
     near: isl.Set
 
@@ -144,14 +144,17 @@ def _regrouped(pieces: tuple[Piece, ...]) -> Iterator[_Group]:
     if not candidates:
         return
     line = _Line(E.params(E.disj(*(piece.keep for piece in candidates))))
-    bands = [piece for piece in candidates if piece.kind is PieceKind.band]
-    slashes = tuple(piece for piece in bands if line.is_slash(piece))
-    made = [line.regrouped((piece,)) for piece in candidates if piece not in bands]
-    if len(slashes) >= _FEWEST_SLASHES:
-        made.append(line.regrouped(slashes, as_band=True))
-    found = [one for one in made if one]
-    for stride in sorted({one.stride for one in found}):
-        group = line.joined([one for one in found if one.stride == stride])
+    asked = {piece: line.distances(piece) for piece in candidates}
+    slashes = {piece: of.distance for piece, of in asked.items() if of.distance is not None}
+    strides = {
+        piece: of.stride for piece, of in asked.items()
+        if piece not in slashes and piece.kind is not PieceKind.band and of.stride > 1
+    }  # fmt: skip
+    found = [line.inside(piece, stride) for piece, stride in strides.items()]
+    proved = {one.stride for one in found if one}
+    found += [line.inside(p, stride) for p, stride in _going_along(slashes, proved)]
+    for stride in sorted({one.stride for one in found if one}):
+        group = line.joined([one for one in found if one and one.stride == stride])
         if group:
             yield group
 
@@ -166,6 +169,33 @@ def _may_shift(piece: Piece) -> bool:
     return piece.kind is PieceKind.set and not E.arrays(piece.keep)
 
 
+def _going_along(slashes: dict[Piece, int], strides: set[int]) -> Iterator[tuple[Piece, int]]:
+    """The stride of slashes: their own where there are several and together they are a band of
+    their classes, else the largest of `strides` that divides their distance."""
+    own, distances = gcd(*slashes.values()), sorted(slashes.values())
+    if (
+        len(distances) >= _FEWEST_SLASHES
+        and own > 1
+        and distances[-1] - distances[0] == own * (len(distances) - 1)
+    ):
+        yield from ((piece, own) for piece in slashes)
+        return
+    for piece, distance in slashes.items():
+        dividing = [stride for stride in strides if distance % stride == 0]
+        if dividing:
+            yield piece, max(dividing)
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """What is asked of the distances of a piece."""
+
+    stride: int
+    """The largest that divides all of them; 1 where that is too hard."""
+    distance: int | None
+    """The only one, if it is."""
+
+
 class _Line:
     """Sets of pairs [q, k, n_q, n_kv] and of their distances [d], over the same parameters."""
 
@@ -177,10 +207,10 @@ class _Line:
         self.counts = self.line.set(E.conj(*(E.ge(E.Param(n, 0), E.ZERO) for n in names)))
         self.prefix = f"[{', '.join(names)}] -> "
 
-    def map(self, text: str) -> isl.Map:
+    def _map(self, text: str) -> isl.Map:
         return isl.Map(self.prefix + text)
 
-    def distances(self, keep: Expr) -> isl.Set:
+    def _kept(self, keep: Expr) -> isl.Set:
         """The distances that the formula keeps, if nothing but they decide: what it says of the
         first key or the first query, at the least lengths that have the distance."""
         beyond, before = E.add(_D, E.const(1)), E.sub(E.const(1), _D)
@@ -192,45 +222,34 @@ class _Line:
         )
         return self.line.set(found).intersect(self.counts).coalesce()
 
-    def regrouped(self, pieces: tuple[Piece, ...], as_band: bool = False) -> _Found | None:
-        """The pieces inside residue classes, if that is proved; a question too hard is a no.
-
-        Args:
-            as_band: only if a query's keys in its class are consecutive.
-        """
-        keep = E.disj(*(piece.keep for piece in pieces))
+    def distances(self, piece: Piece) -> _Distances:
+        """What the distances have in common, at any parameters."""
         try:
             with budget():
-                far = self.distances(keep)
-                stride = _common_divisor(far)
-                if stride < 2 or _values(far).is_singleton():
-                    return None
-                near = far.apply(self.map(f"{{ [d] -> [x] : d = {stride}*x }}")).coalesce()
-                back = self.map(f"{{ [x] -> [q, k, n_q, n_kv] : {_TEXT} = {stride}*x }}")
-                inside = domain(self.pairs)
-                kept = self.pairs.set(keep).intersect(inside)
-                proved = kept.is_equal(near.apply(back).intersect(inside))
-                if not proved or (as_band and not self._consecutive(near)):
-                    return None
+                far = self._kept(piece.keep)
+                values = far.project_out(isl.dim_type.param, 0, far.dim(isl.dim_type.param))
+                one = _value(values.sample_point()) if values.is_singleton() else None
+                return _Distances(_common_divisor(values), one)
+        except TooHard:
+            return _Distances(1, None)
+
+    def inside(self, piece: Piece, stride: int) -> _Found | None:
+        """The piece inside residue classes, if it is proved that it keeps multiples of the stride
+        and that nothing but the distance decides; a question too hard is a no."""
+        try:
+            with budget():
+                shrink = self._map(f"{{ [d] -> [x] : d = {stride}*x }}")
+                near = self._kept(piece.keep).apply(shrink).coalesce()
+                back = self._map(f"{{ [x] -> [q, k, n_q, n_kv] : {_TEXT} = {stride}*x }}")
+                lengths = domain(self.pairs)
+                kept = self.pairs.set(piece.keep).intersect(lengths)
+                proved = kept.is_equal(near.apply(back).intersect(lengths))
         except TooHard:
             return None
-        return _Found(pieces, stride, near)
-
-    def is_slash(self, piece: Piece) -> bool:
-        """Whether a piece that shifts keeps one distance, whatever the parameters."""
-        try:
-            with budget():
-                return _values(self.distances(piece.keep)).is_singleton()
-        except TooHard:
-            return False
-
-    def _consecutive(self, points: isl.Set) -> bool:
-        up, down = (self.map(f"{{ [x] -> [y] : y {op} x }}") for op in (">=", "<="))
-        return points.apply(up).intersect(points.apply(down)).is_subset(points)
+        return _Found(piece, stride, near) if proved else None
 
     def joined(self, found: list[_Found]) -> _Group | None:
         """Disjoint pieces of one stride as one group, their distances read as a formula."""
-        pieces = tuple(piece for one in found for piece in one.pieces)
         try:
             with budget():
                 near = reduce(isl.Set.union, (one.near for one in found)).coalesce()
@@ -240,25 +259,23 @@ class _Line:
             return None
         if not same:
             raise DecompositionBroken("a residue class differs")
-        return _Group(pieces, found[0].stride, formula)
+        return _Group(tuple(one.piece for one in found), found[0].stride, formula)
 
 
-def _values(points: isl.Set) -> isl.Set:
-    """The [d] of a set, at any parameters."""
-    return points.project_out(isl.dim_type.param, 0, points.dim(isl.dim_type.param))
-
-
-def _common_divisor(points: isl.Set) -> int:
-    """The greatest common divisor of all [d] of a set, at any parameters; 0 where all are 0."""
-    left, divisor = _values(points), 0
+def _common_divisor(left: isl.Set) -> int:
+    """The greatest common divisor of all [d] of a set without parameters; 0 of none but 0."""
+    divisor = 0
     while divisor != 1:
         multiple = f"d = {divisor}*m" if divisor else "d = 0"
         left = left.subtract(isl.Set(f"{{ [d] : exists m : {multiple} }}"))
         if left.is_empty():
             break
-        point = left.sample_point()
-        divisor = gcd(divisor, whole(point.get_coordinate_val(isl.dim_type.set, 0)))
+        divisor = gcd(divisor, _value(left.sample_point()))
     return divisor
+
+
+def _value(point: isl.Point) -> int:
+    return whole(point.get_coordinate_val(isl.dim_type.set, 0))
 
 
 # ------------------------------------------------------------------ classes
@@ -276,10 +293,7 @@ def classes(stride: int, n_q: int, n_kv: int) -> tuple[Classes, ...]:
     found: list[Classes] = []
     for first, end in zip(starts, [*starts[1:], stride], strict=True):
         first_query = (first - offset) % stride
-        queries, keys = (
-            max(0, -((least - length) // stride))
-            for least, length in ((first_query, n_q), (first, n_kv))
-        )
+        queries, keys = len(range(first_query, n_q, stride)), len(range(first, n_kv, stride))
         run = Classes(first, end - first, first_query if queries else 0, queries, keys)
         last = found[-1] if found else None
         if last and not queries and (last.n_q, last.n_kv) == (0, keys):

@@ -199,7 +199,7 @@ W = mc.param("w", 7)
          "(k <= q + n_kv - n_q + 2) & (k >= q + n_kv - n_q - 9)"),
         (mc.causal() & mc.dilated(mc.n_kv, mc.n_q, stride=6), 6, "k <= q + n_kv - n_q"),
         (mc.dilated(mc.n_kv, mc.n_q, stride=6), 6, "True"),
-        (mc.dilated(W, stride=4), 4, "(k <= q + n_kv - n_q) & (k >= q + n_kv - w - n_q)"),
+        (mc.dilated(W, stride=4), 4, "(k >= q + n_kv - w - n_q) & (k <= q + n_kv - n_q)"),
         (mc.dilated(20, stride=4) - mc.window(7), 4,
          "(k <= q + n_kv - n_q - 2) & (k >= q + n_kv - n_q - 20)"),
         (mc.dilated(8, stride=4) & mc.window(9), 4, BEHIND.format(2)),
@@ -242,6 +242,17 @@ def test_masks_that_stay_whole(mask):
     assert len(found) == 1
     assert found[0].stride == 1
     assert found[0].ir is ir
+
+
+def test_slashes_go_along_with_a_stride_that_divides_their_distance():
+    mask = mc.dilated(9, 1, stride=4) - mc.window(3, 3)
+    (part,) = parts(decomposed(mask))
+    assert part.stride == 4
+    assert same(part.ir, mc.window(9, 1) - mc.offsets([0]))
+    wide = mask | mc.offsets([8 * 40, 1001, 2002])
+    rest, part = parts(decomposed(wide))
+    assert same(rest.ir, mc.offsets([1001, 2002]))
+    assert same(part.ir, (mc.window(9, 1) - mc.offsets([0])) | mc.offsets([80]))
 
 
 def test_exponential_dilation_is_one_band_per_stride():
