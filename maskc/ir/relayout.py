@@ -294,10 +294,7 @@ def classes(stride: int, n_q: int, n_kv: int) -> tuple[Classes, ...]:
     for first, end in zip(starts, [*starts[1:], stride], strict=True):
         first_query = (first - offset) % stride
         queries, keys = len(range(first_query, n_q, stride)), len(range(first, n_kv, stride))
-        run = Classes(first, end - first, first_query if queries else 0, queries, keys)
-        last = found[-1] if found else None
-        if last and not queries and (last.n_q, last.n_kv) == (0, keys):
-            found[-1] = Classes(last.first, last.count + run.count, 0, 0, keys)
-        elif queries or keys:
-            found.append(run)
+        if queries or keys:
+            first_query = first_query if queries else 0
+            found.append(Classes(first, end - first, first_query, queries, keys))
     return tuple(found)

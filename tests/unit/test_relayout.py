@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -155,8 +156,10 @@ def test_classes_hold_every_token_once(stride):
                     if run.n_q:
                         assert run.n_kv - run.n_q == position[0] // stride
             assert all((count == 1).all() for count in seen.values())
-            firsts = [run.first for run in runs]
-            assert firsts == sorted(firsts)
+            for run, following in pairwise(runs):
+                assert run.first + run.count <= following.first
+                sizes = [(of.n_q, of.n_kv) for of in (run, following)]
+                assert sizes[0] != sizes[1] or following.first_query == 0, "one run in two"
 
 
 def test_named_lengths():
@@ -187,8 +190,8 @@ def same(ir: MaskIR, mask: mc.Mask) -> bool:
     return equals(ir.keep, driver.lowered(mask).keep) is True
 
 
-BEHIND = "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - {})"
 W = mc.param("w", 7)
+BEHIND = "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - {})"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +237,7 @@ def test_every_piece_has_its_largest_stride():
         mc.dilated(5, stride=4) & mc.chunked(8),
         mc.dilated(mc.n_q // 2, stride=4),
         mc.dilated(5, stride=4, align="start"),
+        mc.where(lambda q, k: k == q + mc.n_kv - mc.n_q - 4 * mc.param("w", 7)),
     ],
 )  # fmt: skip
 def test_masks_that_stay_whole(mask):
@@ -253,6 +257,11 @@ def test_slashes_go_along_with_a_stride_that_divides_their_distance():
     rest, part = parts(decomposed(wide))
     assert same(rest.ir, mc.offsets([1001, 2002]))
     assert same(part.ir, (mc.window(9, 1) - mc.offsets([0])) | mc.offsets([80]))
+    both = mc.dilated(6, stride=2) | mc.dilated(6, stride=4) | mc.offsets([82, 84, 1001])
+    rest, by_two, by_four = parts(decomposed(both))
+    assert same(rest.ir, mc.offsets([1001]))
+    assert same(by_two.ir, mc.window(6) | mc.offsets([41]))
+    assert same(by_four.ir, mc.window(6) - mc.window(3) | mc.offsets([21]))
 
 
 def test_exponential_dilation_is_one_band_per_stride():
@@ -272,6 +281,8 @@ def test_window_or_dilation():
     inner = mc.window(9, 9) - mc.window(1, 1)
     assert same(far.ir, inner)
     assert [piece.kind for piece in far.ir.pieces] == [PieceKind.band] * 2
+    terms = {origin.term for _, origin in far.ir.origins}
+    assert terms == {"window(3, 3)", "dilated(9, 9, stride=2)"}
 
 
 def test_published_masks():
