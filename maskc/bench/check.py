@@ -8,8 +8,11 @@ An error is the largest, over rows, of |found - expected| / max(|expected|, root
 |expected| over the head's rows). Where all of these vanish (a softmax over one key has no
 gradient) it is |found| / sqrt(D), the size of an input's row. Allowed: fp32 1e-5; bf16 and fp16
 twice the error of the same computation done step by step in that dtype, as unfused PyTorch does
-it, but with dout . out for the sum over p dp, as every fused backward has it, from a rounded out;
-and at least what fp32 is allowed.
+it; and at least what fp32 is allowed.
+
+Every fused backward takes dout . out for the sum over p dp, from the out it is given, which is
+rounded. What that rounding does to dq is no error of a backward: dq is compared with the one that
+follows from the out that was found, and so is the stepwise one.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class Results:
     """[B, Hkv, Nkv, D]."""
     dv: Array | None = None
     """[B, Hkv, Nkv, Dv]."""
+    slide: Array | None = None
+    """[B, Hq, rows, D]: what dq loses where dout . out grows by 1."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ def attend_head(
     q: Array, k: Array, v: Array, keep: Array, dout: Array | None, scale: float,
     store: Callable[[Array], Array],
 ) -> list[Array]:  # fmt: skip
-    """[out, lse] of one head, and [dq, dk, dv] given dout; `store` rounds every intermediate.
+    """[out, lse] of one head, and [dq, slide, dk, dv] given dout; `store` rounds every
+    intermediate.
 
     Args:
         q, dout: [rows, D]; k, v: [keys, D]; all fp64 or all fp32.
@@ -96,7 +102,7 @@ def attend_head(
         dp = store(dout @ v.T)
         ds = store(p * (dp - (dout * found[0]).sum(1)[:, None]))
         ds = store(ds * scale)
-        found += [store(ds @ k), ds.T @ q, p.T @ dout]
+        found += [store(ds @ k), p @ k * scale, ds.T @ q, p.T @ dout]
     return found
 
 
@@ -111,7 +117,7 @@ def attend(
     """
     store, xp, index = rounding(dtype), library(tensors.q), rows.tolist()
     q, dout = (wide(x[:, :, index], dtype) for x in (tensors.q, tensors.dout))
-    of_rows: list[list[Array]] = [[], [], []]
+    of_rows: list[list[Array]] = [[], [], [], []]
     columns: list[list[Array]] = [[], []]
     for b, shared in np.ndindex(case.batch, case.kv_heads):
         k, v = (wide(x[b, shared], dtype) for x in (tensors.k, tensors.v))
@@ -122,7 +128,7 @@ def attend(
             found = attend_head(q[b, h], k, v, seen, given, case.scale, store)
             for values, part in zip(of_rows, found, strict=False):
                 values.append(part)
-            sums = [total + part for total, part in zip(sums, found[3:], strict=False)]
+            sums = [total + part for total, part in zip(sums, found[4:], strict=False)]
         for values, total in zip(columns, sums, strict=False):
             values.append(total)
 
@@ -134,7 +140,8 @@ def attend(
     if not backward:
         return Results(out, lse)
     dk, dv = (store(joined(values, case.kv_heads)) for values in columns)
-    return Results(out, lse, joined(of_rows[2], case.heads), dk, dv)
+    dq, slide = (joined(values, case.heads) for values in of_rows[2:])
+    return Results(out, lse, dq, dk, dv, slide)
 
 
 def _unchanged(values: Array) -> Array:
@@ -188,27 +195,46 @@ def lse_error(found: Array, expected: Array) -> float:
 class Judge:
     """Knows the right answer of a case and how far off a result may be."""
 
-    def __init__(self, expected: Results, stepwise: Results | None) -> None:
+    def __init__(
+        self, expected: Results, stepwise: Results | None, dout: Array | None = None
+    ) -> None:
         """
         Args:
             expected: in fp64.
             stepwise: the same computed in the case's dtype; None for fp32.
+            dout: [B, Hq, rows, Dv], where dq is to be judged by the out that was found.
         """
-        self.expected = expected
+        self.expected, self._dout = expected, dout
         self.allowed = {"lse": SINGLE}
         """Largest error by part."""
         for part in ("out", "dq", "dk", "dv"):
             right = getattr(expected, part)
-            if right is not None:
-                near = 0.0 if stepwise is None else row_error(getattr(stepwise, part), right)
-                self.allowed[part] = max(SINGLE, 2 * near)
+            if right is None:
+                continue
+            near = 0.0
+            if stepwise is not None:
+                near = row_error(getattr(stepwise, part), self._right(part, stepwise.out))
+            self.allowed[part] = max(SINGLE, 2 * near)
 
-    def verdict(self, **found: Array) -> Verdict:
-        """Judge parts of a result by name: out, lse, dq, dk, dv."""
+    def _right(self, part: str, out: Array | None) -> Array:
+        """What is expected of a part; of dq given this out."""
+        right, slide = getattr(self.expected, part), self.expected.slide
+        if part != "dq" or out is None or slide is None or self._dout is None:
+            return right
+        off = wide(like(right, out), None) - self.expected.out
+        return right - (wide(like(right, self._dout), None) * off).sum(-1)[..., None] * slide
+
+    def verdict(self, out_read: Array | None = None, **found: Array) -> Verdict:
+        """Judge parts of a result by name: out, lse, dq, dk, dv.
+
+        Args:
+            out_read: the out that a backward read, [B, Hq, rows, Dv].
+        """
         errors = {
-            part: (lse_error if part == "lse" else row_error)(values, getattr(self.expected, part))
+            part: lse_error(values, self.expected.lse) if part == "lse"
+            else row_error(values, self._right(part, out_read))
             for part, values in found.items()
-        }
+        }  # fmt: skip
         ok = all(error <= self.allowed[part] for part, error in errors.items())
         return Verdict(float(np.max(list(errors.values()))), ok)
 
@@ -218,7 +244,7 @@ def make_judge(case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backw
     expected = attend(case, tensors, rows, keep, backward, None)
     half = case.dtype is not DType.float32
     stepwise = attend(case, tensors, rows, keep, backward, case.dtype) if half else None
-    return Judge(expected, stepwise)
+    return Judge(expected, stepwise, tensors.dout[:, :, rows.tolist()] if backward else None)
 
 
 def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> Verdict:
@@ -232,11 +258,18 @@ def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> Verdict:
 
 
 def judged_backward(
-    judge: Judge, rows: np.ndarray, tensors: Tensors, backward: Callable[[Any], tuple[Any, ...]]
-) -> Verdict:
-    """Run a backward on the sampled rows' gradient and judge it."""
+    judge: Judge, rows: np.ndarray, tensors: Tensors, backward: Callable[[Any], tuple[Any, ...]],
+    out: Any = None,
+) -> Verdict:  # fmt: skip
+    """Run a backward on the sampled rows' gradient and judge it.
+
+    Args:
+        out: what it reads, [B, Hq, Nq, Dv]; None: the exact one.
+    """
     dq, dk, dv = backward(only_rows(tensors.dout, rows))
-    return judge.verdict(dq=dq[:, :, rows.tolist()], dk=dk, dv=dv)
+    index = rows.tolist()
+    read = None if out is None else out[:, :, index]
+    return judge.verdict(read, dq=dq[:, :, index], dk=dk, dv=dv)
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:

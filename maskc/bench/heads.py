@@ -42,7 +42,8 @@ class HeadJudge:
         stepwise = (
             _whole(case, tensors, keep, batch, shared, backward, case.dtype) if half else None
         )
-        self.judge = Judge(expected, stepwise)
+        dout = tensors.dout[batch : batch + 1, self.heads] if backward else None
+        self.judge = Judge(expected, stepwise, dout)
 
     def forward(self, result: Any) -> Verdict:
         """Judge out, or (out, lse)."""
@@ -50,12 +51,13 @@ class HeadJudge:
         parts = {"out": self._rows(out)} | ({} if lse is None else {"lse": self._rows(lse)})
         return self.judge.verdict(**parts)
 
-    def backward(self, gradients: tuple[Any, ...]) -> Verdict:
-        """Judge (dq, dk, dv) of the tensors' own dout."""
+    def backward(self, gradients: tuple[Any, ...], out: Any = None) -> Verdict:
+        """Judge (dq, dk, dv) of the tensors' own dout, from this out; None: the exact one."""
         dq, dk, dv = gradients
         keys = slice(self.shared, self.shared + 1)
         dk, dv = (x[self.batch : self.batch + 1, keys] for x in (dk, dv))
-        return self.judge.verdict(dq=self._rows(dq), dk=dk, dv=dv)
+        read = None if out is None else self._rows(out)
+        return self.judge.verdict(read, dq=self._rows(dq), dk=dk, dv=dv)
 
     def _rows(self, x: Any) -> Any:
         return x[self.batch : self.batch + 1, self.heads]
@@ -80,9 +82,9 @@ class HeadJudges:
         """Judge out, or (out, lse), of all heads."""
         return worst([judge.forward(result) for judge in self._judges])
 
-    def backward(self, gradients: tuple[Any, ...]) -> Verdict:
-        """Judge (dq, dk, dv) of all heads."""
-        return worst([judge.backward(gradients) for judge in self._judges])
+    def backward(self, gradients: tuple[Any, ...], out: Any = None) -> Verdict:
+        """Judge (dq, dk, dv) of all heads, from this out; None: the exact one."""
+        return worst([judge.backward(gradients, out) for judge in self._judges])
 
 
 def chunks(n_q: int, n_kv: int) -> Iterator[np.ndarray]:
@@ -131,11 +133,11 @@ def _whole(
     """Attention and gradients of the heads that share a key/value head, in chunks of rows."""
     xp, store = library(tensors.q), rounding(dtype)
     k, v = (wide(x[batch, shared], dtype) for x in (tensors.k, tensors.v))
-    rows: list[list[Any]] = [[], [], []]
+    rows: list[list[Any]] = [[], [], [], []]
     dk: Any = 0
     dv: Any = 0
     for head in range(shared * case.group, (shared + 1) * case.group):
-        parts: list[list[Any]] = [[], [], []]
+        parts: list[list[Any]] = [[], [], [], []]
         for some in chunks(case.n_q, case.n_kv):
             span = slice(int(some[0]), int(some[-1]) + 1)
             q, dout = (wide(x[batch, head, span], dtype) for x in (tensors.q, tensors.dout))
@@ -144,10 +146,11 @@ def _whole(
             for values, part in zip(parts, found, strict=False):
                 values.append(part)
             if backward:
-                dk, dv = dk + found[3], dv + found[4]
+                dk, dv = dk + found[4], dv + found[5]
         for values, pieces in zip(rows, parts, strict=True):
             values += [xp.concatenate(pieces)] if pieces else []
-    out, lse, *dq = (xp.stack(values)[None] for values in rows if values)
+    out, lse, *more = (xp.stack(values)[None] for values in rows if values)
     if not backward:
         return Results(out, lse)
-    return Results(out, lse, dq[0], store(dk)[None, None], store(dv)[None, None])
+    dq, slide = more
+    return Results(out, lse, dq, store(dk)[None, None], store(dv)[None, None], slide)

@@ -130,6 +130,25 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(dtype: str):
     assert not judge.verdict(lse=lse + 1e-3).ok
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dq_is_judged_by_the_out_that_was_read(dtype: str):
+    """A backward from an out that is off gives the dq that follows from it, and no other."""
+    case, tensors, dense = numpy_case(dtype)
+    rows = np.arange(case.n_q)
+    judge = make_judge(case, tensors, rows, lambda b, h: dense, True)
+    q, k, v, dout = (host(x).astype(np.float64) for x in (*tensors.qkv, tensors.dout))
+    read = attention(q, k, v, dense)[0] * 1.03
+    grads = gradients(q, k, v, dense, dout)
+    s = np.where(dense, np.einsum("bhqd,bhkd->bhqk", q, k.repeat(2, 1)) * case.scale, -1e9)
+    p = dense * np.exp(s - np.logaddexp.reduce(s, -1, keepdims=True))
+    dp = np.einsum("bhqd,bhkd->bhqk", dout, v.repeat(2, 1))
+    ds = p * (dp - (dout * read).sum(-1, keepdims=True))
+    dq = np.einsum("bhqk,bhkd->bhqd", ds, k.repeat(2, 1)) * case.scale
+    found = (dq, grads["dk"], grads["dv"])
+    assert judged_backward(judge, rows, tensors, lambda _: found, read).ok
+    assert not judged_backward(judge, rows, tensors, lambda _: found).ok
+
+
 def test_nan_never_passes():
     case, tensors, dense = numpy_case()
     judge = make_judge(case, tensors, np.arange(37), lambda b, h: dense, False)
