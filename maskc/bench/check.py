@@ -11,8 +11,8 @@ twice the error of the same computation done step by step in that dtype, as unfu
 it; and at least what fp32 is allowed.
 
 Every fused backward takes dout . out for the sum over p dp, from the out it is given, which is
-rounded. What that rounding does to dq is no error of a backward: dq is compared with the one that
-follows from the out that was found, and so is the stepwise one.
+rounded. What that rounding does to dq and dk is no error of a backward: they are compared with what
+follows from the out that was found, and so are the stepwise ones.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Results:
     """[B, Hkv, Nkv, Dv]."""
     slide: Array | None = None
     """[B, Hq, rows, D]: what dq loses where dout . out grows by 1."""
+    slide_keys: Callable[[Array], Array] | None = None
+    """What dk loses [B, Hkv, Nkv, D] where dout . out grows by so much [B, Hq, rows]."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +91,29 @@ def attend_head(
         q, dout: [rows, D]; k, v: [keys, D]; all fp64 or all fp32.
         keep: bool [rows, keys].
     """
-    xp = library(q)
-    s = xp.where(keep, store(store(q @ k.T) * scale), -np.inf)
-    top = xp.amax(s, 1)
-    base = xp.where(xp.isneginf(top), 0.0, top)[:, None]
-    e = xp.exp(s - base)
-    total = e.sum(1)[:, None]
-    p = store(e / xp.where(total == 0, 1.0, total))
-    with np.errstate(divide="ignore"):
-        found = [store(p @ v), (base + xp.log(total))[:, 0]]
+    p, lse = weights(q, k, keep, scale, store)
+    found = [store(p @ v), lse]
     if dout is not None:
         dp = store(dout @ v.T)
         ds = store(p * (dp - (dout * found[0]).sum(1)[:, None]))
         ds = store(ds * scale)
         found += [store(ds @ k), p @ k * scale, ds.T @ q, p.T @ dout]
     return found
+
+
+def weights(
+    q: Array, k: Array, keep: Array, scale: float, store: Callable[[Array], Array]
+) -> tuple[Array, Array]:
+    """(softmax [rows, keys], its log-sum-exp [rows]) of one head."""
+    xp = library(q)
+    s = xp.where(keep, store(store(q @ k.T) * scale), -np.inf)
+    top = xp.amax(s, 1)
+    base = xp.where(xp.isneginf(top), 0.0, top)[:, None]
+    e = xp.exp(s - base)
+    total = e.sum(1)[:, None]
+    with np.errstate(divide="ignore"):
+        lse = (base + xp.log(total))[:, 0]
+    return store(e / xp.where(total == 0, 1.0, total)), lse
 
 
 def attend(
@@ -141,7 +151,19 @@ def attend(
         return Results(out, lse)
     dk, dv = (store(joined(values, case.kv_heads)) for values in columns)
     dq, slide = (joined(values, case.heads) for values in of_rows[2:])
-    return Results(out, lse, dq, dk, dv, slide)
+
+    def slide_keys(off: Array) -> Array:
+        lost = []
+        for b, shared in np.ndindex(case.batch, case.kv_heads):
+            k, heads = wide(tensors.k[b, shared], dtype), range(case.group)
+            lost.append(sum(
+                weights(q[b, h], k, like(k, keep(b, h)), case.scale, _unchanged)[0].T
+                @ (off[b, h][:, None] * q[b, h]) * case.scale
+                for h in (shared * case.group + i for i in heads)
+            ))  # fmt: skip
+        return joined(lost, case.kv_heads)
+
+    return Results(out, lse, dq, dk, dv, slide, slide_keys)
 
 
 def _unchanged(values: Array) -> Array:
@@ -217,12 +239,15 @@ class Judge:
             self.allowed[part] = max(SINGLE, 2 * near)
 
     def _right(self, part: str, out: Array | None) -> Array:
-        """What is expected of a part; of dq given this out."""
+        """What is expected of a part; of dq and dk given this out."""
         right, slide = getattr(self.expected, part), self.expected.slide
-        if part != "dq" or out is None or slide is None or self._dout is None:
+        if part not in ("dq", "dk") or out is None or slide is None or self._dout is None:
             return right
         off = wide(like(right, out), None) - self.expected.out
-        return right - (wide(like(right, self._dout), None) * off).sum(-1)[..., None] * slide
+        more = (wide(like(right, self._dout), None) * off).sum(-1)
+        if part == "dq":
+            return right - more[..., None] * slide
+        return right if self.expected.slide_keys is None else right - self.expected.slide_keys(more)
 
     def verdict(self, out_read: Array | None = None, **found: Array) -> Verdict:
         """Judge parts of a result by name: out, lse, dq, dk, dv.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from maskc.bench.case import Case
-from maskc.bench.check import Judge, Results, Verdict, attend_head, rounding, worst
+from maskc.bench.check import Judge, Results, Verdict, attend_head, rounding, weights, worst
 from maskc.bench.flex import formula_of
 from maskc.bench.pairs import Pairs
 from maskc.bench.tensors import Tensors, library, like, wide
@@ -153,4 +153,15 @@ def _whole(
     if not backward:
         return Results(out, lse)
     dq, slide = more
-    return Results(out, lse, dq, store(dk)[None, None], store(dv)[None, None], slide)
+
+    def slide_keys(off: Any) -> Any:
+        lost: Any = 0
+        for i, head in enumerate(range(shared * case.group, (shared + 1) * case.group)):
+            for some in chunks(case.n_q, case.n_kv):
+                span = slice(int(some[0]), int(some[-1]) + 1)
+                q = wide(tensors.q[batch, head, span], dtype)
+                p, _ = weights(q, k, keep(batch, head, some), case.scale, rounding(None))
+                lost = lost + p.T @ (off[0, i, span][:, None] * q) * case.scale
+        return lost[None, None]
+
+    return Results(out, lse, dq, store(dk)[None, None], store(dv)[None, None], slide, slide_keys)

@@ -131,8 +131,8 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_dq_is_judged_by_the_out_that_was_read(dtype: str):
-    """A backward from an out that is off gives the dq that follows from it, and no other."""
+def test_gradients_are_judged_by_the_out_that_was_read(dtype: str):
+    """A backward from an out that is off gives what follows from it, and nothing else."""
     case, tensors, dense = numpy_case(dtype)
     rows = np.arange(case.n_q)
     judge = make_judge(case, tensors, rows, lambda b, h: dense, True)
@@ -144,8 +144,11 @@ def test_dq_is_judged_by_the_out_that_was_read(dtype: str):
     dp = np.einsum("bhqd,bhkd->bhqk", dout, v.repeat(2, 1))
     ds = p * (dp - (dout * read).sum(-1, keepdims=True))
     dq = np.einsum("bhqk,bhkd->bhqd", ds, k.repeat(2, 1)) * case.scale
-    found = (dq, grads["dk"], grads["dv"])
+    dk = np.einsum("bhqk,bhqd->bhkd", ds, q).reshape(2, 2, 2, -1, 8).sum(2) * case.scale
+    found = (dq, dk, grads["dv"])
     assert judged_backward(judge, rows, tensors, lambda _: found, read).ok
+    for wrong in ((grads["dq"], dk, grads["dv"]), (dq, grads["dk"], grads["dv"])):
+        assert not judged_backward(judge, rows, tensors, lambda _, x=wrong: x, read).ok
     assert not judged_backward(judge, rows, tensors, lambda _: found).ok
 
 
