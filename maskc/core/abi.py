@@ -44,6 +44,7 @@ FIELDS: tuple[Field, ...] = (
     Field("counter", "i32 *", "[2], zero before and after every launch: the next work item"),
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
+    Field("distances", "const i32 *", "[variants] bits by k - q, see maskc/layout/distances.py"),
     Field("array", "const i32 *", "data arrays of the mask", MAX_ARRAYS),
     Field("array_batch", "i64", "elements from one sequence's array to the next, 0 if shared",
           MAX_ARRAYS),

@@ -97,6 +97,7 @@ def kernel(
     work: Mapping[str, int] | None = None,
     row_floats: int = 0,
     key_floats: int = 0,
+    distances: bool = False,
 ) -> SourceUnit:
     """One source and how to launch it: `maps` as (tensor, rows), `work` as fields of WorkList."""
     modes: dict[str, Mode] = {}
@@ -114,6 +115,7 @@ def kernel(
         work=None if work is None else WorkList(**work),
         row_floats=row_floats,
         key_floats=key_floats,
+        distances=distances,
     )
 
 

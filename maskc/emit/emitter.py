@@ -70,6 +70,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         work=getattr(plan.schedule, "work", None),
         row_floats=getattr(plan.schedule, "row_floats", 0),
         key_floats=getattr(plan.schedule, "key_floats", 0),
+        distances=plan.distances,
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
@@ -147,6 +148,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         arg_notes=tuple(_arg_note(plan.masks, i) for i in range(n_args)),
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
+        distances=plan.distances,
         schedule=plan.schedule,
         banner=_banner(plan),
         **extra,

@@ -100,6 +100,7 @@ def _kernel(unit: SourceUnit) -> str:
         words.append(f"work={{{', '.join(kept)}}}")
     words += [f"row_floats={unit.row_floats}"] if unit.row_floats else []
     words += [f"key_floats={unit.key_floats}"] if unit.key_floats else []
+    words += ["distances=True"] if unit.distances else []
     return ",\n".join(words)
 
 

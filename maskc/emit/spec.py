@@ -79,6 +79,8 @@ class KernelSpec:
     """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
     block_bytes: int = 1024
     """Shared memory reserved for what the threads of a block share beside the tiles (CUDA)."""
+    distances: bool = False
+    """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
     schedule: object = None
     """The family's own numbers: products, registers, warpgroups (sm_90a)."""
     banner: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from maskc.layout.build import tile_shape as tile_shape
 from maskc.layout.data import bind_arrays as bind_arrays
 from maskc.layout.data import check_lengths as check_lengths
 from maskc.layout.data import split_call_data as split_call_data
+from maskc.layout.distances import distance_words as distance_words
 from maskc.layout.host import to_host as to_host
 from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents

@@ -12,12 +12,16 @@ from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
+from maskc.layout.diagonals import of_difference
 from maskc.plan import cpu, sm80, sm90a
 from maskc.plan.intervals import intervals
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.sm90a_backward import backward_schedule
 from maskc.plan.types import Heads, Plan, PlannedMask, Schedule
+
+FEW, MANY = 3, 1 << 16
+"""Intervals per row that are cheaper than bits from memory; more than any row has."""
 
 _FORWARD, _BACKWARD = Direction.forward, Direction.backward
 _SCHEDULES: dict[tuple[str, Direction], Callable[[Problem], Schedule]] = {
@@ -51,12 +55,13 @@ def plan(
         for ir, facts in zip(heads.masks, heads.facts, strict=True)
     )
     use_ranges = all(mask.ranges for mask in masks)
+    distances = target.family == "sm90a" and _by_distance(masks)
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
-            *([_why_partial(masks)] if target.family == "sm90a" else []),
-        ), direction,
+            *([_why_partial(masks, distances)] if target.family == "sm90a" else []),
+        ), distances, direction,
         tuple(
             plan(heads, problem, TARGETS[name], other)
             for name, other in _ALONG.get(target.name, ())
@@ -88,8 +93,19 @@ def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
 
 
-def _why_partial(masks: tuple[PlannedMask, ...]) -> str:
-    """How a kernel that builds bits from intervals treats partial tiles."""
+def _by_distance(masks: tuple[PlannedMask, ...]) -> bool:
+    """Whether bits over k - q are possible for all masks, and cheaper than what else there is."""
+    most = max(len(mask.intervals) if mask.intervals else MANY for mask in masks)
+    keeps = [mask.ir.keep for mask in masks]
+    if most <= FEW or any(E.arrays(keep) for keep in keeps):
+        return False
+    return all(of_difference(keep) is not None for keep in keeps)
+
+
+def _why_partial(masks: tuple[PlannedMask, ...], distances: bool) -> str:
+    """How Hopper's kernels treat partial tiles."""
+    if distances:
+        return "partial tiles: bits from a table over k - q, no pair is tested"
     if any(mask.intervals is None for mask in masks):
         return "partial tiles: pairs are tested, as a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)

@@ -66,6 +66,8 @@ class Plan:
     of_head: tuple[int, ...]
     reasons: tuple[str, ...]
     """One sentence per decision."""
+    distances: bool = False
+    """Partial tiles by bits over k - q, made when lengths are known (sm_90a)."""
     direction: Direction = Direction.forward
     """The pass; a family with one source for both counts as forward."""
     also: tuple[Plan, ...] = ()

@@ -24,6 +24,7 @@ from maskc.layout import (
     backward_work,
     build,
     check_loads,
+    distance_words,
     forward_work,
     kernel_lists,
     list_spans,
@@ -148,6 +149,9 @@ def make_tables(
     parts = [("mask_args", _mask_args(cases, values))]
     if of_head is not None:
         parts.append(("head_variant", of_head))
+    if unit.distances:
+        words = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
+        parts.append(("distances", np.concatenate(words)))
     batched = any(slot.batch for slot in slots)
     sequences = range(sizes.batch if batched else 1)
     recipes = [(case.variant.recipe(unit.tile), case.head) for case in cases]

@@ -1,0 +1,138 @@
+"""Which pairs Hopper's kernels hide, without a GPU: their bits, computed by the same text on the CPU.
+
+The functions that turn a tile into a thread's bits are plain C but for a few intrinsics, for which
+the shims below stand. Every lane's bits are put back where the lane's scores lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from maskc.build.hostcc import host_compiler
+from maskc.core.abi import structure
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.problem import Direction
+from maskc.layout import bind_arrays
+from maskc.runtime.checks import Sizes
+from maskc.runtime.tables import make_tables
+
+_SHIMS = """
+#include <stdint.h>
+#define FN static inline
+typedef uint32_t u32;
+struct { unsigned x; } threadIdx;
+template <typename T> FN T __ldg(const T *from) { return *from; }
+FN u32 __funnelshift_r(u32 low, u32 high, u32 by) {
+    return (u32)((((uint64_t)high << 32 | low) >> (by & 31)));
+}
+FN u32 __brev(u32 x) {
+    u32 y = 0;
+    for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);
+    return y;
+}
+"""
+_CLAMPED = """
+FN u32 bits_from(i32 first) { return first >= 32 ? 0u : ~0u << max_i32(first, 0); }
+FN u32 bits_before(i32 end) { return end <= 0 ? 0u : ~0u >> max_i32(32 - end, 0); }
+"""
+_FORWARD = """
+extern "C" void tile(const Attention *p, int head, int row, int column, unsigned char *live) {
+    for (int warp = 0; warp < TILE_Q / 16; warp++)
+        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+            const int lane = threadIdx.x, q = 16 * warp + lane / 4;
+            const Seen seen = seen_by(*p, 0, head, row * TILE_Q + q, column * TILE_K);
+            for (int r = 0; r < 2; r++)
+                for (int i = 0; i < OWN; i++)
+                    live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
+                        seen.word[r][i / 32] >> i % 32 & 1;
+        }
+}
+"""
+_BACKWARD = """
+extern "C" void tile(const Attention *p, int head, int row, int column, unsigned char *live) {
+    for (int part = 0; part < TILE_Q / QUERIES; part++)
+        for (int warp = 0; warp < TILE_K / 16; warp++)
+            for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+                const int lane = threadIdx.x, k = 16 * warp + lane / 4;
+                const Seen seen = seen_by(*p, {0, head}, column * TILE_K + k,
+                                          row * TILE_Q + part * QUERIES);
+                for (int r = 0; r < 2; r++)
+                    for (int i = 0; i < OWN; i++) {
+                        const int q = part * QUERIES + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                        live[q * TILE_K + k + 8 * r] = seen.word[r] >> i & 1;
+                    }
+            }
+}
+"""
+
+
+def _between(text: str, first: str, last: str) -> str:
+    start = text.index(first)
+    return text[start : text.index(last, start)]
+
+
+def _source(unit: SourceUnit, queries: int) -> str:
+    text, backward = unit.text, Direction.backward in unit.directions
+    own = queries // 4 if backward else unit.tile.k // 4
+    start = "FN u32 bits_from" if backward else "// Which keys a thread's"
+    seen = _between(text, start, "FN void hide_rest")
+    seen = re.sub(r"FN u32 bits_(from|before)\(.*?\n}\n", "", seen, flags=re.DOTALL)
+    mask = _between(text, "FN i32 min_i32", "FN i32 keep(")
+    keep = _between(text, "FN i32 keep(", "\n}\n") + "\n}\n"
+    return "".join([
+        _SHIMS,
+        _between(text, "typedef int i32;", "\n};\n") + "\n};\n",
+        f"constexpr int TILE_Q = {unit.tile.q}, TILE_K = {unit.tile.k}, QUERIES = {queries};\n",
+        f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
+        mask, keep, _CLAMPED, seen, _BACKWARD if backward else _FORWARD,
+    ])  # fmt: skip
+
+
+class HostBits:
+    """The pairs that one source hides in partial tiles."""
+
+    def __init__(self, bundle: Bundle, unit: SourceUnit, queries: int, folder: Path) -> None:
+        """
+        Args:
+            queries: that a warpgroup of a backward pass has of a tile.
+        """
+        source, library = folder / "bits.cpp", folder / "bits.so"
+        source.write_text(_source(unit, queries))
+        command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
+        done = subprocess.run([*command, str(source), "-o", str(library)], capture_output=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode())
+        self._tile = ctypes.CDLL(str(library)).tile
+        self._bundle, self._unit = bundle, unit
+
+    def live(self, n_q: int, n_kv: int, heads: int, **data: object) -> np.ndarray:
+        """bool [heads, n_q, n_kv] as every tile's threads see it."""
+        unit, tile = self._unit, self._unit.tile
+        sizes = Sizes(1, heads, heads, n_q, n_kv)
+        arrays = bind_arrays(self._bundle.data, data, n_q, n_kv)
+        params = dict(self._bundle.params)
+        direction = unit.directions[0]
+        tables = make_tables(self._bundle, unit, sizes, params, arrays, direction, not unit.ranges)
+        block, kept = structure()(), []
+        for name, values in tables.parts:
+            kept.append(np.ascontiguousarray(values, dtype=np.int32))
+            setattr(block, name, kept[-1].ctypes.data)
+        for i, slot in enumerate(tables.slots):
+            kept.append(np.ascontiguousarray(slot.values, dtype=np.int32))
+            block.array[i], block.array_batch[i] = kept[-1].ctypes.data, slot.batch
+            block.array_head[i], block.array_row[i] = slot.head, slot.row
+        block.n_q, block.n_kv, block.batch, block.heads_q = n_q, n_kv, 1, heads
+        rows, columns = -(-n_q // tile.q), -(-n_kv // tile.k)
+        found = np.zeros((heads, rows * tile.q, columns * tile.k), dtype=bool)
+        one = np.zeros((tile.q, tile.k), dtype=np.uint8)
+        for head, row, column in np.ndindex(heads, rows, columns):
+            self._tile(ctypes.byref(block), head, row, column, one.ctypes.data_as(ctypes.c_void_p))
+            at = slice(row * tile.q, (row + 1) * tile.q), slice(column * tile.k, (column + 1) * tile.k)
+            found[head][at] = one
+        assert not found[:, :, n_kv:].any(), "keys past the end"
+        return found[:, :n_q, :n_kv]

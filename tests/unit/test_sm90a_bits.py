@@ -1,0 +1,98 @@
+"""What Hopper's kernels hide in partial tiles is what the mask hides, lane by lane."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.core.problem import Direction
+from maskc.core.target import TARGETS
+from maskc.layout.distances import PAD, distance_count, distance_words
+from maskc.plan.sm90a_backward import backward_schedule
+from tests.support.host_bits import HostBits
+
+SM_90A = TARGETS["sm_90a"]
+HEADS = 2
+SIZES = [(1, 1), (64, 65), (130, 128), (333, 777), (777, 333), (191, 500)]
+BY_DISTANCE = {
+    "dilated": mc.dilated(7, 7, stride=5),
+    "strided": mc.causal() & (mc.window(20) | mc.where(lambda q, k: (q - k) % 37 == 0)),
+    "exponential": reduce(or_, (mc.dilated(30, stride=2**i) for i in range(5))),
+    "slashes": mc.offsets([0, 3, 9, 27, 81, 243, -5]),
+    "from the start": mc.where(lambda q, k: (q - k) % 11 < 3),
+    "per head": mc.per_head([mc.dilated(40, stride=3), mc.dilated(9, 9, stride=16)]),
+    "with a parameter": mc.dilated(mc.param("w", 12), stride=4),
+}
+OTHERWISE = {
+    "intervals": mc.causal() & (mc.window(100) | mc.sinks(5)),
+    "pairs": mc.causal() & mc.strided(7, 2),
+    "both axes": mc.window(3) | mc.where(lambda q, k: q // 50 == k // 50),
+    "data": mc.documents("d") & mc.causal(),
+}
+
+
+def bits_of(mask: mc.Mask, dim: int, direction: Direction, folder) -> HostBits:
+    problem = driver.problem(dim, None, HEADS, "bfloat16")
+    bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
+    unit = bundle.unit("sm_90a", direction)
+    assert unit is not None
+    return HostBits(bundle, unit, backward_schedule(problem).score_queries, folder)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("name", [*BY_DISTANCE, *OTHERWISE])
+def test_bits_are_the_mask(name, dim, direction, tmp_path):
+    mask = (BY_DISTANCE | OTHERWISE)[name]
+    bits = bits_of(mask, dim, direction, tmp_path)
+    for n_q, n_kv in SIZES:
+        data = {}
+        if name == "data":
+            ids = np.sort(np.random.default_rng(n_q).integers(0, 9, max(n_q, n_kv))).astype("i4")
+            if n_q != n_kv:
+                continue
+            data = {"d": ids}
+        want = mask.dense(n_q, n_kv, n_heads=HEADS, **data)
+        want = np.broadcast_to(want, (HEADS, n_q, n_kv))
+        np.testing.assert_array_equal(bits.live(n_q, n_kv, HEADS, **data), want, str((n_q, n_kv)))
+
+
+@pytest.mark.parametrize("name", BY_DISTANCE)
+def test_these_masks_come_as_bits(name):
+    plan = driver.planned(
+        BY_DISTANCE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A
+    )
+    assert plan.distances
+    assert any(other.distances for other in plan.also if other.direction is Direction.backward)
+    assert any("bits from a table over k - q" in reason for reason in plan.reasons)
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_others_do_not(name):
+    plan = driver.planned(OTHERWISE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
+    assert not plan.distances
+
+
+@pytest.mark.parametrize("n_q", [0, 1, 31, 32, 100])
+@pytest.mark.parametrize("n_kv", [0, 1, 33, 200])
+def test_words_are_padded_bits_by_difference(n_q, n_kv):
+    mask = mc.where(lambda q, k: (k - q) % 3 == 1)
+    words = distance_words(driver.lowered(mask).keep, n_q, n_kv, {})
+    assert words.dtype == np.int32
+    assert len(words) == distance_count(n_q, n_kv)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    d = np.arange(1 - n_q, n_kv) if n_q and n_kv else np.zeros(0, int)
+    np.testing.assert_array_equal(bits[PAD : PAD + len(d)], d % 3 == 1)
+    assert not bits[:PAD].any()
+    assert not bits[PAD + len(d) :].any()
+    assert len(bits) - PAD - len(d) >= PAD
+
+
+def test_no_words_where_more_than_the_difference_matters():
+    keep = driver.lowered(mc.causal() & mc.strided(3)).keep
+    assert distance_words(keep, 10, 10, {}) is None
