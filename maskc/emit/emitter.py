@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from math import gcd
 
 from maskc.core.bundle import Bundle, Grid, Launch, Mode, SourceUnit, Variant
 from maskc.core.data import DataDecl, DataKind
@@ -149,6 +150,8 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
         distances=plan.distances,
+        key_run=gcd(plan.runs[0], plan.tile.k),
+        query_run=gcd(plan.runs[1], plan.tile.q),
         schedule=plan.schedule,
         banner=_banner(plan),
         **extra,

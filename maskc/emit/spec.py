@@ -81,6 +81,10 @@ class KernelSpec:
     """Shared memory reserved for what the threads of a block share beside the tiles (CUDA)."""
     distances: bool = False
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
+    key_run: int = 1
+    """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
+    query_run: int = 1
+    """The same of queries."""
     schedule: object = None
     """The family's own numbers: products, registers, warpgroups (sm_90a)."""
     banner: tuple[str, ...] = ()

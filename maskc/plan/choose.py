@@ -17,6 +17,7 @@ from maskc.plan import cpu, sm80, sm90a
 from maskc.plan.intervals import intervals
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
+from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import backward_schedule
 from maskc.plan.types import Heads, Plan, PlannedMask, Schedule
 
@@ -55,13 +56,14 @@ def plan(
         for ir, facts in zip(heads.masks, heads.facts, strict=True)
     )
     use_ranges = all(mask.ranges for mask in masks)
+    runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     distances = target.family == "sm90a" and _by_distance(masks)
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
-            *([_why_partial(masks, distances)] if target.family == "sm90a" else []),
-        ), distances, direction,
+            *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
+        ), distances, runs, direction,
         tuple(
             plan(heads, problem, TARGETS[name], other)
             for name, other in _ALONG.get(target.name, ())
@@ -102,12 +104,13 @@ def _by_distance(masks: tuple[PlannedMask, ...]) -> bool:
     return all(of_difference(keep) is not None for keep in keeps)
 
 
-def _why_partial(masks: tuple[PlannedMask, ...], distances: bool) -> str:
+def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...]) -> str:
     """How Hopper's kernels treat partial tiles."""
     if distances:
         return "partial tiles: bits from a table over k - q, no pair is tested"
     if any(mask.intervals is None for mask in masks):
-        return "partial tiles: pairs are tested, as a query's keys are not a few intervals"
+        alike = f", one for {runs[0]} keys" if runs[0] > 1 else ""
+        return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
     return f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row, no pair is tested"
 

@@ -68,6 +68,8 @@ class Plan:
     """One sentence per decision."""
     distances: bool = False
     """Partial tiles by bits over k - q, made when lengths are known (sm_90a)."""
+    runs: tuple[int, int] = (1, 1)
+    """Lengths of aligned runs of keys and of queries that all masks treat alike."""
     direction: Direction = Direction.forward
     """The pass; a family with one source for both counts as forward."""
     also: tuple[Plan, ...] = ()

@@ -1,4 +1,4 @@
-"""Which pairs Hopper's kernels hide, without a GPU: their bits, computed by the same text on the CPU.
+"""Which pairs Hopper's kernels hide, without a GPU: their bits, from the same text on the CPU.
 
 The functions that turn a tile into a thread's bits are plain C but for a few intrinsics, for which
 the shims below stand. Every lane's bits are put back where the lane's scores lie.
@@ -132,7 +132,10 @@ class HostBits:
         one = np.zeros((tile.q, tile.k), dtype=np.uint8)
         for head, row, column in np.ndindex(heads, rows, columns):
             self._tile(ctypes.byref(block), head, row, column, one.ctypes.data_as(ctypes.c_void_p))
-            at = slice(row * tile.q, (row + 1) * tile.q), slice(column * tile.k, (column + 1) * tile.k)
+            at = (
+                slice(row * tile.q, (row + 1) * tile.q),
+                slice(column * tile.k, (column + 1) * tile.k),
+            )
             found[head][at] = one
         assert not found[:, :, n_kv:].any(), "keys past the end"
         return found[:, :n_q, :n_kv]

@@ -10,9 +10,11 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.core import expr as E
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout.distances import PAD, distance_count, distance_words
+from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import backward_schedule
 from tests.support.host_bits import HostBits
 
@@ -28,6 +30,14 @@ BY_DISTANCE = {
     "per head": mc.per_head([mc.dilated(40, stride=3), mc.dilated(9, 9, stride=16)]),
     "with a parameter": mc.dilated(mc.param("w", 12), stride=4),
 }
+IN_RUNS = {
+    "blocks of both": mc.where(lambda q, k: (q // 64 + k // 64) % 3 != 1),
+    "blocks of keys": mc.where(lambda q, k: (k // 32) % 2 == q % 2),
+    "blocks of queries": mc.where(lambda q, k: (q // 16) % 3 == k % 3) & mc.causal(),
+    "a table": mc.block_table("t", 64),
+    "short blocks": mc.where(lambda q, k: (k // 8 + q // 8) % 2 == 0),
+}
+"""Pairs are tested, but one for many."""
 OTHERWISE = {
     "intervals": mc.causal() & (mc.window(100) | mc.sinks(5)),
     "pairs": mc.causal() & mc.strided(7, 2),
@@ -46,9 +56,9 @@ def bits_of(mask: mc.Mask, dim: int, direction: Direction, folder) -> HostBits:
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("dim", [64, 128, 192, 256])
-@pytest.mark.parametrize("name", [*BY_DISTANCE, *OTHERWISE])
+@pytest.mark.parametrize("name", [*BY_DISTANCE, *IN_RUNS, *OTHERWISE])
 def test_bits_are_the_mask(name, dim, direction, tmp_path):
-    mask = (BY_DISTANCE | OTHERWISE)[name]
+    mask = (BY_DISTANCE | IN_RUNS | OTHERWISE)[name]
     bits = bits_of(mask, dim, direction, tmp_path)
     for n_q, n_kv in SIZES:
         data = {}
@@ -57,6 +67,9 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
             if n_q != n_kv:
                 continue
             data = {"d": ids}
+        if name == "a table":
+            shape = -(-n_q // 64), -(-n_kv // 64)
+            data = {"t": np.random.default_rng(n_q).integers(0, 2, shape).astype(bool)}
         want = mask.dense(n_q, n_kv, n_heads=HEADS, **data)
         want = np.broadcast_to(want, (HEADS, n_q, n_kv))
         np.testing.assert_array_equal(bits.live(n_q, n_kv, HEADS, **data), want, str((n_q, n_kv)))
@@ -64,9 +77,7 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
 
 @pytest.mark.parametrize("name", BY_DISTANCE)
 def test_these_masks_come_as_bits(name):
-    plan = driver.planned(
-        BY_DISTANCE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A
-    )
+    plan = driver.planned(BY_DISTANCE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
     assert plan.distances
     assert any(other.distances for other in plan.also if other.direction is Direction.backward)
     assert any("bits from a table over k - q" in reason for reason in plan.reasons)
@@ -76,6 +87,35 @@ def test_these_masks_come_as_bits(name):
 def test_others_do_not(name):
     plan = driver.planned(OTHERWISE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
     assert not plan.distances
+
+
+RUNS = {
+    "blocks of both": (64, 64), "blocks of keys": (32, 1), "blocks of queries": (1, 1),
+    "a table": (64, 64), "short blocks": (8, 8), "pairs": (1, 1), "data": (1, 1),
+}  # fmt: skip
+"""Of keys, of queries."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_keys_and_queries_that_are_alike(name):
+    mask = (IN_RUNS | OTHERWISE)[name]
+    plan = driver.planned(mask, driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
+    assert plan.runs == RUNS[name]
+
+
+@pytest.mark.parametrize(("formula", "run"), [
+    (lambda q, k: (k < 64) | (k // 32 == q), 32),
+    (lambda q, k: (k >= 40) & (k // 16 != 3), 8),
+    (lambda q, k: k >= 64 * (q // 64) - 32, 32),
+    (lambda q, k: (k + 1) // 64 == q, 1),
+    (lambda q, k: k == 64, 1),
+    (lambda q, k: (k % 64 < 32) & (q < 3), 1),
+])  # fmt: skip
+def test_runs_are_those_that_the_formula_shows(formula, run):
+    keep = driver.lowered(mc.where(formula)).keep
+    assert run_length(keep, E.K) == run
+    dense = mc.where(formula).dense(70, 400)
+    np.testing.assert_array_equal(dense, dense[:, np.arange(400) // run * run])
 
 
 @pytest.mark.parametrize("n_q", [0, 1, 31, 32, 100])

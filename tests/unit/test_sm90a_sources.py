@@ -208,10 +208,10 @@ def test_the_gate_can_fail(fault):
 
 
 MIXED = {
-    FORWARD: ("causal", "longformer", "bigbird_itc"),
-    BACKWARD: ("causal", "bigbird_itc"),
+    FORWARD: ("causal", "longformer", "exponential_dilation", "bigbird_itc"),
+    BACKWARD: ("causal", "exponential_dilation", "bigbird_itc"),
 }
-"""One interval, several, and pairs one by one with lists and a table."""
+"""One interval, several, bits from a table, and pairs with lists and a table."""
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

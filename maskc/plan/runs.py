@@ -1,0 +1,40 @@
+"""Runs of keys or queries that a mask treats alike: one test of a pair stands for the whole run."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr, Sym
+
+MOST = 128
+"""Longest run worth knowing: that of the largest tile."""
+
+
+def run_length(keep: Expr, symbol: Sym) -> int:
+    """The largest power of two R up to MOST such that `symbol` and `symbol // R * R` are treated
+    alike, as far as the formula shows it.
+
+    It shows it where every `symbol` stands in floor(symbol / d) with d a multiple of R, or in a
+    comparison with multiples of R.
+    """
+    if isinstance(keep, E.FloorDiv) and keep.num == symbol:
+        return gcd(MOST, keep.den)
+    if isinstance(keep, E.Cmp) and (found := _threshold(keep, symbol)):
+        return found
+    if keep == symbol:
+        return 1
+    return gcd(MOST, *(run_length(part, symbol) for part in keep.parts))
+
+
+def _threshold(node: E.Cmp, symbol: Sym) -> int:
+    """The run length of symbol >= x or symbol <= x - 1 with x a sum of multiples; 0 where the
+    comparison is something else."""
+    lhs = node.lhs
+    if node.op != ">=" or not isinstance(lhs, E.Sum):
+        return 0
+    own = [factor for factor, term in lhs.terms if term == symbol]
+    others = [(factor, term) for factor, term in lhs.terms if term != symbol]
+    if own not in ([1], [-1]) or any(symbol.name in E.symbols(term) for _, term in others):
+        return 0
+    return gcd(MOST, lhs.const + (own == [-1]), *(factor for factor, _ in others))
