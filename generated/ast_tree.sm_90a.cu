@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -585,9 +586,9 @@ constexpr int INTERVALS = 0;      // pairs are tested one by one
 constexpr int PAIRS_AT_ONCE = 8;  // columns of a turn of the loop
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const struct Mask mask = load_mask(&p, batch, head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
+    const struct Mask mask = load_mask(&p, batch, head);
 #pragma unroll PAIRS_AT_ONCE
     for (int i = 0; i < OWN; i++) {
         const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);

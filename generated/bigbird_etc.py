@@ -228,7 +228,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     partial tiles: pairs are tested, one for 64 keys, as a query's keys are not a few intervals
 """,
     )
 )

@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -582,21 +583,35 @@ FN i32 own_before(i32 column) {
     return x / 8 * 2 + min_i32(x % 8, 2);
 }
 
-constexpr int INTERVALS = 0;      // pairs are tested one by one
-constexpr int PAIRS_AT_ONCE = 8;  // columns of a turn of the loop
+// Bit DISTANCE_PAD + n_q - 1 + k - q of a mask tells whether query q sees key k; what makes them is
+// maskc/layout/distances.py.
+constexpr i32 DISTANCE_PAD = 256;
+FN const u32 *distances_of(const struct Attention &p, i32 head) {
+    const i32 words = (p.n_q + p.n_kv + 2 * DISTANCE_PAD + 31) / 32;
+    return (const u32 *)p.distances + (i64)(p.head_variant ? p.head_variant[head] : 0) * words;
+}
+// 32 bits from `place` on.
+FN u32 bits_at(const u32 *bits, i32 place) {
+    const u32 *const at = bits + (u32)place / 32;
+    return __funnelshift_r(__ldg(at), __ldg(at + 1), place);
+}
+// Of 32 columns those that a thread has, two of every eight: bits 8 i + e become 2 i + e.
+FN u32 own_of(u32 bits) { return (bits & 0x03030303u) * 0x01041040u >> 24; }
+constexpr int INTERVALS = 0;  // rows come as bits
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const struct Mask mask = load_mask(&p, batch, head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+    const u32 *const bits = distances_of(p, head);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, min_i32(q + 8 * r, n_q - 1), inside, n_q, n_kv) != 0;
-            seen.word[r][WORDS > 1 ? i / 32 : 0] |= (live & (column < n_kv)) << i % 32;
-        }
+    for (int r = 0; r < 2; r++) {
+        const i32 place = DISTANCE_PAD + n_q - 1 + k - min_i32(q + 8 * r, n_q - 1);
+#pragma unroll
+        for (int i = 0; i < OWN / 8; i++)
+            seen.word[r][i / 4] |= own_of(bits_at(bits, place + 32 * i)) << i % 4 * 8;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            seen.word[r][w] &= bits_before(own_before(n_kv - k) - 32 * w);
     }
     return seen;
 }

@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -826,21 +827,32 @@ struct Seen {
     u32 word[2];
 };
 
-constexpr int PAIRS_AT_ONCE = 8 / 8;  // registers are shorter here
+// Bit DISTANCE_PAD + n_q - 1 + k - q of a mask tells whether query q sees key k; what makes them is
+// maskc/layout/distances.py.
+constexpr i32 DISTANCE_PAD = 256;
+FN const u32 *distances_of(const struct Attention &p, i32 head) {
+    const i32 words = (p.n_q + p.n_kv + 2 * DISTANCE_PAD + 31) / 32;
+    return (const u32 *)p.distances + (i64)(p.head_variant ? p.head_variant[head] : 0) * words;
+}
+// 32 bits from `place` on.
+FN u32 bits_at(const u32 *bits, i32 place) {
+    const u32 *const at = bits + (u32)place / 32;
+    return __funnelshift_r(__ldg(at), __ldg(at + 1), place);
+}
+// Of 32 columns those that a thread has, two of every eight: bits 8 i + e become 2 i + e.
+FN u32 own_of(u32 bits) { return (bits & 0x03030303u) * 0x01041040u >> 24; }
+constexpr bool SEEN_IS_LONG = QUERIES > 64;
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
-    const struct Mask mask = load_mask(&p, at.batch, at.head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 query = min_i32(q + i / 2 * 8 + i % 2, n_q - 1);
+    const u32 *const bits = distances_of(p, at.head);
+    const i32 place = DISTANCE_PAD + n_q - 1 + k - (q + 31);  // later queries have earlier bits
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, query, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv) != 0;
-            seen.word[r] |= live << i;
-        }
-    }
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < OWN / 8; i++)
+            seen.word[r] |= own_of(__brev(bits_at(bits, place + 8 * r - 32 * i))) << 8 * i;
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (k + 8 * r >= n_kv) seen.word[r] = 0;
@@ -1388,7 +1400,7 @@ FN float distance(const struct Step &step, const struct Attention &p, i32 tile, 
 // dp = dout . v begins before scores become weights, where registers are at hand.
 constexpr bool EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
 // Numbers of the rows are read before the products begin, behind whose operands they would wait.
-constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI;
+constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG;
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64;
 
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,

@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -831,12 +832,13 @@ struct Seen {
     u32 word[2];
 };
 
+constexpr bool SEEN_IS_LONG = true;
 constexpr int PAIRS_AT_ONCE = 16 / 8;  // registers are shorter here
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
-    const struct Mask mask = load_mask(&p, at.batch, at.head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
 #pragma unroll PAIRS_AT_ONCE
     for (int i = 0; i < OWN; i++) {
         const i32 query = min_i32(q + i / 2 * 8 + i % 2, n_q - 1);
@@ -1393,7 +1395,7 @@ FN float distance(const struct Step &step, const struct Attention &p, i32 tile, 
 // dp = dout . v begins before scores become weights, where registers are at hand.
 constexpr bool EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
 // Numbers of the rows are read before the products begin, behind whose operands they would wait.
-constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI;
+constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG;
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64;
 
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,

@@ -188,7 +188,8 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     partial tiles: pairs are tested, one for 128 keys, as a query's keys are not a few
+         intervals
 """,
     )
 )

@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -568,21 +569,25 @@ FN i32 own_before(i32 column) {
     return x / 8 * 2 + min_i32(x % 8, 2);
 }
 
-constexpr int INTERVALS = 0;      // pairs are tested one by one
-constexpr int PAIRS_AT_ONCE = 8;  // columns of a turn of the loop
+constexpr int INTERVALS = 0;  // pairs are tested
+constexpr int RUN = 128;  // keys that are alike: one of them is tested
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const struct Mask mask = load_mask(&p, batch, head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+    const struct Mask mask = load_mask(&p, batch, head);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, min_i32(q + 8 * r, n_q - 1), inside, n_q, n_kv) != 0;
-            seen.word[r][WORDS > 1 ? i / 32 : 0] |= (live & (column < n_kv)) << i % 32;
-        }
+    for (int i = 0; i < TILE_K / RUN; i++) {
+        const i32 inside = min_i32(first_k + RUN * i, n_kv - 1);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (keep(mask, min_i32(q + 8 * r, n_q - 1), inside, n_q, n_kv))
+                seen.word[r][RUN / 4 * i / 32] |= bits_before(RUN / 4) << RUN / 4 * i % 32;
+    }
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        const u32 inside = bits_before(own_before(n_kv - k) - 32 * w);
+        seen.word[0][w] &= inside, seen.word[1][w] &= inside;
     }
     return seen;
 }

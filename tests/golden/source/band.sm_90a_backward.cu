@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -274,6 +275,19 @@ FN void wait(u64 &barrier, u32 parity) {
         "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
+// The same for threads that wait long: asleep, as their polls would cost the warps that compute.
+FN void wait_asleep(u64 &barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1, %2;\n"
+        "@over bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}" :: "r"(shared_address(&barrier)), "r"(parity), "r"(10000000) : "memory");  // ns
+}
+
 // ---- named barriers, 1 to 15: `threads` counts those that wait and those that only arrive.
 FN void sync_threads(int name, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
@@ -306,10 +320,12 @@ FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
                  "[%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
 }
-// Adds fp32 numbers in shared memory to those in global memory.
+// Adds fp32 numbers in shared memory to those in global memory, which are to stay in the L2 cache.
 FN void add_floats(float *to, u32 from, u32 bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
-                 :: "l"(to), "r"(from), "r"(bytes) : "memory");
+    constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
+                 "[%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
 }
 FN void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // At most PENDING groups of this thread's stores still read shared memory.
@@ -537,7 +553,7 @@ struct Workspace {
 };
 constexpr int SINK_SUM = 0, SLOPE_SUM = 1;  // shares of a tile row, in its control numbers
 constexpr int DONE = 2;                     // integer, the first tile's: blocks that are through
-constexpr int TURN = 3;                     // integer: tile columns added to this tile of dq
+constexpr int TURN = 4;  // two integers: tile columns that added to either group's part of dq
 constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
 
 FN struct Workspace workspace(const struct Attention &p) {
@@ -641,7 +657,10 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         }
     }
     if (WITH_SINKS) sink_sum = block_sum(sink_sum);
-    if (thread == 0) *(float4 *)(w.control + row * TILE_Q) = make_float4(sink_sum, 0, 0, 0);
+    if (thread < 2) {
+        float4 *const control = (float4 *)(w.control + row * TILE_Q);
+        control[thread] = make_float4(thread ? 0.0f : sink_sum, 0.0f, 0.0f, 0.0f);
+    }
     if (p.shared_items) {
         const i64 columns = (i64)p.batch * p.heads_kv * p.tile_cols;
         fill_zeros(w.shared, columns * (TILE_K + KEY_TILE_FLOATS),
@@ -744,10 +763,12 @@ typedef u32 Pairs[QUERIES / 4];  // two scores each, in storage precision
 // what limits a step: of 16 queries first those of lane 0, which are 0, 1, 8 and 9.
 typedef float4 Rows[QUERIES / 16];
 
+FN float4 row_four(const float *from, int i) {
+    return *(const float4 *)(from + 16 * i + threadIdx.x % 4 * 4);
+}
 FN void read_rows(Rows &rows, const float *from) {
 #pragma unroll
-    for (int i = 0; i < QUERIES / 16; i++)
-        rows[i] = *(const float4 *)(from + 16 * i + threadIdx.x % 4 * 4);
+    for (int i = 0; i < QUERIES / 16; i++) rows[i] = row_four(from, i);
 }
 FN float2 pair_of(const Rows &rows, int i) {  // of queries 8 i + 2 (lane % 4)
     return i % 2 ? make_float2(rows[i / 2].z, rows[i / 2].w)
@@ -812,6 +833,7 @@ struct Seen {
     u32 word[2];
 };
 
+constexpr bool SEEN_IS_LONG = false;  // takes registers in which other numbers could wait
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 1;
 struct Bounds {
@@ -830,9 +852,9 @@ FN void queries_of(
 
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
-    const struct Mask mask = load_mask(&p, at.batch, at.head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         struct Bounds queries[INTERVALS];
@@ -911,14 +933,14 @@ FN float slope_gradient(const Pairs &ds, float far) {
     return sum;
 }
 
-// dp = dout . v becomes ds = p (dp - delta). Returns the thread's share of the slope's gradient.
-FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, const float *from,
-                      float far) {
+// dp = dout . v becomes ds = p (dp - delta), where delta is yet to be read if there is a `rest`.
+// Returns the thread's share of the slope's gradient.
+FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
+                      const float *rest, float far) {
     float slope = 0.0f;
-    Rows delta;
-    read_rows(delta, from);
 #pragma unroll
     for (int i = 0; i < QUERIES / 8; i++) {
+        if (rest && i % 2 == 0) delta[i / 2] = row_four(rest, i / 2);
         const float2 base = pair_of(delta, i);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -950,19 +972,25 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
 typedef float Gradient[PIECES * 4];
 typedef float QueryGradient[DQ_PIECES * 4];
 
-// Operands differ in the low halves of their descriptors alone: sums of these take one instruction.
-FN u64 operand(u32 low) { return (u64)low | 64ull << 32 | 1ull << 62; }
+// Where a warpgroup's operands lie, of stage 0. The tile of v lies behind that of k; that of dout,
+// STAGES tiles behind that of q; that of p, where it is exchanged, as many behind that of ds.
+struct Operands {
+    u64 k, q;                // for scores, along the columns
+    u64 k_tokens, q_tokens;  // for gradients, along the tokens
+    u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
+};
+constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
+constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
+FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
+FN u32 ds_stage(u32 at) { return at * (PAIR_BYTES >> 4); }
 
 // s = k q^T, begun; likewise v dout^T.
-FN void begin_scores(Scores &s, u32 k_tile, u32 q_tile, i32 group) {
-    const u32 k = (u32)along_columns(k_tile + (SPLIT_KEYS ? group * 64 * SLAB_ROW : 0));
-    const u32 q = (u32)along_columns(q_tile + (SPLIT_KEYS ? 0 : group * QUERIES * SLAB_ROW));
+FN void begin_scores(Scores &s, u64 k, u64 q) {
     pin(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
-        multiply_scores(s, operand(k + column_step(i, K_SLAB)), operand(q + column_step(i, Q_SLAB)),
-                        i > 0);
+        multiply_scores(s, k + column_step(i, K_SLAB), q + column_step(i, Q_SLAB), i > 0);
     products_commit();
 }
 
@@ -977,27 +1005,36 @@ FN void store_pairs(u32 tile, const Pairs &x, i32 group) {
             x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
 }
 
+FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
+    const u32 half = TILE_Q == 64 ? 0 : group * 64 * SLAB_ROW;
+    struct Operands at;
+    at.k = along_columns(k + group * 64 * SLAB_ROW);
+    at.q = along_columns(q);
+    at.k_tokens = along_tokens(k + (TILE_Q == 64 ? group * K_SLAB : 0), K_SLAB);
+    at.q_tokens = along_tokens(q, Q_SLAB);
+    at.ds = along_columns(ds + half);
+    return at;
+}
+
 // dv += p dout, begun; likewise dk += ds q. The left operand is in registers.
-FN void begin_gradient(Gradient &d, Pairs &pairs, u32 q_tile) {
-    const u32 q = (u32)along_tokens(q_tile, Q_SLAB);
+FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
     pin(pairs);
     pin(d);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_Q / 16; i++)
-        multiply_gradient(d, pairs + 4 * i, operand(q + token_step(i)), true);
+        multiply_gradient(d, pairs + 4 * i, q + token_step(i), true);
     products_commit();
 }
 
 // dq = ds k, begun.
-FN void begin_dq(QueryGradient &dq, u32 ds_tile, u32 k_tile, i32 group) {
-    const u32 ds = (u32)along_columns(ds_tile + (TILE_Q == 64 ? 0 : group * 64 * SLAB_ROW));
-    const u32 k = (u32)along_tokens(k_tile + (TILE_Q == 64 ? group * K_SLAB : 0), K_SLAB);
+FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at) {
+    const u64 ds = tiles.ds + ds_stage(at);
     pin(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
-        multiply_dq(dq, operand(ds + column_step(i, Q_SLAB)), operand(k + token_step(i)), i > 0);
+        multiply_dq(dq, ds + column_step(i, Q_SLAB), tiles.k_tokens + token_step(i), i > 0);
     products_commit();
 }
 
@@ -1008,11 +1045,12 @@ struct alignas(16) Item {
 };
 
 #if DETERMINISTIC
-// Additions to a tile of dq happen in descending order of tile columns, in which blocks take the
-// columns of a head: whoever waits for a turn waits for a block already under way. Descending, as
-// most masks let later columns reach a tile row first. Heads come in groups, column by column, so
-// that neighbours in the order seldom wait for each other.
-constexpr i32 TOGETHER = 8;  // key/value heads
+// Additions to a tile of dq happen in the order in which blocks take the columns of a head: whoever
+// waits for a turn waits for a block already under way. Columns come in groups, descending inside
+// of each: most masks let later columns reach a tile row first, so blocks that start together
+// seldom wait. Groups ascend, as their columns mostly get shorter. Heads too come in groups.
+constexpr i32 HEADS_TOGETHER = 16;   // key/value heads
+constexpr i32 COLUMNS_TOGETHER = 8;  // of each; both together occupy a card
 typedef struct TileList List;
 
 FN void find_list(List &list, const struct Attention &p, const struct Work &work, i32 head) {
@@ -1027,10 +1065,11 @@ FN i32 word_in(const struct Attention &, const List &list, i32 i) {
 FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     item.steps = -1;
     if (index >= p.batch * p.heads_kv * p.tile_cols) return;
-    const i32 first = index / (TOGETHER * p.tile_cols) * TOGETHER;
-    const i32 width = min_i32(TOGETHER, p.batch * p.heads_kv - first);
+    const i32 first = index / (HEADS_TOGETHER * p.tile_cols) * HEADS_TOGETHER;
+    const i32 width = min_i32(HEADS_TOGETHER, p.batch * p.heads_kv - first);
     index -= first * p.tile_cols;
-    item.work.tile = p.tile_cols - 1 - index / width;
+    const i32 place = index / width, group = place / COLUMNS_TOGETHER * COLUMNS_TOGETHER;
+    item.work.tile = group + min_i32(COLUMNS_TOGETHER, p.tile_cols - group) - 1 - (place - group);
     item.work.heads = p.heads_q / p.heads_kv;
     item.work.head = (first + index % width) * item.work.heads;
     item.work.shared = item.steps = 0;
@@ -1042,25 +1081,30 @@ FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     }
 }
 
-// How many tile columns add to a tile of dq before this one.
-FN i32 rank_of(const struct Attention &p, i32 row, i32 column) {
-    const struct Place at = place_of_row(p, row);
-    const struct TileList list = row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head,
-                                           row % p.tile_rows);
-    return list.first + list.count - 1 - column;
+// How many columns of a list come before one.
+FN i32 before(const struct TileList &list, i32 column) {
+    return max_i32(0, min_i32(list.count, column - list.first));
 }
-FN i32 *turn_of(const struct Attention &p, i32 row) {
-    return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN;
+
+// How many tile columns add to a tile of dq before this one.
+FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
+    const struct Place at = place_of(head, p.heads_q);
+    const struct TileList list =
+        row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row);
+    const i32 group = column / COLUMNS_TOGETHER * COLUMNS_TOGETHER;
+    return before(list, group) + before(list, group + COLUMNS_TOGETHER) - 1 - before(list, column);
+}
+FN i32 *turn_of(const struct Attention &p, i32 row, i32 group) {
+    return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN + group;
 }
 FN void wait_for_turn(const i32 *turn, i32 rank) {
     i32 now;
     do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
     while (now != rank);
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 FN void pass_turn(i32 *turn) {
-    asm volatile("fence.proxy.async;\n"
-                 "fence.acq_rel.gpu;\n"
+    asm volatile("fence.proxy.async.global;\n"
                  "red.release.gpu.global.add.s32 [%0], 1;" :: "l"(turn) : "memory");
 }
 #else
@@ -1080,6 +1124,14 @@ FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
 }
 #endif
 
+// What the thread that loads keeps of a head: all that its tiles have in common.
+struct Source {
+    List list;
+    struct Place q, dout;     // as coordinates; 0 where all share a dimension
+    const float *lse, *delta;  // of the first query
+    i32 tail;                 // MASKED where the column ends past the last key
+};
+
 // A block's shared memory; its size is in maskc/plan/sm90a_backward.py.
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
@@ -1097,11 +1149,21 @@ struct Shared {
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS];
     struct Item item;
-    List list;            // of the head whose steps are loaded
+    struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
-    i32 dq_row, dq_column;           // of the tile in dq
+    i32 dq_row;                      // of the tile in dq
+    i32 rank[STAGES], dq_rank;       // how many columns add to a tile before, if that matters
 };
 static_assert(sizeof(struct Shared) <= 199680, "planned memory");
+
+// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
+// the operands of all products, which then take two moves each.
+extern __shared__ __align__(1024) unsigned char memory[];
+FN struct Shared &shared_memory() {
+    u32 address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return *(struct Shared *)__cvta_shared_to_generic(address);
+}
 
 // Turns through a ring of places in shared memory, one or two.
 template <u32 COUNT>
@@ -1128,46 +1190,75 @@ FN void initialize(struct Shared &shared) {
     barriers_ready();
 }
 
+// The query tile of a step.
+struct Step {
+    i32 word;
+    i32 row;   // the tile row's number
+    i32 rank;  // of this column among those that add to the row's dq, in deterministic mode
+};
+
 // ---------------------------------------------------------------- the warp that loads
 
-// A tile of a tensor. A dimension without a stride is one that all share.
+// A tile of a tensor.
 template <int ROWS>
-FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const i64 (&stride)[3],
-                  i32 token, struct Place at) {
-#pragma unroll 1
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, i32 token,
+                  const struct Place &at) {
+#pragma unroll
     for (int i = 0; i < SLABS; i++)
-        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, token,
-                 stride[1] ? at.head : 0, stride[0] ? at.batch : 0);
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, token, at.head,
+                 at.batch);
 }
 
-// One query tile and its rows of lse, or of dout and delta. Few registers: what lasts is in shared
-// memory.
-FN void load_rows(struct Shared &shared, const struct Attention &p, unsigned char *tile,
-                  const TensorMap &map, const i64 (&stride)[3], float *rows, const float *from,
-                  u64 &full, i32 head, i32 index) {
+// One query tile and its rows of lse, or of dout and delta.
+FN void load_rows(unsigned char *tile, const TensorMap &map, const struct Place &at, float *rows,
+                  const float *from, u64 &full, i32 first) {
     arrive_expecting(full, Q_BYTES + TILE_Q * 4);
-    load_tile<TILE_Q>(tile, map, full, stride, index * TILE_Q, place_of(head, p.heads_q));
-    load_bytes(shared_address(rows), from + ((i64)head * p.tile_rows + index) * TILE_Q, TILE_Q * 4,
-               full);
+    load_tile<TILE_Q>(tile, map, full, first, at);
+    load_bytes(shared_address(rows), from + first, TILE_Q * 4, full);
 }
 
-// The steps of one head of the item in shared memory.
+// Where a place lies in a tensor: a dimension without a stride is one that all share.
+FN struct Place coordinates(const i64 (&stride)[3], const struct Place &at) {
+    return {stride[0] ? at.batch : 0, stride[1] ? at.head : 0};
+}
+
+FN void find_source(struct Source &source, const struct Attention &p, const struct Work &work,
+                    i32 head) {
+    const struct Place at = place_of(head, p.heads_q);
+    const struct Workspace w = workspace(p);
+    const i64 first = (i64)head * p.tile_rows * TILE_Q;
+    find_list(source.list, p, work, head);
+    source.q = coordinates(p.q_stride, at);
+    source.dout = coordinates(p.dout_stride, at);
+    source.lse = w.lse + first;
+    source.delta = w.delta + first;
+    source.tail = (work.tile + 1) * TILE_K > p.n_kv ? MASKED : 0;
+}
+
+// The steps of one head of the item in shared memory. What is done for every tile is little, as it
+// costs the warps that compute on the same scheduler.
 FN void load_steps(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                    i32 head, Ring<STAGES> &stage) {
-    find_list(shared.list, p, shared.item.work, head);
+    struct Source &source = shared.source;
+    find_source(source, p, shared.item.work, head);
 #pragma unroll 1
-    for (i32 i = 0; i < shared.list.count; i++) {
-        const i32 tail = (shared.item.work.tile + 1) * TILE_K > p.n_kv ? MASKED : 0;
-        const i32 word = word_in(p, shared.list, i) | tail;
+    for (i32 i = 0; i < source.list.count; i++) {
+        const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
         const u32 at = stage.at();
-        wait(shared.q_free[at], stage.turn() ^ 1);
+#if DETERMINISTIC
+        const i32 rank = rank_of(p, head, word & INDEX, shared.item.work.tile);
+        wait_asleep(shared.q_free[at], stage.turn() ^ 1);
+        shared.rank[at] = rank;
+#else
+        wait_asleep(shared.q_free[at], stage.turn() ^ 1);
+#endif
         shared.word[at] = word;
         shared.head[at] = head;
-        load_rows(shared, p, shared.q[at], maps.q, p.q_stride, shared.lse[at], workspace(p).lse,
-                  shared.q_full[at], head, word & INDEX);
-        wait(shared.dout_free[at], stage.turn() ^ 1);
-        load_rows(shared, p, shared.dout[at], maps.dout, p.dout_stride, shared.delta[at],
-                  workspace(p).delta, shared.dout_full[at], anew(head), word & INDEX);
+        load_rows(shared.q[at], maps.q, source.q, shared.lse[at], source.lse, shared.q_full[at],
+                  first);
+        wait_asleep(shared.dout_free[at], stage.turn() ^ 1);
+        load_rows(shared.dout[at], maps.dout, source.dout, shared.delta[at], source.delta,
+                  shared.dout_full[at], first);
         stage.next();
     }
 }
@@ -1177,8 +1268,8 @@ FN void load_column(struct Shared &shared, const struct Attention &p, const stru
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const i32 first = shared.item.work.tile * TILE_K;
     arrive_expecting(shared.column_full, 2 * K_BYTES);
-    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, p.k_stride, first, at);
-    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, p.v_stride, first, at);
+    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
+    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
 }
 
 FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
@@ -1187,7 +1278,7 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
 #pragma unroll 1
     for (;; column.next()) {
         const i32 index = atomicAdd(p.counter, 1);
-        wait(shared.column_free, column.turn() ^ 1);
+        wait_asleep(shared.column_free, column.turn() ^ 1);
         find_item(shared.item, p, index);
         if (shared.item.steps <= 0) arrive(shared.column_full);
         if (shared.item.steps < 0) break;
@@ -1217,11 +1308,11 @@ FN void add_staged(struct Shared &shared, const struct Attention &p) {
         i32 row;
 #pragma unroll
         for (i32 group = 0; group < GROUPS; group++) {
-            wait(shared.dq_full[group], staged.turn());
+            wait_asleep(shared.dq_full[group], staged.turn());
             row = shared.dq_row;
             if (row < 0) continue;
 #if DETERMINISTIC
-            if (group == 0) wait_for_turn(turn_of(p, row), rank_of(p, row, shared.dq_column));
+            if (group == 0) wait_for_turn(turn_of(p, row, 0), shared.dq_rank);
 #endif
             const int place = group * SHARE;
             add_floats(dq + (i64)row * TILE_FLOATS + place, shared_address(shared.dq + place),
@@ -1235,7 +1326,7 @@ FN void add_staged(struct Shared &shared, const struct Attention &p) {
         arrive(shared.dq_free[1]);
 #if DETERMINISTIC
         stores_done<0>();
-        pass_turn(turn_of(p, row));
+        pass_turn(turn_of(p, row, 0));
 #endif
     }
     stores_done<0>();
@@ -1254,19 +1345,19 @@ FN void publish_dq(struct Shared &shared, i32 group) {
 // Hands over a warpgroup's share of a tile of dq; `slope` is the thread's share of ALiBi's. What is
 // staged is still to be published.
 FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
-               i32 row, i32 column, i32 group, Ring<1> &staged) {
+               const struct Step &step, i32 group, Ring<1> &staged) {
     const i32 thread = threadIdx.x % 128;
 #if STAGED
     float *const to = shared.dq + group * SHARE;
     wait(shared.dq_free[group], staged.turn() ^ 1);
     staged.next();
-    if (threadIdx.x == 128) shared.dq_row = row, shared.dq_column = column;
+    if (threadIdx.x == 128) shared.dq_row = step.row, shared.dq_rank = step.rank;
 #else
 #if DETERMINISTIC
-    if (thread == 0) wait_for_turn(turn_of(p, row), 2 * rank_of(p, row, column) + group);
+    if (thread == 0) wait_for_turn(turn_of(p, step.row, group), step.rank);
     sync_group(group);
 #endif
-    float *const to = workspace(p).dq + (i64)anew(row) * TILE_FLOATS + anew(group) * SHARE;
+    float *const to = workspace(p).dq + (i64)anew(step.row) * TILE_FLOATS + anew(group) * SHARE;
 #endif
 #pragma unroll
     for (int i = 0; i < DQ_PIECES; i++) {
@@ -1286,25 +1377,19 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
 #if DETERMINISTIC
     __threadfence();
     sync_group(group);
-    if (thread == 0) pass_turn(turn_of(p, anew(row)));
+    if (thread == 0) pass_turn(turn_of(p, anew(step.row), group));
 #endif
 #endif
 }
 
 // ---------------------------------------------------------------- warpgroups that compute
 
-// The query tile of a step.
-struct Step {
-    i32 word;
-    i32 row;  // the tile row's number
-};
-
-FN i32 first_query(i32 word, i32 group) {
-    return (word & INDEX) * TILE_Q + (SPLIT_KEYS ? 0 : QUERIES * group);
-}
+FN i32 first_row(i32 group) { return SPLIT_KEYS ? 0 : QUERIES * group; }
+FN i32 first_query(i32 word, i32 group) { return (word & INDEX) * TILE_Q + first_row(group); }
 FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attention &p) {
     const i32 word = uniform(shared.word[at]);
-    return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
+    return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX),
+            DETERMINISTIC ? uniform(shared.rank[at]) : 0};
 }
 // A thread's first key; the other is 8 behind. Computed where it is used.
 FN i32 first_key(i32 tile, i32 group) {
@@ -1318,39 +1403,42 @@ FN float distance(const struct Step &step, const struct Attention &p, i32 tile, 
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.
-constexpr bool EARLY = !WITH_SOFTCAP;
+constexpr bool EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
+// Numbers of the rows are read before the products begin, behind whose operands they would wait.
+constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG;
+constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64;
 
-FN void begin_dp(Scores &dp, struct Shared &shared, const Ring<STAGES> &stage, i32 group) {
+FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
+                 const Ring<STAGES> &stage, i32 group) {
     wait(shared.dout_full[stage.at()], stage.turn());
-    begin_scores(dp, shared_address(shared.v), shared_address(shared.dout[stage.at()]), group);
+    if (DELTA_EARLY) read_rows(delta, shared.delta[stage.at()] + first_row(group));
+    begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(stage.at()));
 }
 
 // Scores of a step, under way, become weights: p and dp are then in registers.
-FN void finish_scores(Scores &s, Scores &dp, Kept &kept, struct Shared &shared,
+FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
+                      struct Shared &shared, const struct Operands &tiles,
                       const struct Attention &p, const struct Step &step,
                       const Ring<STAGES> &stage, i32 tile, i32 group) {
     struct Seen seen;
     if (step.word & MASKED)
         seen = seen_by(p, place_of_row(p, step.row), first_key(tile, group),
                        first_query(step.word, group));
-    const float *const rows = shared.lse[stage.at()] + (SPLIT_KEYS ? 0 : QUERIES * group);
-    Rows lse;
-    if (EARLY && !WITH_ALIBI) read_rows(lse, rows);
     products_wait<EARLY ? 1 : 0>();
     pin(s);
     const struct Logit logit = logit_of(p, place_of_row(p, step.row).head);
     const float far = distance(step, p, tile, group);
     make_logits(s, p, logit, far);
     if (step.word & MASKED) hide_rest(s, seen, logit.hidden);
-    if (!EARLY || WITH_ALIBI) {
+    if (!LSE_EARLY) {
         pin(s);
-        read_rows(lse, rows);
+        read_rows(lse, shared.lse[stage.at()] + first_row(group));
     }
     to_weights(s, kept, lse, p, logit, far);
 #if !SPLIT_KEYS
     store_pairs(shared_address(shared.weights[stage.at()]), kept.p, group);
 #endif
-    if (!EARLY) begin_dp(dp, shared, stage, group);
+    if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
     products_wait<0>();
     pin(dp);
 }
@@ -1425,81 +1513,58 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
         }
 }
 
-// What the other products of a step make of p and dp: shares of dv, dk and dq, the last of them
-// under way. Returns the thread's share of the slope's gradient.
-FN float take_step(Gradient &dv, Gradient &dk, QueryGradient &dq, Scores &s, Scores &dp,
-                   Kept &kept, struct Shared &shared, i32 at, float far, i32 group) {
-    const u32 q_tile = shared_address(shared.q[at]), dout_tile = shared_address(shared.dout[at]);
-    const u32 ds_tile = shared_address(shared.ds[at]);
-    const float *delta = shared.delta[at] + (SPLIT_KEYS ? 0 : QUERIES * group);
+// One query tile: shares of dk, dv and dq. Around it no product is under way.
+FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
+                  const struct Column &column, const struct Attention &p, i32 group) {
+    struct Shared &shared = shared_memory();
+    const struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
+                                           shared_address(shared.ds), group);
+    const u32 at = stage.at();
+    Scores s, dp;
+    Rows lse, delta;
+    Kept kept;
     Pairs ds;
+    QueryGradient dq;
+    wait(shared.q_full[at], stage.turn());
+    const struct Step step = step_in(shared, at, p);
+    if (LSE_EARLY) read_rows(lse, shared.lse[at] + first_row(group));
+    begin_scores(s, tiles.k, tiles.q + q_stage(at));
+    if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
+    finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
+    const float far = distance(step, p, anew(column.tile), anew(group));
+    const float *const rest = DELTA_EARLY ? nullptr : shared.delta[at] + first_row(group);
+    const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
+    store_pairs(shared_address(shared.ds[at]), ds, group);
 #if SPLIT_KEYS
-    begin_gradient(dv, kept.p, dout_tile);
-    const float slope = to_gradients(dp, s, kept, ds, delta, far);
-    begin_gradient(dk, ds, q_tile);
-#else
-    const float slope = to_gradients(dp, s, kept, ds, delta, far);
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
 #endif
-    store_pairs(ds_tile, ds, group);
     publish_writes();
     sync_both();
-#if !SPLIT_KEYS
-    begin_gradient(dv, shared_address(shared.weights[at]), dout_tile, group);
-    begin_gradient(dk, ds_tile, q_tile, group);
-#endif
-    begin_dq(dq, ds_tile, shared_address(shared.k), group);
+    begin_dq(dq, tiles, at);
+#if SPLIT_KEYS
     products_wait<1>();
     pin(dv);
+    pin(kept.p);
+    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
+    begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
+    products_wait<1>();
+#else
+    begin_gradient(dv, tiles, TO_P + ds_stage(at), TO_DOUT + q_stage(at));
+    begin_gradient(dk, tiles, ds_stage(at), q_stage(at));
+    products_wait<2>();
+#endif
+    pin(dq);
+    add_dq(dq, slope, shared, p, step, group, staged);
+    publish_dq(shared, group);
+    products_wait<0>();
     pin(dk);
 #if SPLIT_KEYS
-    pin(kept.p);
     pin(ds);
+#else
+    pin(dv);
+    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
 #endif
     if (threadIdx.x % 128 == 0) arrive(shared.q_free[at]);
-    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
-    return slope;
-}
-
-// All steps of a tile column. Around the loop's edge no product is under way: a step begins with p
-// and dp, and ends with those of the next one, whose products begin before its dq leaves.
-FN void take_steps(Gradient &dv, Gradient &dk, Ring<STAGES> &stage, Ring<1> &staged,
-                   const struct Column &column, struct Shared &shared,
-                   const struct Attention &p, i32 group) {
-    const u32 k_tile = shared_address(shared.k);
-    Scores s, dp;
-    Kept kept;
-    QueryGradient dq;
-    wait(shared.q_full[stage.at()], stage.turn());
-    struct Step step = step_in(shared, stage.at(), p);
-    begin_scores(s, k_tile, shared_address(shared.q[stage.at()]), group);
-    if (EARLY) begin_dp(dp, shared, stage, group);
-    finish_scores(s, dp, kept, shared, p, step, stage, column.tile, group);
-#pragma unroll 1
-    for (i32 left = column.steps - 1; left > 0; left--) {
-        const i32 row = step.row;
-        const float slope =
-            take_step(dv, dk, dq, s, dp, kept, shared, stage.at(),
-                      distance(step, p, column.tile, group), group);
-        stage.next();
-        wait(shared.q_full[stage.at()], stage.turn());
-        step = step_in(shared, stage.at(), p);
-        begin_scores(s, k_tile, shared_address(shared.q[stage.at()]), group);
-        products_wait<1>();
-        pin(dq);
-        add_dq(dq, slope, shared, p, row, column.tile, group, staged);
-        if (EARLY) begin_dp(dp, shared, stage, group);
-        publish_dq(shared, group);
-        finish_scores(s, dp, kept, shared, p, step, stage, column.tile, group);
-    }
-    const float slope =
-        take_step(dv, dk, dq, s, dp, kept, shared, stage.at(),
-                      distance(step, p, column.tile, group), group);
-    stage.next();
-    products_wait<0>();
-    pin(dq);
-    if (threadIdx.x % 128 == 0) arrive(shared.column_free);
-    add_dq(dq, slope, shared, p, step.row, column.tile, group, staged);
-    publish_dq(shared, group);
 }
 
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
@@ -1515,7 +1580,10 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         Gradient dk, dv;
         clear(dk);
         clear(dv);
-        if (column.steps > 0) take_steps(dv, dk, stage, staged, column, shared, p, group);
+#pragma unroll 1
+        for (i32 left = column.steps; left > 0; left--, stage.next())
+            take_step(dv, dk, stage, staged, column, p, group);
+        if (column.steps > 0 && thread == 0) arrive(shared.column_free);
         if (column.shared) add_column(dk, dv, column, p, group);
         else store_column(dk, dv, column, shared, p, maps, group);
         // Not before all warps, which met in store_column, have read what the column is.
@@ -1532,7 +1600,6 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_backward(const __grid_constant__ struct Attention p,
                    const __grid_constant__ struct Maps maps) {
-    extern __shared__ __align__(1024) unsigned char memory[];
     struct Shared &shared = *(struct Shared *)memory;
     if (threadIdx.x == 0) initialize(shared);
     __syncthreads();

@@ -28,6 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -212,6 +213,19 @@ FN void wait(u64 &barrier, u32 parity) {
         "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
+// The same for threads that wait long: asleep, as their polls would cost the warps that compute.
+FN void wait_asleep(u64 &barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1, %2;\n"
+        "@over bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}" :: "r"(shared_address(&barrier)), "r"(parity), "r"(10000000) : "memory");  // ns
+}
+
 // ---- named barriers, 1 to 15: `threads` counts those that wait and those that only arrive.
 FN void sync_threads(int name, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
@@ -244,10 +258,12 @@ FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
                  "[%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
 }
-// Adds fp32 numbers in shared memory to those in global memory.
+// Adds fp32 numbers in shared memory to those in global memory, which are to stay in the L2 cache.
 FN void add_floats(float *to, u32 from, u32 bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
-                 :: "l"(to), "r"(from), "r"(bytes) : "memory");
+    constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
+                 "[%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
 }
 FN void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // At most PENDING groups of this thread's stores still read shared memory.
@@ -566,9 +582,9 @@ FN void keys_of(
 
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const struct Mask mask = load_mask(&p, batch, head);
     const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
+    const struct Mask mask = load_mask(&p, batch, head);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         struct Bounds keys[INTERVALS];
@@ -634,7 +650,7 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
         x.factor[r] = fast_exp2((x.top[r] - finite) * unit);
         x.top[r] = top;
         x.base[r] = -finite * unit;
-        x.sum[r] *= x.factor[r];
+        x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
     }
     return true;
 }
@@ -684,6 +700,15 @@ struct Shared {
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
 };
+
+// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
+// the operands of all products, which then take two moves each.
+extern __shared__ __align__(1024) unsigned char memory[];
+FN struct Shared &shared_memory() {
+    u32 address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return *(struct Shared *)__cvta_shared_to_generic(address);
+}
 
 // Turns through a ring of places in shared memory.
 template <int COUNT>
@@ -840,9 +865,12 @@ struct Query {
 #endif
 };
 
+FN u64 q_operand(const struct Shared &shared, i32 at, i32 group) {
+    return along_columns(shared_address(shared.q[at]) + group * 64 * SLAB_ROW);
+}
 FN void take_q(struct Query &q, struct Shared &shared, i32 at, i32 group) {
     const u32 tile = shared_address(shared.q[at]);
-    q.operand = along_columns(tile + group * 64 * SLAB_ROW);
+    q.operand = q_operand(shared, at, group);
 #if KEEP_Q
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -880,7 +908,8 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
-// Divides by the rows' sums; writes lse, and starts to write out through the place of q.
+// Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
+// are spelled out: a stream stores in two places, whose bits are to be the same.
 FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
@@ -889,18 +918,19 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], flo
     float scale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = quad_sum(sum[r]), base = top[r] * unit, factor = 1.0f;
+        float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
-        const float sink = p.sink_logits[row.head] * LOG2E;
+        const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
         const float higher = fmaxf(base, sink);
-        factor = fast_exp2(base - higher);
-        total = total * factor + fast_exp2(sink - higher);
+        factor = fast_exp2(__fsub_rn(base, higher));
+        total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
         base = higher;
 #endif
         const bool empty = total == 0.0f;
-        scale[r] = empty ? 0.0f : factor * fast_reciprocal(total);
+        scale[r] = empty ? 0.0f : __fmul_rn(factor, fast_reciprocal(total));
         if (lane % 4 == 0 && query + 8 * r < p.n_q)
-            lse[query + 8 * r] = empty ? MINUS_INFINITY : (base + fast_log2(total)) * LN2;
+            lse[query + 8 * r] =
+                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -1018,6 +1048,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             start(softmax);
         }
         seen = look_early(p, row, query, word);
+        if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
         take_turn(group);
         begin_scores(s, q, k_tile);
         wait(shared.v_full[last.at], last.turn);
@@ -1078,7 +1109,6 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
-    extern __shared__ __align__(1024) unsigned char memory[];
     struct Shared &shared = *(struct Shared *)memory;
     if (threadIdx.x == 0) initialize(shared);
     __syncthreads();
