@@ -115,25 +115,22 @@ FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
 struct Mask {
     i32 shape;  // which formula, where heads have different ones
     i32 c0;  // n_kv - n_q
-    i32 c1;  // 65 * n_kv - n_q
 };
 
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 *args = p->mask_args + variant * 3;
+    const i32 *args = p->mask_args + variant * 2;
     m.shape = args[0];
     m.c0 = args[1];
-    m.c1 = args[2];
     return m;
 }
 
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     return
-        // line 17: dilated(n_kv, n_kv, stride=64)
-        (floor_mod(q + m.c0 - k, 64) == 0 &&
-        k <= q + m.c1) ||
+        // line 17: dilated(n_kv, n_q, stride=64)
+        floor_mod(q + m.c0 - k, 64) == 0 ||
         // line 17: block_diagonal(64)
         floor_div(q + m.c0, 64) == k / 64;
 }

@@ -1,6 +1,6 @@
 """The query's row and its column.
 
-Mask: block_diagonal(64) | dilated(n_kv, n_kv, stride=64)
+Mask: block_diagonal(64) | dilated(n_kv, n_q, stride=64)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 axial.cpu.c, axial.sm_80.cu, axial.sm_90a.cu, axial.sm_90a_backward.cu.
@@ -29,8 +29,7 @@ _MASK = GeneratedMask(
         n_heads=None,
         masks=(
             mask(
-                "(((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q "
-                "+ n_kv - n_q) // 64 == k // 64)",
+                "((q + n_kv - k - n_q) % 64 == 0) | ((q + n_kv - n_q) // 64 == k // 64)",
                 tiles(
                     64,
                     64,
@@ -58,7 +57,7 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "max(0, (n_kv - n_q) // 64 + ti + 1)",
-                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + n_kv + ti)",
+                        "(n_kv + 63) // 64 - 1",
                         full=False,
                     ),
                 ),
@@ -75,16 +74,14 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "min((n_kv + 63) // 64 - 2, (n_kv - n_q + 63) // 64 + n_kv + 2 * ti + "
-                        "1)",
+                        "(n_kv + 63) // 64 - 2",
                         full=False,
                     ),
                     loop(
                         "(n_kv + 63) // 64 - 1",
                         "(n_kv + 63) // 64 - 1",
                         where=(
-                            "(n_q >= (n_kv + 63) % 64 + 128 * ti + 2) & ((n_kv + 63) % 64 + 64 * "
-                            "n_kv + 128 * ti >= n_q - 128)"
+                            "n_q >= (n_kv + 63) % 64 + 128 * ti + 2"
                         ),
                         full=False,
                     ),
@@ -102,7 +99,7 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "min((n_kv + 63) // 128 - 1, n_kv + ti - (63 * n_kv + n_q) // 128)",
+                        "(n_kv + 63) // 128 - 1",
                         full=False,
                     ),
                     loop(
@@ -110,7 +107,6 @@ _MASK = GeneratedMask(
                         "(n_kv + 127) // 128 - 1",
                         where=(
                             "((n_kv + 63) % 128 >= 64) & (n_q >= (n_kv + 63) % 128 + 128 * ti - 62)"
-                            " & ((n_kv + 63) % 128 + 64 * n_kv + 128 * ti >= n_q - 64)"
                         ),
                         full=False,
                     ),
@@ -128,22 +124,20 @@ _MASK = GeneratedMask(
                     ),
                     loop(
                         "0",
-                        "min((n_kv + 63) // 128 - 1, n_kv - (63 * n_kv + n_q - 64 * ti + 64) //"
-                        " 128)",
+                        "(n_kv + 63) // 128 - 1",
                         full=False,
                     ),
                     loop(
                         "(n_kv + 127) // 128 - 1",
                         "(n_kv + 127) // 128 - 1",
                         where=(
-                            "((n_kv + 63) % 128 >= 64) & ((n_kv + 63) % 128 + 64 * n_kv + 64 * ti "
-                            ">= n_q) & (n_q >= (n_kv + 63) % 128 + 64 * ti - 62)"
+                            "((n_kv + 63) % 128 >= 64) & (n_q >= (n_kv + 63) % 128 + 64 * ti - 62)"
                         ),
                         full=False,
                     ),
                 ),
                 shape=0,
-                args=('n_kv - n_q', '65 * n_kv - n_q'),
+                args=('n_kv - n_q',),
             ),
         ),
         of_head=(),
@@ -225,12 +219,10 @@ _MASK = GeneratedMask(
         ),
         report="""\
 target   cpu, bfloat16, head_dim 128
-mask     (((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q + n_kv - n_q) // 64
-         == k // 64)
+mask     ((q + n_kv - k - n_q) % 64 == 0) | ((q + n_kv - n_q) // 64 == k // 64)
 piece    band: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) // 64) + 63)
 piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k < 64 * ((q + n_kv - n_q) // 64))
-piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64) & (k
-         <= q + 65 * n_kv - n_q)
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -244,12 +236,10 @@ plan     tile lists in memory (CSR): some rows have gaps between their live tile
 plan     layout from 4 closed-form loops
 
 target   sm_80, bfloat16, head_dim 128
-mask     (((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q + n_kv - n_q) // 64
-         == k // 64)
+mask     ((q + n_kv - k - n_q) % 64 == 0) | ((q + n_kv - n_q) // 64 == k // 64)
 piece    band: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) // 64) + 63)
 piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k < 64 * ((q + n_kv - n_q) // 64))
-piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64) & (k
-         <= q + 65 * n_kv - n_q)
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -263,12 +253,10 @@ plan     tile lists in memory (CSR): some rows have gaps between their live tile
 plan     layout from 3 closed-form loops
 
 target   sm_90a, bfloat16, head_dim 128
-mask     (((q + n_kv - k - n_q) % 64 == 0) & (k <= q + 65 * n_kv - n_q)) | ((q + n_kv - n_q) // 64
-         == k // 64)
+mask     ((q + n_kv - k - n_q) % 64 == 0) | ((q + n_kv - n_q) // 64 == k // 64)
 piece    band: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) // 64) + 63)
 piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k < 64 * ((q + n_kv - n_q) // 64))
-piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64) & (k
-         <= q + 65 * n_kv - n_q)
+piece    lattice: ((q + n_kv - k - n_q) % 64 == 0) & (k >= 64 * ((q + n_kv - n_q) // 64) + 64)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)

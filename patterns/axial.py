@@ -14,7 +14,7 @@ import maskc as mc
 @mc.pattern
 def axial(*, width: int = 64) -> mc.Mask:
     """The query's row and its column."""
-    return mc.block_diagonal(width) | mc.dilated(mc.n_kv, mc.n_kv, stride=width)
+    return mc.block_diagonal(width) | mc.dilated(mc.n_kv, mc.n_q, stride=width)
 
 
 def main() -> None:

@@ -177,6 +177,8 @@ def _as_array(value: object) -> np.ndarray | None:
     """NumPy arrays, torch and CuPy tensors; None for anything else."""
     if isinstance(value, np.ndarray):
         return value
+    if isinstance(value, Traced):  # which refuses to be asked for methods
+        return None
     try:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             return value.detach().cpu().numpy()  # type: ignore[attr-defined]

@@ -96,6 +96,16 @@ def test_not() -> None:
     assert np.array_equal(dense(mask, 8), meaning(lambda q, k: not (q < 3 and k > 2)))
 
 
+REACH = mc.param("reach", 3)
+
+
+def test_a_parameter_from_outside_the_function() -> None:
+    mask = mc.where(lambda q, k: (q - k) % 8 < REACH)
+    q, k = np.arange(20)[:, None], np.arange(20)
+    np.testing.assert_array_equal(mask.dense(20), (q - k) % 8 < 3)
+    np.testing.assert_array_equal(mask.dense(20, reach=5), (q - k) % 8 < 5)
+
+
 def test_lengths_and_parameters() -> None:
     mask = mc.where(lambda q, k: (q < mc.n_q // 2) & (k >= mc.n_kv - mc.param("tail", 2)))
     found = dense(mask, 4, 6)
