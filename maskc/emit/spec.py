@@ -100,7 +100,12 @@ class KernelSpec:
         return max(len(shape.key_bounds or ()) for shape in self.shapes)
 
     @property
+    def short_formulas(self) -> bool:
+        """Whether testing a pair takes few registers."""
+        return max(len(shape.predicate) for shape in self.shapes) <= 4
+
+    @property
     def pairs_at_once(self) -> int:
         """Columns that a thread tests at a time: fewer where formulas are long, which need the
         registers."""
-        return 16 if max(len(shape.predicate) for shape in self.shapes) <= 4 else 8
+        return 16 if self.short_formulas else 8
