@@ -562,20 +562,66 @@ FN i32 own_before(i32 column) {
     return x / 8 * 2 + min_i32(x % 8, 2);
 }
 
-constexpr int INTERVALS = 0;      // pairs are tested one by one
-constexpr int PAIRS_AT_ONCE = 16;  // columns of a turn of the loop
+// Bit DISTANCE_PAD + n_q - 1 + k - q of a mask tells whether query q sees key k; what makes them is
+// maskc/layout/distances.py.
+constexpr i32 DISTANCE_PAD = 256;
+FN const u32 *distances_of(const struct Attention &p, i32 head) {
+    const i32 words = (p.n_q + p.n_kv + 2 * DISTANCE_PAD + 31) / 32;
+    return (const u32 *)p.distances + (i64)(p.head_variant ? p.head_variant[head] : 0) * words;
+}
+// 32 bits from `place` on.
+FN u32 bits_at(const u32 *bits, i32 place) {
+    const u32 *const at = bits + (u32)place / 32;
+    return __funnelshift_r(__ldg(at), __ldg(at + 1), place);
+}
+// Of 32 columns those that a thread has, two of every eight: bits 8 i + e become 2 i + e.
+FN u32 own_of(u32 bits) { return (bits & 0x03030303u) * 0x01041040u >> 24; }
+
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 1;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The keys of query ti.
+FN void keys_of(
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 ti, i32 n_q, i32 n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = max_i32(64 * floor_div(m.c0 + ti, 64), 0);
+    bounds[0].last = min_i32(n_kv - 1, 64 * floor_div(m.c0 + ti, 64) + 63) + 1;
+}
+
+// Before the product begins, while scores need no registers, or after it: intervals are cheap.
+constexpr bool LOOK_EARLY = true;
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-    const struct Mask mask = load_mask(&p, batch, head);
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+    const u32 *const bits = distances_of(p, head);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, min_i32(q + 8 * r, n_q - 1), inside, n_q, n_kv) != 0;
-            seen.word[r][WORDS > 1 ? i / 32 : 0] |= (live & (column < n_kv)) << i % 32;
+    for (int r = 0; r < 2; r++) {
+        const i32 place = DISTANCE_PAD + n_q - 1 + k - min_i32(q + 8 * r, n_q - 1);
+#pragma unroll
+        for (int i = 0; i < OWN / 8; i++)
+            seen.word[r][i / 4] |= own_of(bits_at(bits, place + 32 * i)) << i % 4 * 8;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            seen.word[r][w] &= bits_before(own_before(n_kv - k) - 32 * w);
+    }
+    const struct Mask mask = load_mask(&p, batch, head);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        struct Bounds keys[INTERVALS];
+        keys_of(keys, mask, min_i32(q + 8 * r, n_q - 1), n_q, n_kv);
+#pragma unroll
+        for (int i = 0; i < INTERVALS; i++) {
+            const i32 from = own_before(keys[i].first - k);
+            const i32 to = own_before(min_i32(keys[i].last, n_kv) - k);
+#pragma unroll
+            for (int w = 0; w < WORDS; w++)
+                seen.word[r][w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w);
         }
     }
     return seen;
@@ -813,7 +859,7 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 // they wait for the product.
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
-    if (!INTERVALS && word & MASKED)
+    if (LOOK_EARLY && word & MASKED)
         seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
     return seen;
 }
@@ -825,7 +871,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (INTERVALS) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
         hide_rest(s, seen);
     }
 }

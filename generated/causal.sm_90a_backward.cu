@@ -827,7 +827,6 @@ struct Seen {
     u32 word[2];
 };
 
-constexpr bool SEEN_IS_LONG = false;  // takes registers in which other numbers could wait
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 1;
 struct Bounds {
@@ -844,6 +843,8 @@ FN void queries_of(
     bounds[0].last = n_q;
 }
 
+// Whether looking takes the registers in which other numbers could wait.
+constexpr bool SEEN_IS_LONG = false;
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;

@@ -833,21 +833,61 @@ struct Seen {
     u32 word[2];
 };
 
+// Bit DISTANCE_PAD + n_q - 1 + k - q of a mask tells whether query q sees key k; what makes them is
+// maskc/layout/distances.py.
+constexpr i32 DISTANCE_PAD = 256;
+FN const u32 *distances_of(const struct Attention &p, i32 head) {
+    const i32 words = (p.n_q + p.n_kv + 2 * DISTANCE_PAD + 31) / 32;
+    return (const u32 *)p.distances + (i64)(p.head_variant ? p.head_variant[head] : 0) * words;
+}
+// 32 bits from `place` on.
+FN u32 bits_at(const u32 *bits, i32 place) {
+    const u32 *const at = bits + (u32)place / 32;
+    return __funnelshift_r(__ldg(at), __ldg(at + 1), place);
+}
+// Of 32 columns those that a thread has, two of every eight: bits 8 i + e become 2 i + e.
+FN u32 own_of(u32 bits) { return (bits & 0x03030303u) * 0x01041040u >> 24; }
+
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 2;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The queries of key tj.
+FN void queries_of(
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 tj, i32 n_q, i32 n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = max_i32(-m.c0, 0);
+    bounds[0].last = min_i32(n_q - 1, m.c3) + 1;
+    bounds[1].first = 0;
+    bounds[1].last = m.c4 >= tj ? n_q : bounds[1].first;
+}
+
+// Whether looking takes the registers in which other numbers could wait.
 constexpr bool SEEN_IS_LONG = true;
-constexpr int PAIRS_AT_ONCE = 8 / 8;  // registers are shorter here
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-    const struct Mask mask = load_mask(&p, at.batch, at.head);
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 query = min_i32(q + i / 2 * 8 + i % 2, n_q - 1);
+    const u32 *const bits = distances_of(p, at.head);
+    const i32 place = DISTANCE_PAD + n_q - 1 + k - (q + 31);  // later queries have earlier bits
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, query, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv) != 0;
-            seen.word[r] |= live << i;
-        }
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < OWN / 8; i++)
+            seen.word[r] |= own_of(__brev(bits_at(bits, place + 8 * r - 32 * i))) << 8 * i;
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        struct Bounds queries[INTERVALS];
+        queries_of(queries, mask, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv);
+#pragma unroll
+        for (int i = 0; i < INTERVALS; i++)
+            seen.word[r] |= bits_from(own_before(queries[i].first - q))
+                & bits_before(own_before(queries[i].last - q));
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)

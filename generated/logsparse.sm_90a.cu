@@ -582,7 +582,9 @@ FN u32 bits_at(const u32 *bits, i32 place) {
 }
 // Of 32 columns those that a thread has, two of every eight: bits 8 i + e become 2 i + e.
 FN u32 own_of(u32 bits) { return (bits & 0x03030303u) * 0x01041040u >> 24; }
-constexpr int INTERVALS = 0;  // rows come as bits
+
+// Before the product begins, while scores need no registers, or after it: intervals are cheap.
+constexpr bool LOOK_EARLY = true;
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
@@ -833,7 +835,7 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 // they wait for the product.
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
-    if (!INTERVALS && word & MASKED)
+    if (LOOK_EARLY && word & MASKED)
         seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
     return seen;
 }
@@ -845,7 +847,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (INTERVALS) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
         hide_rest(s, seen);
     }
 }

@@ -841,6 +841,8 @@ FN u32 bits_at(const u32 *bits, i32 place) {
 }
 // Of 32 columns those that a thread has, two of every eight: bits 8 i + e become 2 i + e.
 FN u32 own_of(u32 bits) { return (bits & 0x03030303u) * 0x01041040u >> 24; }
+
+// Whether looking takes the registers in which other numbers could wait.
 constexpr bool SEEN_IS_LONG = QUERIES > 64;
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {

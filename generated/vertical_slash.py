@@ -465,6 +465,7 @@ _MASK = GeneratedMask(
                 ranges=False,
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                 work={"group_tokens": 65536, "stream_below": 40},
+                distances=True,
             ),
             kernel(
                 "sm_90a",
@@ -504,6 +505,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256},
                 row_floats=135,
                 key_floats=257,
+                distances=True,
             ),
         ),
         report="""\
@@ -567,7 +569,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 13 closed-form loops
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     partial tiles: bits from a table over k - q and of 1 interval per row, no pair is tested
 """,
     )
 )

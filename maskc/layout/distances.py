@@ -14,25 +14,39 @@ PAD = 256
 """Dead bits before the first difference, and at least as many behind the last one: tiles reach
 beyond the lengths, and threads read some bits more than they need."""
 
+_MOST = 16
+"""Alternatives of a formula that are looked at one by one."""
+
 
 def distance_count(n_q: int, n_kv: int) -> int:
     """32-bit words of one mask; kernels reckon with the same formula."""
     return (n_q + n_kv + 2 * PAD + 31) // 32
 
 
-def distance_words(
-    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, object]
-) -> np.ndarray | None:
-    """int32 [distance_count]: bit PAD + n_q - 1 + k - q tells whether query q sees key k.
+def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
+    """Formulas whose union is the mask: those that depend on k - q alone, and the others."""
+    if not E.arrays(keep) and of_difference(keep) is not None:
+        return [keep], []
+    near: list[Expr] = []
+    rest: list[Expr] = []
+    for term in E.alternatives(keep, _MOST) or [keep]:
+        alone = not E.arrays(term) and of_difference(term) is not None
+        (near if alone else rest).append(term)
+    return near, rest
 
-    Bit i is bit i % 32 of word i // 32, the least significant one first. None where the mask
-    depends on more than k - q.
+
+def distance_words(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, object]) -> np.ndarray:
+    """int32 [distance_count]: bit PAD + n_q - 1 + k - q tells whether query q sees key k by the
+    part of the mask that depends on k - q alone.
+
+    Bit i is bit i % 32 of word i // 32, the least significant one first.
     """
-    formula = of_difference(keep)
-    if formula is None:
-        return None
     bits = np.zeros(32 * distance_count(n_q, n_kv), dtype=np.uint8)
     if n_q and n_kv:
         env = {**E.params(keep), **params, "n_q": n_q, "n_kv": n_kv}
-        bits[PAD : PAD + n_q + n_kv - 1] = live_differences(formula, env, n_q, n_kv)
+        inside = bits[PAD : PAD + n_q + n_kv - 1]
+        for part in parts_by_distance(keep)[0]:
+            formula = of_difference(part)
+            if formula is not None:
+                inside |= live_differences(formula, env, n_q, n_kv).astype(np.uint8)
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from maskc.analysis.facts import MaskFacts
 from maskc.core import expr as E
@@ -12,9 +13,9 @@ from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
-from maskc.layout.diagonals import of_difference
+from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
-from maskc.plan.intervals import intervals
+from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
@@ -57,7 +58,8 @@ def plan(
     )
     use_ranges = all(mask.ranges for mask in masks)
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
-    distances = target.family == "sm90a" and _by_distance(masks)
+    by_distance = _with_distances(masks) if target.family == "sm90a" else None
+    masks, distances = by_distance or masks, by_distance is not None
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
@@ -95,19 +97,23 @@ def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
 
 
-def _by_distance(masks: tuple[PlannedMask, ...]) -> bool:
-    """Whether bits over k - q are possible for all masks, and cheaper than what else there is."""
-    most = max(len(mask.intervals) if mask.intervals else MANY for mask in masks)
-    keeps = [mask.ir.keep for mask in masks]
-    if most <= FEW or any(E.arrays(keep) for keep in keeps):
-        return False
-    return all(of_difference(keep) is not None for keep in keeps)
+def _with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
+    """The masks with the intervals that bits over k - q leave; None where a few intervals are
+    cheaper, or where some mask is more than such bits and a few intervals."""
+    if max(len(mask.intervals) if mask.intervals else MANY for mask in masks) <= FEW:
+        return None
+    beside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
+    if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
+        return None
+    return tuple(replace(mask, intervals=found) for mask, found in zip(masks, beside, strict=True))
 
 
 def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...]) -> str:
     """How Hopper's kernels treat partial tiles."""
     if distances:
-        return "partial tiles: bits from a table over k - q, no pair is tested"
+        most = max(len(mask.intervals or ()) for mask in masks)
+        more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
+        return f"partial tiles: bits from a table over k - q{more}, no pair is tested"
     if any(mask.intervals is None for mask in masks):
         alike = f", one for {runs[0]} keys" if runs[0] > 1 else ""
         return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"

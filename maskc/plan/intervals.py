@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
-from math import prod
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
+from maskc.ir.lift import Lifted
+from maskc.layout.distances import parts_by_distance
 from maskc.plan.ranges import TileRange, row_ranges
 
 MOST = 6
@@ -36,9 +37,22 @@ def intervals(shape: Expr) -> tuple[Interval, ...] | None:
     """
     if E.arrays(shape):
         return None
-    terms = _alternatives(shape)
+    terms = E.alternatives(shape, MOST)
     if terms is None:
         return None
+    return _of_all(terms)
+
+
+def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
+    """The same for what of a mask is left beside its part by distance, as bits in memory."""
+    if E.arrays(keep):
+        return None
+    shape_of = {found: made for made, found in lifted.sources}
+    rest = parts_by_distance(keep)[1]
+    return _of_all([E.substitute(term, shape_of) for term in rest]) if len(rest) <= MOST else None
+
+
+def _of_all(terms: Iterable[Expr]) -> tuple[Interval, ...] | None:
     found = []
     for term in terms:
         ranges = row_ranges(term, _PAIR)
@@ -46,18 +60,3 @@ def intervals(shape: Expr) -> tuple[Interval, ...] | None:
             return None
         found.append(Interval(ranges[0].live, ranges[1].live))
     return tuple(found)
-
-
-def _alternatives(node: Expr) -> list[Expr] | None:
-    """The formula as an `or` of at most MOST formulas."""
-    if isinstance(node, E.Any):
-        parts = [_alternatives(term) for term in node.terms]
-        if None in parts or sum(map(len, parts)) > MOST:
-            return None
-        return [term for part in parts for term in part]
-    if isinstance(node, E.All):
-        choices = [_alternatives(term) for term in node.terms]
-        if None in choices or prod(map(len, choices)) > MOST:
-            return None
-        return [E.conj(*chosen) for chosen in product(*choices)]
-    return [node]

@@ -30,6 +30,12 @@ BY_DISTANCE = {
     "per head": mc.per_head([mc.dilated(40, stride=3), mc.dilated(9, 9, stride=16)]),
     "with a parameter": mc.dilated(mc.param("w", 12), stride=4),
 }
+MIXED = {
+    "dilated and global": mc.dilated(9, 9, stride=3) | mc.sinks(5) | mc.where(lambda q, k: q < 3),
+    "both kinds of heads": mc.per_head([mc.dilated(40, stride=3), mc.causal() & mc.sinks(70)]),
+    "many slashes and a column": mc.offsets([0, 9, 27, 81, 243]) | mc.where(lambda q, k: k == 7),
+}
+"""Bits over k - q, and intervals beside them."""
 IN_RUNS = {
     "blocks of both": mc.where(lambda q, k: (q // 64 + k // 64) % 3 != 1),
     "blocks of keys": mc.where(lambda q, k: (k // 32) % 2 == q % 2),
@@ -39,6 +45,7 @@ IN_RUNS = {
 }
 """Pairs are tested, but one for many."""
 OTHERWISE = {
+    "dilated in blocks": mc.causal() & (mc.dilated(30, stride=5) | mc.block_diagonal(40)),
     "intervals": mc.causal() & (mc.window(100) | mc.sinks(5)),
     "pairs": mc.causal() & mc.strided(7, 2),
     "both axes": mc.window(3) | mc.where(lambda q, k: q // 50 == k // 50),
@@ -56,9 +63,9 @@ def bits_of(mask: mc.Mask, dim: int, direction: Direction, folder) -> HostBits:
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("dim", [64, 128, 192, 256])
-@pytest.mark.parametrize("name", [*BY_DISTANCE, *IN_RUNS, *OTHERWISE])
+@pytest.mark.parametrize("name", [*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE])
 def test_bits_are_the_mask(name, dim, direction, tmp_path):
-    mask = (BY_DISTANCE | IN_RUNS | OTHERWISE)[name]
+    mask = (BY_DISTANCE | MIXED | IN_RUNS | OTHERWISE)[name]
     bits = bits_of(mask, dim, direction, tmp_path)
     for n_q, n_kv in SIZES:
         data = {}
@@ -75,9 +82,11 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
         np.testing.assert_array_equal(bits.live(n_q, n_kv, HEADS, **data), want, str((n_q, n_kv)))
 
 
-@pytest.mark.parametrize("name", BY_DISTANCE)
+@pytest.mark.parametrize("name", [*BY_DISTANCE, *MIXED])
 def test_these_masks_come_as_bits(name):
-    plan = driver.planned(BY_DISTANCE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
+    plan = driver.planned(
+        (BY_DISTANCE | MIXED)[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A
+    )
     assert plan.distances
     assert any(other.distances for other in plan.also if other.direction is Direction.backward)
     assert any("bits from a table over k - q" in reason for reason in plan.reasons)
@@ -133,6 +142,10 @@ def test_words_are_padded_bits_by_difference(n_q, n_kv):
     assert len(bits) - PAD - len(d) >= PAD
 
 
-def test_no_words_where_more_than_the_difference_matters():
-    keep = driver.lowered(mc.causal() & mc.strided(3)).keep
-    assert distance_words(keep, 10, 10, {}) is None
+def test_words_are_of_the_part_by_distance():
+    """Of a mask that has none they are dead."""
+    keep = driver.lowered(mc.dilated(3, stride=2) | mc.where(lambda q, k: k == 5)).keep
+    own = driver.lowered(mc.dilated(3, stride=2)).keep
+    np.testing.assert_array_equal(distance_words(keep, 10, 10, {}), distance_words(own, 10, 10, {}))
+    none = driver.lowered(mc.causal() & mc.strided(3)).keep
+    assert not distance_words(none, 10, 10, {}).any()

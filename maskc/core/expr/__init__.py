@@ -6,6 +6,7 @@ keep every formula in one normal form (sums flattened and sorted, comparisons ag
 conjunctions without duplicates), so equal text means equal formulas.
 """
 
+from maskc.core.expr.conditions import alternatives as alternatives
 from maskc.core.expr.conditions import at_least_zero as at_least_zero
 from maskc.core.expr.conditions import conj as conj
 from maskc.core.expr.conditions import disj as disj

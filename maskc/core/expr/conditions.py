@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import chain
-from math import gcd
+from itertools import chain, product
+from math import gcd, prod
 
 from maskc.core.expr.integers import as_const, const, linear, mod, split_linear, sub
 from maskc.core.expr.nodes import ALWAYS, NEVER, All, Any, Cmp, Expr, Member, Mod, Truth
@@ -150,3 +150,18 @@ def negate(expr: Expr) -> Expr:
         case Any(terms):
             return conj(*map(negate, terms))
     raise TypeError(f"not a boolean formula: {expr!r}")
+
+
+def alternatives(node: Expr, most: int) -> list[Expr] | None:
+    """The formula as an `or` of at most `most` formulas without one; None where there are more."""
+    if isinstance(node, Any):
+        parts = [alternatives(term, most) for term in node.terms]
+        if None in parts or sum(map(len, parts)) > most:
+            return None
+        return [term for part in parts for term in part]
+    if isinstance(node, All):
+        choices = [alternatives(term, most) for term in node.terms]
+        if None in choices or prod(map(len, choices)) > most:
+            return None
+        return [conj(*chosen) for chosen in product(*choices)]
+    return [node]
