@@ -146,11 +146,11 @@ class SourceUnit:
     """The work list it reads; None where blocks find their work from their index."""
     row_floats: int = 0
     """fp32 workspace per query of a padded tile row, head and sequence (backward)."""
-    distances: bool = False
-    """Whether it reads bits by k - q instead of testing pairs."""
     key_floats: int = 0
     """The same per key of a padded tile column, key/value head and sequence, where an item of
     the work list shares its column with others."""
+    distances: bool = False
+    """Whether it reads bits by k - q instead of testing pairs."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
