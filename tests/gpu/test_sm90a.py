@@ -120,6 +120,26 @@ def test_pairs_tested_one_by_one(dim, mode):
         check(attn, tensors(n_q, n_kv, dim, torch.bfloat16, n_q), live)
 
 
+BITS = {
+    "distances": mc.causal() & (mc.window(20) | mc.where(lambda q, k: (q - k) % 37 == 0)),
+    "distances and intervals": mc.dilated(9, 9, stride=3) | mc.sinks(5),
+    "runs": mc.where(lambda q, k: (q // 64 + k // 64) % 3 != 1),
+    "distances by head": mc.per_head([mc.dilated(90, stride=2 + i) for i in range(HEADS)]),
+}
+"""Partial tiles by what is read or tested once for many pairs."""
+
+
+@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("name", BITS)
+def test_bits_for_many_pairs(name, dim, mode):
+    heads = HEADS if name.endswith("head") else None
+    attn = compiled(BITS[name], dim, mode=mode, heads=heads)
+    for n_q, n_kv in ((333, 777), (777, 333), (129, 640)):
+        made = tensors(n_q, n_kv, dim, torch.bfloat16)
+        check(attn, made, live_pairs(BITS[name], n_q, n_kv, heads=heads))
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_closed_form_ranges(dim):
     for mask in (mc.full(), mc.causal(), mc.window(100, 20), mc.prefix(77)):
