@@ -838,7 +838,6 @@ struct Seen {
     u32 word[2];
 };
 
-constexpr int PAIRS_AT_ONCE = 8 / 8;  // registers are shorter here
 // Whether looking takes the registers in which other numbers could wait.
 constexpr bool SEEN_IS_LONG = true;
 // Keys k and k + 8 against the queries from `first_q` on.
@@ -846,14 +845,12 @@ FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 fi
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 query = min_i32(q + i / 2 * 8 + i % 2, n_q - 1);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, query, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv) != 0;
-            seen.word[r] |= live << i;
-        }
+#pragma unroll 1
+    for (int i = 0; i < 2 * OWN; i++) {  // one pair at a time: long formulas need the registers
+        const i32 r = i % 2, own = i / 2, query = min_i32(q + own / 2 * 8 + own % 2, n_q - 1);
+        const u32 live = keep(mask, query, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv) != 0;
+        seen.word[0] |= (r ? 0 : live) << own;
+        seen.word[1] |= (r ? live : 0) << own;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)

@@ -820,7 +820,6 @@ struct Seen {
     u32 word[2];
 };
 
-constexpr int PAIRS_AT_ONCE = 16 / 8;  // registers are shorter here
 // Whether looking takes the registers in which other numbers could wait.
 constexpr bool SEEN_IS_LONG = true;
 // Keys k and k + 8 against the queries from `first_q` on.
@@ -828,7 +827,7 @@ FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 fi
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-#pragma unroll PAIRS_AT_ONCE
+#pragma unroll 2
     for (int i = 0; i < OWN; i++) {
         const i32 query = min_i32(q + i / 2 * 8 + i % 2, n_q - 1);
 #pragma unroll

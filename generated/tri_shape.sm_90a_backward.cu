@@ -852,7 +852,7 @@ FN void queries_of(
 }
 
 // Whether looking takes the registers in which other numbers could wait.
-constexpr bool SEEN_IS_LONG = false;
+constexpr bool SEEN_IS_LONG = true;
 // Keys k and k + 8 against the queries from `first_q` on.
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,7 +45,9 @@ IN_RUNS = {
     "short blocks": mc.where(lambda q, k: (k // 8 + q // 8) % 2 == 0),
 }
 """Pairs are tested, but one for many."""
+LONGNET = mc.load(Path(__file__).parents[2] / "patterns" / "longnet.py")["longnet"]
 OTHERWISE = {
+    "a long formula": LONGNET(segments=(16, 64, 256), rates=(1, 2, 4)),
     "dilated in blocks": mc.causal() & (mc.dilated(30, stride=5) | mc.block_diagonal(40)),
     "intervals": mc.causal() & (mc.window(100) | mc.sinks(5)),
     "pairs": mc.causal() & mc.strided(7, 2),
