@@ -155,11 +155,11 @@ def attend(
     def slide_keys(off: Array) -> Array:
         lost = []
         for b, shared in np.ndindex(case.batch, case.kv_heads):
-            k, heads = wide(tensors.k[b, shared], dtype), range(case.group)
+            k = wide(tensors.k[b, shared], dtype)
             lost.append(sum(
                 weights(q[b, h], k, like(k, keep(b, h)), case.scale, _unchanged)[0].T
                 @ (off[b, h][:, None] * q[b, h]) * case.scale
-                for h in (shared * case.group + i for i in heads)
+                for h in range(shared * case.group, (shared + 1) * case.group)
             ))  # fmt: skip
         return joined(lost, case.kv_heads)
 

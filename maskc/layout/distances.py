@@ -24,15 +24,22 @@ def distance_count(n_q: int, n_kv: int) -> int:
 
 
 def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
-    """Formulas whose union is the mask: those that depend on k - q alone, and the others."""
-    if not E.arrays(keep) and of_difference(keep) is not None:
-        return [keep], []
+    """Formulas whose union is the mask: those over d = k - q alone, and what else there is."""
     near: list[Expr] = []
     rest: list[Expr] = []
-    for term in E.alternatives(keep, _MOST) or [keep]:
-        alone = not E.arrays(term) and of_difference(term) is not None
-        (near if alone else rest).append(term)
+    whole = _alone(keep) is not None
+    for term in [keep] if whole else E.alternatives(keep, _MOST) or [keep]:
+        formula = _alone(term)
+        if formula is None:
+            rest.append(term)
+        else:
+            near.append(formula)
     return near, rest
+
+
+def _alone(term: Expr) -> Expr | None:
+    """The formula over d = k - q; None where it depends on more, data included."""
+    return None if E.arrays(term) else of_difference(term)
 
 
 def distance_words(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, object]) -> np.ndarray:
@@ -45,8 +52,6 @@ def distance_words(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, object]
     if n_q and n_kv:
         env = {**E.params(keep), **params, "n_q": n_q, "n_kv": n_kv}
         inside = bits[PAD : PAD + n_q + n_kv - 1]
-        for part in parts_by_distance(keep)[0]:
-            formula = of_difference(part)
-            if formula is not None:
-                inside |= live_differences(formula, env, n_q, n_kv).astype(np.uint8)
+        for formula in parts_by_distance(keep)[0]:
+            inside |= live_differences(formula, env, n_q, n_kv).astype(np.uint8)
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

@@ -100,7 +100,7 @@ def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
 def _with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
     """The masks with the intervals that bits over k - q leave; None where a few intervals are
     cheaper, or where some mask is more than such bits and a few intervals."""
-    if max(len(mask.intervals) if mask.intervals else MANY for mask in masks) <= FEW:
+    if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
         return None
     beside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
     if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
