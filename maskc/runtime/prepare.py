@@ -10,7 +10,7 @@ from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import Array, Shape, out_strides
+from maskc.runtime.arrays import Array, Shape, contiguous, out_strides
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
 from maskc.runtime.tables import Tables
@@ -174,7 +174,8 @@ def _strides(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[st
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
         made = zip(("dq", "dk", "dv"), outputs, strict=False)
-    return strides | {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+    strides |= {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+    return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
 
 
 def _block(
@@ -196,5 +197,5 @@ def _block(
     if tables.work is not None:
         block.items, block.empty = tables.work.filled, tables.work.empty
         block.shared_items = tables.work.shared
-    block.scale = bundle.problem.head_dim**-0.5
+    block.scale, block.spacing = bundle.problem.head_dim**-0.5, 1.0
     return block
