@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from maskc.analysis.facts import MaskFacts
+from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
+from maskc.ir.relayout import parts
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
@@ -20,7 +21,7 @@ from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import backward_schedule
-from maskc.plan.types import Heads, Plan, PlannedMask, Schedule
+from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule
 
 FEW, MANY = 3, 1 << 16
 """Intervals per row that are cheaper than bits from memory; more than any row has."""
@@ -39,10 +40,18 @@ _ALONG: dict[str, tuple[tuple[str, Direction], ...]] = {
 """For a target the sources that go along: its other pass, and what runs calls it cannot."""
 
 
+_PARTED = ("cpu", "sm90a")
+"""Families whose kernels join results with those of other keys."""
+
+
 def plan(
-    heads: Heads, problem: Problem, target: Target, direction: Direction = Direction.forward
-) -> Plan:
+    heads: Heads, problem: Problem, target: Target, direction: Direction = Direction.forward,
+    whole: bool = True,
+) -> Plan:  # fmt: skip
     """The plan for one target, with the plans whose sources go along.
+
+    Args:
+        whole: False for a part of a mask, which has no parts of its own and no stand-ins.
 
     Raises:
         MaskcError: the target has no kernel for this problem.
@@ -66,12 +75,30 @@ def plan(
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
             *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
         ), distances, runs, direction,
+        _parts(heads, problem, target) if whole and direction is _FORWARD else (),
         tuple(
-            plan(heads, problem, TARGETS[name], other)
+            plan(heads, problem, TARGETS[name], other, whole)
             for name, other in _ALONG.get(target.name, ())
-            if direction is _FORWARD
+            if direction is _FORWARD and (whole or name == target.name)
         ),
     )  # fmt: skip
+
+
+def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
+    """The parts of the one mask that all heads share, if some run over residue classes."""
+    if target.family not in _PARTED or len(heads.masks) > 1:
+        return ()
+    found = parts(heads.masks[0])
+    if all(part.stride == 1 for part in found):
+        return ()
+    return tuple(
+        PlannedPart(
+            part.stride,
+            plan(Heads((part.ir,), (analyse(part.ir),), ()), problem, target, whole=False),
+            part.aligned,
+        )
+        for part in found
+    )
 
 
 def _schedule(heads: Heads, problem: Problem, target: Target, direction: Direction) -> Schedule:

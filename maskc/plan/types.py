@@ -51,6 +51,17 @@ class PlannedMask:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """Pieces of a mask that run together."""
+
+    stride: int
+    """1: over the tokens as they are; s >= 2: over those of each residue class modulo s."""
+    plan: Plan
+    aligned: bool
+    """Whether it is so only where the stride divides n_kv - n_q."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything emit needs."""
 
@@ -72,6 +83,9 @@ class Plan:
     """Lengths of aligned runs of keys and of queries that all masks treat alike."""
     direction: Direction = Direction.forward
     """The pass; a family with one source for both counts as forward."""
+    parts: tuple[PlannedPart, ...] = ()
+    """The same mask in parts, of which some run over residue classes; none where that is no help
+    or the family cannot."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other passes, and what serves the calls
     that this one cannot."""
