@@ -44,7 +44,7 @@ def test_both_passes(name, dim):
     for n_q, n_kv in SIZES:
         if not aligned(name, n_q, n_kv):
             continue
-        given = tensors(2, 4, 2, n_q, n_kv, dim, half("bfloat16"), seed=n_q)
+        given = tensors(n_q, n_kv, dim, half("bfloat16"), n_q)
         check(attn, given, live_pairs(MASKS[name], n_q, n_kv))
 
 
@@ -52,9 +52,10 @@ def test_both_passes(name, dim):
 @pytest.mark.parametrize("name", MASKS)
 def test_features(name, dtype):
     attn = compiled(MASKS[name], 64, dtype)
-    given = tensors(2, 4, 2, 277, 277, 64, half(dtype), seed=1)
+    given = tensors(277, 277, 64, half(dtype), 1)
     live = live_pairs(MASKS[name], 277, 277)
-    slopes, sinks = vectors(4, 2)
+    both = vectors(("alibi_slopes", "sink_logits"), 4)
+    slopes, sinks = both["alibi_slopes"], both["sink_logits"]
     check(attn, given, live, alibi_slopes=slopes, deterministic=True)
     check(attn, given, live, sink_logits=sinks)
     check(attn, given, live, softcap=2.0, scale=-0.3)
@@ -65,14 +66,14 @@ def test_features(name, dtype):
 def test_tokens_before_heads(name):
     """Sequences whose heads are not equally far apart are launched one by one."""
     attn = compiled(MASKS[name], 128)
-    given = tensors(3, 4, 2, 260, 260, 128, half("bfloat16"), seed=5)
+    given = tensors(260, 260, 128, half("bfloat16"), 5, batch=3)
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
     check(attn, swapped, live_pairs(MASKS[name], 260, 260))
 
 
 def test_a_graph():
     attn = compiled(MASKS["exponential"], 64)
-    q, k, v, _ = tensors(1, 4, 4, 640, 640, 64, half("bfloat16"), seed=3)
+    q, k, v, _ = tensors(640, 640, 64, half("bfloat16"), 3, batch=1)
     want = attn(q, k, v)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -88,7 +89,7 @@ def test_every_token_of_a_long_sequence():
     """Views of far tokens: nothing outside a class is touched, and none is missed."""
     mask = mc.dilated(300, stride=4)
     attn = compiled(mask, 128)
-    q, k, v, dout = tensors(1, 1, 1, 32771, 32771, 128, half("bfloat16"), seed=4)
+    q, k, v, dout = tensors(32771, 32771, 128, half("bfloat16"), 4, batch=1, heads=1, kv_heads=1)
     out, lse = attn(q, k, v, return_lse=True)
     gradients = attn.backward(q, k, v, out, lse, dout)
     for first in range(4):

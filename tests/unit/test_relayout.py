@@ -22,9 +22,8 @@ from maskc.ir import relayout, sets
 from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
 from maskc.ir.relayout import Part, parts
-from maskc.layout import Classes, classes
 from maskc.ir.types import MaskIR, PieceKind
-from maskc.layout import bind_arrays, split_call_data
+from maskc.layout import Classes, bind_arrays, classes, split_call_data
 from maskc.plan.choose import plan
 from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks
