@@ -41,7 +41,7 @@ SLOPE_SUMS = 128
 """Sums for the gradient of ALiBi's slope behind each warpgroup's share of dq: one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
-LONG_COLUMN = 32
+LONG_COLUMN = 16
 """The same of a column far longer than the others: sinks among windows, global keys."""
 
 _CONTROL_BYTES = 1024
