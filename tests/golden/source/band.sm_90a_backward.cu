@@ -661,7 +661,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         float4 *const control = (float4 *)(w.control + row * TILE_Q);
         control[thread] = make_float4(thread ? 0.0f : sink_sum, 0.0f, 0.0f, 0.0f);
     }
-    if (p.shared_items) {
+    if (!DETERMINISTIC && p.shared_items) {
         const i64 columns = (i64)p.batch * p.heads_kv * p.tile_cols;
         fill_zeros(w.shared, columns * (TILE_K + KEY_TILE_FLOATS),
                    row * PLAIN_THREADS + thread, (i64)gridDim.x * PLAIN_THREADS);
