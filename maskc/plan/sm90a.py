@@ -45,9 +45,11 @@ STREAM_BELOW = 40
 """Mean key tiles per tile row below which blocks stream: they gain about 4000 cycles a row and
 lose about 90 a tile."""
 LONG_ROW = 16
-"""Key tiles of an item of a row far longer than the others. Where most rows have about five, as in
-Longformer, some 130 blocks take less than twenty each of every thousand: an item is not to be the
-last one running. Its part costs 4 bytes a number in and out, a tenth of what its tiles read."""
+"""Key tiles of an item of a row far longer than the others, which is not to be the last one that
+runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
+ends after 164 where the rows of 128 are whole, and after 87 where their items have 32 or 16. With
+fewer heads there is less for each block, hence 16. A part, written and read, is at most a fifth of
+the keys and values that its tiles read."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
