@@ -31,7 +31,7 @@ FIELDS: tuple[Field, ...] = (
     Field("dq", "void *", "backward: like q"),
     Field("dk", "void *", "backward: like k"),
     Field("dv", "void *", "backward: like v"),
-    Field("delta", "float *", "backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)"),
+    Field("delta", "float *", "workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)"),
     Field("dsink", "float *", "backward: [heads_q] to add to, or null"),
     Field("dalibi", "float *", "backward: [heads_q] to add to, or null"),
     Field("alibi_slopes", "const float *", "[heads_q], or null"),
@@ -85,9 +85,13 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
     ("full_last", "past the last of them"),
     ("heads", "backward: consecutive query heads with this list that are taken one by one"),
-    ("shared", "backward: 1 if other items add to the same column"),
+    ("shared", "1 if other items add to the same column; forward: 1 + number of the part of a row"),
 )
-"""The int32 fields of one item of the work list."""
+"""The int32 fields of one item of the work list.
+
+Behind all items of a forward pass come the rows to be merged, in the same form: `tile`, `head`, in
+`first` the number of the first part and in `count` that of parts.
+"""
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 

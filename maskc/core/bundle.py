@@ -80,6 +80,9 @@ class Grid(Enum):
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
     keys = "keys"
     """Enough for all tile columns, key/value heads and sequences, `per_block` keys each."""
+    merges = "merges"
+    """Enough for the tile rows that several items of the work list share, `per_block` queries
+    each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class WorkList:
     """Most tiles of an item; longer rows or columns become several. 0: never cut."""
     stream_below: int = 0
     """Mean tiles per item below which blocks stream through items (mode `stream`)."""
+    uneven_tiles: int = 0
+    """Most tiles of an item of a row or column far longer than the others of its list, or some
+    powers of two as many, see maskc/layout/work.py. 0: as of any other."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ class SourceUnit:
     work: WorkList | None = None
     """The work list it reads; None where blocks find their work from their index."""
     row_floats: int = 0
-    """fp32 workspace per query of a padded tile row, head and sequence (backward)."""
+    """fp32 workspace per query: backward, of a padded tile row, head and sequence; forward, of a
+    tile row for each of the items that share it."""
     key_floats: int = 0
     """The same per key of a padded tile column, key/value head and sequence, where an item of
     the work list shares its column with others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,13 @@ from maskc.layout.spans import Spans
 
 MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
 """Most items: their fields are indexed with 32 bits."""
+UNEVEN = 4
+"""A tile row (or column) is long if it has more than so many times the mean of those of its list
+that have tiles: in a causal mask the longest has twice the mean."""
+
+
+def _no_rows() -> np.ndarray:
+    return np.zeros((0, len(WORK_FIELDS)), np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +31,19 @@ class Work:
     filled: int
     """Items that have tiles."""
     shared: bool
-    """Whether some items add to the same column."""
+    """Whether some items add to the same column, or compute parts of the same row."""
+    merges: np.ndarray = field(default_factory=_no_rows)
+    """int32 [rows, WORK_FIELDS]: forward, the rows in parts, see maskc/core/abi.py."""
 
     @property
     def empty(self) -> int:
         """Items without tiles."""
         return len(self.items) - self.filled
+
+    @property
+    def parts(self) -> int:
+        """Of all rows to be merged."""
+        return int(self.merges[:, 3].sum())
 
     @property
     def mean(self) -> float:
@@ -84,7 +98,8 @@ def forward_work(
 ) -> Work:
     """Items of a forward pass: one per tile row and query head, the longest first.
 
-    Heads run in groups whose keys and values are `rule.group_tokens` tokens; rows are never cut.
+    Heads run in groups whose keys and values are `rule.group_tokens` tokens. A row that is cut (see
+    `_most`) has several items, its parts; these are numbered by head, row and position.
 
     Args:
         spans: the live tiles of every tile row.
@@ -101,8 +116,9 @@ def forward_work(
     size = heads_q // max(heads_kv, 1) or 1
     group = head // size // heads_per_group(rule, n_kv, batch * heads_kv)
     owners = _Owners(head, of_head.ravel().astype(np.int64), ones, 0 * ones, group)
-    pieces = _pieces(spans, 0)
-    return _listed(owners, pieces, *_expanded(owners, pieces))
+    pieces = _pieces(spans, _most(spans, rule))
+    owner, piece = _expanded(owners, pieces)
+    return _in_parts(_listed(owners, pieces, owner, piece), owners, pieces, owner, piece)
 
 
 def backward_work(
@@ -111,8 +127,7 @@ def backward_work(
     """Items of a backward pass: tile columns of key/value heads, the longest first.
 
     The query heads of a key/value head are one item where they have the same list; otherwise, and
-    where a column is longer than `rule.most_tiles` (if that is above 0), its items are `shared`.
-    Where a column is cut depends on its own tiles alone.
+    where a column is cut (see `_most`), its items are `shared`.
 
     Args:
         spans: the live tiles of every tile column.
@@ -133,7 +148,7 @@ def backward_work(
         head, lists.ravel()[head], np.where(alone[head], 1, size), alone[head].astype(np.int64),
         head // size // heads_per_group(rule, n_q, batch * heads_kv),
     )  # fmt: skip
-    pieces = _pieces(spans, rule.most_tiles)
+    pieces = _pieces(spans, _most(spans, rule))
     owner, piece = _expanded(owners, pieces)
     written = None
     if not together.all():  # one head speaks for a column that none of its siblings sees
@@ -156,17 +171,38 @@ def heads_per_group(rule: WorkList, tokens: int, heads: int) -> int:
     return -(-max(1, heads) // groups)
 
 
-def _pieces(spans: Spans, most: int) -> _Pieces:
-    """Every list's rows or columns, in pieces of at most `most` tiles if that is above 0."""
+def _most(spans: Spans, rule: WorkList) -> np.ndarray:
+    """Most tiles of an item of every row or column; int64, of the shape of the counts.
+
+    All are cut by `most_tiles` if that is above 0. Long ones are cut by `uneven_tiles`, twice as
+    many, and so on until their list has at most as many parts as rows: what the parts of a forward
+    pass take in memory is then no more than its result in fp32. The list alone decides, not how
+    many heads or sequences share it, on which results must not depend.
+    """
+    count = spans.count
+    most = np.full(count.shape, rule.most_tiles or max(1, count.max(initial=1)), np.int64)
+    if not rule.uneven_tiles:
+        return most
+    live, total = np.count_nonzero(count, axis=1), count.sum(axis=1)
+    long = count * live[:, None] > UNEVEN * total[:, None]
+    for number in np.flatnonzero(long.any(axis=1)):
+        found, size = count[number, long[number]], rule.uneven_tiles
+        while np.sum(-(-found // size)) > count.shape[1]:
+            size *= 2
+        most[number, long[number]] = np.minimum(most[number, long[number]], size)
+    return most
+
+
+def _pieces(spans: Spans, most: np.ndarray) -> _Pieces:
+    """Every list's rows or columns, in pieces of at most `most` tiles."""
     lists, tiles = spans.count.shape
-    count = spans.count.ravel()
-    cuts = np.maximum(-(-count // most), 1) if most else np.ones_like(count)
+    count, most = spans.count.ravel(), most.ravel()
+    cuts = np.maximum(-(-count // most), 1)
     source = np.repeat(np.arange(lists * tiles), cuts)
     ends = np.cumsum(cuts)
-    position = (np.arange(len(source)) - (ends - cuts)[source]) * most
-    left = count[source] - position
+    position = (np.arange(len(source)) - (ends - cuts)[source]) * most[source]
     first = spans.first.ravel()[source] + position
-    size = np.minimum(left, most) if most else left
+    size = np.minimum(count[source] - position, most[source])
     start = np.concatenate([[0], ends[tiles - 1 :: tiles]]) if tiles else np.zeros(lists + 1, int)
     return _Pieces(
         start=start,
@@ -238,3 +274,34 @@ def _listed(
         items[:, 7] |= owners.shared.astype(np.int32)[owner]
     items[filled:, 7] = 0
     return Work(items, filled, bool(items[:filled, 7].any()))
+
+
+def _in_parts(
+    work: Work, owners: _Owners, pieces: _Pieces, owner: np.ndarray, piece: np.ndarray
+) -> Work:
+    """The same with numbered parts and the rows they make up; `owner` and `piece` of all items."""
+    if not work.shared:
+        return work
+    starts = pieces.start[owners.list]
+    parts, rows = _running(pieces.cut), _running(pieces.cut * (pieces.place == 0))
+    own = parts[pieces.start[owners.list + 1]] - parts[starts]
+    base = np.cumsum(own) - own - parts[starts]  # of an owner, less the parts of earlier lists
+    live = pieces.count[piece] > 0
+    owner, piece = owner[live], piece[live]
+    number = 1 + base[owner] + parts[piece]
+    work.items[: work.filled, 7] = np.where(pieces.cut[piece] > 0, number, 0)
+
+    begins = np.flatnonzero(np.diff(rows))
+    sizes = np.diff(np.append(parts[begins], parts[-1]))
+    some = rows[pieces.start[owners.list + 1]] - rows[starts]
+    whose = np.repeat(np.arange(len(some)), some)
+    row = np.arange(len(whose)) + (rows[starts] - np.cumsum(some) + some)[whose]
+    merges = np.zeros((len(whose), len(WORK_FIELDS)), np.int32)
+    merges[:, 0], merges[:, 1] = pieces.tile[begins[row]], owners.head[whose]
+    merges[:, 2], merges[:, 3] = base[whose] + parts[begins[row]], sizes[row]
+    return replace(work, merges=merges)
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """Sums of all values before each one, and of all."""
+    return np.concatenate([[0], np.cumsum(values)])

@@ -44,6 +44,14 @@ SLAB = 64
 STREAM_BELOW = 40
 """Mean key tiles per tile row below which blocks stream: they gain about 4000 cycles a row and
 lose about 90 a tile."""
+LONG_ROW = 16
+"""Key tiles of an item of a row far longer than the others, which is not to be the last one that
+runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
+ends after 164 where the rows of 128 are whole, and after 87 where their items have 32 or 16. With
+fewer heads there is less for each block, hence 16. A part, written and read, is at most a fifth of
+the keys and values that its tiles read."""
+MERGE_ROWS = 16
+"""Queries of a block that merges the parts of a row."""
 
 _CONTROL_BYTES = 1024
 """Barriers, words and places of tile rows, behind the tiles."""
@@ -89,6 +97,8 @@ class ForwardSchedule(Schedule):
     modes: tuple[tuple[str, Mode], ...] = ()
     maps: tuple[TensorMap, ...] = ()
     work: WorkList | None = None
+    row_floats: int = 0
+    """fp32 workspace per query of a part of a row that is cut."""
 
 
 _TILES = {
@@ -141,12 +151,18 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
             TensorMap("v", keys),
             TensorMap("out", 64),
         ),
-        work=WorkList(_L2_BYTES // (2 * (dim + problem.head_dim_v)), stream_below=STREAM_BELOW),
+        work=WorkList(
+            _L2_BYTES // (2 * (dim + problem.head_dim_v)),
+            stream_below=STREAM_BELOW,
+            uneven_tiles=LONG_ROW,
+        ),
+        row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
     )
 
 
 def _mode(grid: Grid, threads: int, shared: int, macro: str) -> Mode:
-    return Mode((Launch("attention_forward", grid, threads, shared),), macro)
+    merge = Launch("attention_merge", Grid.merges, 128, per_block=MERGE_ROWS)
+    return Mode((Launch("attention_forward", grid, threads, shared), merge), macro)
 
 
 def _shared(tile: TileShape, slabs: int, stages: int, q_tiles: int) -> int:

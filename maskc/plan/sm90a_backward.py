@@ -41,6 +41,10 @@ SLOPE_SUMS = 128
 """Sums for the gradient of ALiBi's slope behind each warpgroup's share of dq: one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
+LONG_COLUMN = 16
+"""The same of a column far longer than the others: sinks among windows, global keys. Reckoned with
+132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one ends
+after 75 where columns are whole, after 44 with 32, after 30 with 16."""
 
 _CONTROL_BYTES = 1024
 """Barriers and words behind the tiles."""
@@ -120,7 +124,7 @@ def backward_schedule(problem: Problem) -> BackwardSchedule:
             TensorMap("dk", 64),
             TensorMap("dv", 64),
         ),
-        work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES),
+        work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
         # dq and the slopes' sums; lse, delta and the tile's own numbers.
         row_floats=dim + 2 * SLOPE_SUMS // tile.q + 3,
         key_floats=2 * dim + 1,

@@ -139,10 +139,11 @@ class CompiledMask:
         lse, unread = None, sent.lse
         if return_lse or not unread:
             lse, unread = plan.outputs[1].make(lib, q, True)
-        if names is _QKV:
+        parts = plan.outputs[2].make(lib, q, True) if len(plan.outputs) > 2 else (None, 0)
+        if names is _QKV and len(plan.outputs) == 2:
             pointers = (*places, place, unread)
         else:
-            pointers = all_pointers(names, places, out=place, lse=unread)
+            pointers = all_pointers(names, places, out=place, lse=unread, delta=parts[1])
         plan.run(plan, sent, pointers, scale, softcap, stream)
         return (out, lse) if return_lse else out
 

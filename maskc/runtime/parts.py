@@ -154,9 +154,11 @@ def parted_plan(
             plan = make(number, own, replace(place, joins=number > 0))
             shifts = tuple(place.shifts.get(name, 0) for name in POINTERS)
             steps.append(Step(plan, shifts, number == 0))
-    if backward:
-        floats = max((step.plan.outputs[3].shape[0] for step in steps), default=0)
-        outputs = (*outputs[:3], replace(outputs[3], shape=(floats,)), *outputs[4:])
+    place = 3 if backward else 2  # of the workspace, which some forward launches have
+    spaces = [step.plan.outputs[place] for step in steps if len(step.plan.outputs) > place]
+    if spaces:
+        most = max(spaces, key=lambda space: space.shape)
+        outputs = (*outputs[:place], most, *outputs[place + 1 :])
     return PartedPlan(tuple(steps), outputs, unwritten)
 
 

@@ -137,7 +137,8 @@ class Plan:
     numbers: bytes
     """The argument block with everything but pointers."""
     outputs: tuple[Output, ...]
-    """out and lse; or dq, dk, dv, the workspace, and gradients per head."""
+    """out and lse, then a workspace where rows are cut; or dq, dk, dv, the workspace, and gradients
+    per head."""
     steps: tuple[Any, ...] = ()
     """CUDA: what the kernel launches, in order."""
     maps: Any = None

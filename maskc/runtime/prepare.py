@@ -97,6 +97,8 @@ def make_plan(
         else:
             floats = kernel.workspace(block)
         outputs = (*outputs[:3], Output((floats,)), *outputs[4:])
+    elif kernel is not None and tables.work is not None and tables.work.parts:
+        outputs = (*outputs, Output((tables.work.parts * unit.tile.q * unit.row_floats,)))
     return Plan(
         direction=direction,
         kernel=kernel,
@@ -135,6 +137,9 @@ def _blocks(
             return -(-queries // launch.per_block)
         case Grid.keys:
             return -(-keys // launch.per_block) if work is not None and work.shared else 0
+        case Grid.merges:
+            strips = -(-unit.tile.q // launch.per_block)
+            return len(work.merges) * strips if work is not None else 0
         case Grid.items if work is not None:
             return max(1, len(work.items))
         case Grid.stream if work is not None:

@@ -175,7 +175,8 @@ def make_tables(
             spans = stack_spans([_spans(recipe, sizes, params, own, backward)
                                  for recipe, own in seen])  # fmt: skip
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
-        parts += [("work", work.items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
+        items = np.concatenate([work.items, work.merges])
+        parts += [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work)
 
 

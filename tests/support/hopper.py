@@ -36,28 +36,42 @@ BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
 # ------------------------------------------------------------------ helpers
 
 
-def compiled(mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None):
-    """A compiled mask, made to run forward passes in one mode, or to cut columns every
-    `most_tiles` tiles in backward passes, whatever the lengths."""
+def compiled(
+    mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None, row_tiles=None
+):  # fmt: skip
+    """A compiled mask, made to run forward passes in one mode, to cut columns every `most_tiles`
+    tiles in backward passes, or rows every `row_tiles` in forward passes, whatever the lengths."""
     attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
-    if mode is None and most_tiles is None:
-        return attn
-    rules = {}
+    forward, backward = {}, {}
     if mode is not None:
-        rules["stream_below"] = 1 << 30 if mode == "stream" else 0
+        forward["stream_below"] = 1 << 30 if mode == "stream" else 0
+    if row_tiles is not None:
+        forward["most_tiles"] = row_tiles
     if most_tiles is not None:
-        rules["most_tiles"] = most_tiles
+        backward["most_tiles"] = most_tiles
+    return with_rules(attn, forward, backward)
+
+
+def with_rules(attn, forward, backward):
+    """The same with other work lists."""
     units = tuple(
-        replace(unit, work=replace(unit.work, **_for(unit, rules))) if unit.work else unit
+        replace(
+            unit,
+            work=replace(
+                unit.work, **(backward if Direction.backward in unit.directions else forward)
+            ),
+        )
+        if unit.work
+        else unit
         for unit in attn.bundle.units
     )
     return CompiledMask(replace(attn.bundle, units=units), TARGET)
 
 
-def _for(unit, rules):
-    """The forward pass streams, the backward pass cuts."""
-    wanted = "most_tiles" if Direction.backward in unit.directions else "stream_below"
-    return {name: value for name, value in rules.items() if name == wanted}
+def parts_of(attn):
+    """Parts of rows in the work lists made so far."""
+    made = (tables.work for tables in attn._tables._values.values())
+    return sum(work.parts for work in made if work is not None)
 
 
 def modes(attn):

@@ -80,6 +80,49 @@ def check_cover(made, entries, kinds_of, size: int, certain: bool) -> None:
     assert made.shared == any(any(shared) for shared in writers.values())
 
 
+def cut_by(counts: list[int], rule: WorkList) -> list[int]:
+    """For each row of a list the most tiles of an item, 0 where there is no limit."""
+    live = [n for n in counts if n]
+    long = [n for n in live if n * len(live) > 4 * sum(live)] if rule.uneven_tiles else []
+    size = rule.uneven_tiles
+    while long and sum(-(-n // size) for n in long) > len(counts):
+        size *= 2
+    limits = [[rule.most_tiles, size if n in long else 0] for n in counts]
+    return [min(filter(None, limit), default=0) for limit in limits]
+
+
+def check_sizes(made, kinds_of, rule: WorkList) -> None:
+    """Every row's items: as long as they may be, but the last."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for item in items_of(made):
+        for head in range(item["head"], item["head"] + item["heads"]):
+            sizes = found.setdefault((head, item["tile"]), [])
+            sizes.append((item["first"], item["count"]))
+    for head, kinds in enumerate(kinds_of):
+        counts = [int(n) for n in (kinds > 0).sum(axis=1)]
+        for tile, (count, most) in enumerate(zip(counts, cut_by(counts, rule), strict=True)):
+            sizes = [size for _, size in sorted(found.get((head, tile), []))]
+            if count:
+                assert sizes == [
+                    min(most or count, count - i) for i in range(0, count, most or count)
+                ]
+
+
+def check_parts(made) -> None:
+    """Numbers of parts are of one row each, in order, and every row in parts is to be merged."""
+    parts = {item["shared"] - 1: item for item in items_of(made) if item["shared"]}
+    assert sorted(parts) == list(range(made.parts))
+    seen = 0
+    for row in made.merges.tolist():
+        row = dict(zip(NAMES, row, strict=True))
+        assert (row["first"], row["count"] > 1) == (seen, True)
+        own = [parts[seen + i] for i in range(row["count"])]
+        assert {(part["tile"], part["head"]) for part in own} == {(row["tile"], row["head"])}
+        assert [part["first"] for part in own] == sorted(part["first"] for part in own)
+        seen += row["count"]
+    assert seen == made.parts
+
+
 def alike(heads: int, rule: WorkList, tokens: int) -> int:
     """Heads per group: the fewest groups none of which is too large, then the smallest size."""
     fit = max(1, rule.group_tokens // tokens)
@@ -103,7 +146,7 @@ def check_order(made, heads_per_group: int) -> None:
 @st.composite
 def problems(draw):
     """(kinds per list, list of each head [batch, heads_q], heads_kv, rule, tokens)."""
-    rows, columns = draw(st.integers(0, 5)), draw(st.integers(0, 6))
+    rows, columns = draw(st.integers(0, 9)), draw(st.integers(0, 12))
     number = draw(st.integers(1, 4))
     seed = draw(st.integers(0, 1 << 30))
     rng = np.random.default_rng(seed)
@@ -112,8 +155,11 @@ def problems(draw):
     kinds = (live * rng.integers(1, 3, live.shape)).astype(np.uint8)
     batch, heads_kv, size = (draw(st.integers(1, 3)) for _ in range(3))
     of_head = rng.integers(0, draw(st.integers(1, number)), (batch, heads_kv * size))
-    most = draw(st.sampled_from([0, 1, 2, 4]))
-    rule = WorkList(draw(st.sampled_from([1, 20, 50])), most)
+    if draw(st.booleans()):  # one row and one column far longer than the others
+        kinds[:, :, 1:] *= rng.random(kinds[:, :, 1:].shape) < 0.1
+        kinds[:, rng.integers(0, max(rows, 1)) : 1] = 1
+    most, uneven = draw(st.sampled_from([0, 1, 2, 4])), draw(st.sampled_from([0, 1, 2, 3]))
+    rule = WorkList(draw(st.sampled_from([1, 20, 50])), most, uneven_tiles=uneven)
     return kinds, of_head, heads_kv, rule, draw(st.integers(1, 25))
 
 
@@ -127,8 +173,9 @@ def test_a_forward_pass_covers_every_tile_once(problem):
     check_cover(made, entries, [kinds[i] for i in of_head.ravel()], 1, False)
     size = of_head.shape[1] // heads_kv
     check_order(made, alike(len(of_head) * heads_kv, rule, tokens) * size)
-    for item in items_of(made):
-        assert (item["heads"], item["shared"]) == (1, 0)
+    check_sizes(made, [kinds[i] for i in of_head.ravel()], rule)
+    check_parts(made)
+    assert all(item["heads"] == 1 for item in items_of(made))
 
 
 @settings(max_examples=150, deadline=None)
@@ -147,12 +194,12 @@ def test_a_backward_pass_covers_every_tile_once(problem):
         together = (own == own[0]).all()
         empty = number >= made.filled
         assert item["heads"] == (size if together or empty else 1)
-        cut = rule.most_tiles and kinds[own[0]][:, item["tile"]].astype(bool).sum()
-        if empty or (together and not (rule.most_tiles and cut > rule.most_tiles)):
-            assert item["shared"] == 0
-        else:
-            assert item["shared"] == 1
-        assert not rule.most_tiles or item["count"] <= rule.most_tiles
+        counts = [int(n) for n in (kinds[own[0]] > 0).sum(axis=0)]
+        most = cut_by(counts, rule)[item["tile"]]
+        cut = most and counts[item["tile"]] > most
+        assert item["shared"] == (not empty and (not together or bool(cut)))
+    assert not len(made.merges)
+    check_sizes(made, [kinds[i].T for i in of_head.ravel()], rule)
 
 
 def test_where_a_column_is_cut_depends_on_its_own_tiles():
@@ -165,6 +212,89 @@ def test_where_a_column_is_cut_depends_on_its_own_tiles():
     pieces = [(i["tile"], i["first"], i["count"], i["shared"]) for i in one]
     assert pieces == [(0, 0, 4, 1), (0, 4, 4, 1), (1, 9, 4, 0), (0, 8, 1, 1)]
     assert {(i["tile"], i["first"], i["count"], i["shared"]) for i in two} == set(pieces)
+
+
+GLOBAL = "(k <= 100) | (q <= 3) | ((k <= q + 9) & (k >= q - 9))"
+"""The first tile row sees all, and all see the first columns."""
+NEVER = {
+    "full": "k >= 0",
+    "causal": "k <= q + n_kv - n_q",
+    "window": "(k <= q) & (k >= q - 400)",
+    "prefix": "(k <= q) | (k < 900)",
+    "prefix, most of all": "(k <= q) | (k < 3000)",
+}
+
+
+def spans_of(keep: str, n: int, n_kv: int = 0, tile: TileShape = TileShape(64, 32)):  # noqa: B008
+    recipe = LayoutRecipe(tile, parse_expr(keep), None)
+    return list_spans(kernel_lists([build(recipe, n, n_kv or n, {}, {})])[0])
+
+
+@pytest.mark.parametrize("name", NEVER)
+@pytest.mark.parametrize(("n_q", "n_kv"), [(4000, 4000), (1000, 5000), (5000, 1000)])
+def test_even_rows_are_never_cut(name, n_q, n_kv):
+    made = forward_work(
+        spans_of(NEVER[name], n_q, n_kv), np.zeros((2, 2), int), 2, n_kv,
+        WorkList(9, uneven_tiles=2),
+    )  # fmt: skip
+    assert not made.shared
+    assert made.parts == 0
+
+
+def test_a_row_among_short_ones_is_cut():
+    made = forward_work(
+        spans_of(GLOBAL, 4000), np.zeros((1, 1), int), 1, 4000, WorkList(9, uneven_tiles=16)
+    )
+    long = [(i["tile"], i["count"]) for i in items_of(made) if i["shared"]]
+    assert long == [(0, 16)] * 7 + [(0, 13)]
+    assert made.merges.tolist() == [[0, 0, 0, 8, 0, 0, 0, 0]]
+
+
+def test_parts_do_not_depend_on_batch_or_heads():
+    rule = WorkList(9000, uneven_tiles=3)
+    spans = spans_of(GLOBAL, 2000)
+    one = forward_work(spans, np.zeros((1, 1), int), 1, 2000, rule)
+    many = forward_work(spans, np.zeros((3, 8), int), 2, 2000, rule)
+    assert many.parts == 24 * one.parts > 0
+    names = ("tile", "first", "count")
+    for head in range(24):
+        own = [i for i in items_of(many) if i["head"] == head]
+        assert [[i[n] for n in names] for i in own] == [
+            [i[n] for n in names] for i in items_of(one)
+        ]
+        cut = [i["shared"] - head * one.parts for i in own if i["shared"]]
+        assert cut == [i["shared"] for i in items_of(one) if i["shared"]]
+
+
+def test_many_long_rows_have_no_more_parts_than_there_are_rows():
+    """And a list of its own decides for each head."""
+    keep = "(q % 1000 < 100) | (k == q)"
+    rule = WorkList(9, uneven_tiles=1)
+    made = forward_work(spans_of(keep, 8000), np.zeros((1, 2), int), 2, 8000, rule)
+    assert 0 < made.parts <= 2 * 125
+    assert len({row[3] for row in made.merges.tolist()}) == 1
+    both = list_spans(
+        kernel_lists(
+            [
+                build(LayoutRecipe(TILE, parse_expr(text), None), 60, 60, {}, {})
+                for text in ("k <= q", "(q < 2) | (k == q)")
+            ]
+        )[0]
+    )
+    made = forward_work(both, np.array([[0, 1, 0]]), 3, 60, rule)
+    assert {row[1] for row in made.merges.tolist()} == {1}
+
+
+def test_columns_among_short_ones_are_cut():
+    """Even ones keep the larger size."""
+    rule = WorkList(9, most_tiles=50, uneven_tiles=8)
+    for keep, most in ((GLOBAL, 8), ("k <= q", 50)):
+        recipe = LayoutRecipe(TileShape(32, 64), parse_expr(keep), None)
+        layout = build(recipe, 4000, 4000, {}, {}).transpose()
+        spans = list_spans(kernel_lists([layout])[0])
+        made = backward_work(spans, np.zeros((1, 2), int), 1, 4000, rule)
+        assert max(i["count"] for i in items_of(made)) == most
+        assert made.shared
 
 
 def test_heads_of_a_group_stay_together():

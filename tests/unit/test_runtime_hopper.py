@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from maskc.core.bundle import (
+    Grid,
+    Launch,
     LayoutRecipe,
     Variant,
     WorkList,
@@ -75,6 +77,57 @@ def test_work_follows_heads_and_batch(machine):
     for batch, heads in ((1, (2, 1)), (2, (2, 2)), (2, (4, 2)), (1, (4, 4))):
         mask(*given(n=600, batch=batch, heads=heads))
         assert machine.driver.block.items == 10 * batch * heads[0]
+
+
+MERGE = Launch("attention_merge", Grid.merges, 128, per_block=16)
+PARTS = replace(
+    FORWARD,
+    modes=tuple((name, replace(m, launches=(*m.launches, MERGE))) for name, m in FORWARD.modes),
+    work=WorkList(1 << 16, 4, uneven_tiles=1),
+    row_floats=66,
+)
+"""Rows are computed in parts."""
+
+
+def test_rows_in_parts_are_merged(machine):
+    mask, arrays = compiled("documents", units=(PARTS,)), given(n=600)
+    doc = np.zeros(600, np.int32)
+    mask(*arrays, doc=doc)
+    (tables,), (plan,) = mask._whole.tables._values.values(), mask._plans._values.values()
+    work, block = tables.work, machine.driver.block
+    assert (work.parts, len(work.merges)) == (10 * 8 * 3, 10 * 8)
+    assert machine.launched() == [("attention_forward", 240, 384), ("attention_merge", 320, 128)]
+    assert (block.items, block.empty) == (240, 0)
+    assert block.counter - block.work == 4 * 8 * (240 + 80)
+    start = block.work + 4 * 8 * 240
+    rows = np.ctypeslib.as_array((ctypes.c_int32 * 640).from_address(start)).reshape(80, 8)
+    np.testing.assert_array_equal(rows, work.merges)
+    assert plan.outputs[2].shape == (240 * 64 * 66,)
+    delta, out = block.delta, block.out
+    assert delta
+    mask(*arrays, doc=doc)
+    assert machine.driver.block.delta not in (0, delta, out), "a workspace of its own each time"
+    sinks = Tensor((4,), pointer=7 << 20, dtype="float32")
+    mask(*arrays, doc=doc, sink_logits=sinks)
+    assert machine.driver.block.delta
+    assert machine.driver.block.sink_logits == 7 << 20
+
+
+def test_one_long_row_is_in_parts_and_a_graph_has_its_own_workspace(machine):
+    doc = np.arange(600, dtype=np.int32) // 40
+    mask, arrays = compiled("documents", units=(PARTS,)), given(n=600)
+    mask(*arrays, doc=doc)
+    assert [entry for entry, *_ in machine.launched()] == ["attention_forward"]
+    assert not machine.driver.block.delta
+    assert all(len(plan.outputs) == 2 for plan in mask._plans._values.values())
+    doc[::70], doc[0] = 1000, 1000
+    mask(*arrays, doc=doc)
+    assert len(machine.launched()) == 2
+    before = machine.driver.block.delta
+    machine.library.current = 3  # being captured
+    mask(*arrays, doc=doc)
+    assert [entry for entry, *_ in machine.launched()] == ["attention_forward", "attention_merge"]
+    assert machine.driver.block.delta not in (0, before)
 
 
 WINDOW = LayoutRecipe(TILE, parse_expr("(k <= q) & (k >= q - 150)"), None)

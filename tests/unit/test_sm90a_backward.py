@@ -17,7 +17,13 @@ from maskc.core.bundle import Grid, SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
-from maskc.plan.sm90a_backward import SLOPE_SUMS, BackwardSchedule, backward_schedule
+from maskc.plan.sm90a_backward import (
+    LONG_COLUMN,
+    MOST_TILES,
+    SLOPE_SUMS,
+    BackwardSchedule,
+    backward_schedule,
+)
 from tests.support import sass
 
 SM_90A = TARGETS["sm_90a"]
@@ -73,6 +79,13 @@ def test_workspace_is_what_the_source_reckons_with(dim):
     assert "TILE_FLOATS = TILE_Q * HEAD_DIM + 2 * SLOPE_SUMS;" in text
     assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
     assert f"SLOPE_SUMS = {SLOPE_SUMS};" in text
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_long_columns_are_cut_and_sooner_where_others_are_short(dim):
+    work = planned(dim).work
+    assert (work.most_tiles, work.uneven_tiles) == (MOST_TILES, LONG_COLUMN)
+    assert LONG_COLUMN < MOST_TILES
 
 
 def test_launches_in_order():

@@ -15,7 +15,7 @@ struct Attention {
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
-    float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
     float *dsink;  // backward: [heads_q] to add to, or null
     float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
@@ -670,7 +670,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         float4 *const control = (float4 *)(w.control + row * TILE_Q);
         control[thread] = make_float4(thread ? 0.0f : sink_sum, 0.0f, 0.0f, 0.0f);
     }
-    if (p.shared_items) {
+    if (!DETERMINISTIC && p.shared_items) {
         const i64 columns = (i64)p.batch * p.heads_kv * p.tile_cols;
         fill_zeros(w.shared, columns * (TILE_K + KEY_TILE_FLOATS),
                    row * PLAIN_THREADS + thread, (i64)gridDim.x * PLAIN_THREADS);

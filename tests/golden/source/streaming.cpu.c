@@ -63,7 +63,7 @@ struct Attention {
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
-    float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
     float *dsink;  // backward: [heads_q] to add to, or null
     float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
