@@ -48,7 +48,7 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
                                         for recipe in bundle.variants[i].recipes}.values()))
         for i, variant in enumerate(first.variants)
     )  # fmt: skip
-    units = {(unit.target, unit.directions): unit for bundle in bundles for unit in bundle.units}
+    units = {unit.key: unit for bundle in bundles for unit in bundle.units}
     return replace(first, variants=variants, units=tuple(units.values()), report=report)
 
 
@@ -72,6 +72,8 @@ def _emit(plan: Plan, name: str) -> Bundle:
         row_floats=getattr(plan.schedule, "row_floats", 0),
         key_floats=getattr(plan.schedule, "key_floats", 0),
         distances=plan.distances,
+        form=plan.form,
+        costs=plan.costs,
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}

@@ -52,11 +52,11 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
     """File names and texts: the module, and its sources beside it.
 
     Args:
-        bundle: with one unit per target, or one per target and pass.
+        bundle: whose units have keys of their own.
         mask: the mask as maskc prints it.
         title: the first line of the pattern's docstring, or its name.
     """
-    keys = [_key(unit) for unit in bundle.units]
+    keys = [unit.key for unit in bundle.units]
     names = [
         f"{bundle.name}.{key}.{Target.named(unit.target).suffix}"
         for key, unit in zip(keys, bundle.units, strict=True)
@@ -78,14 +78,9 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
     return files
 
 
-def _key(unit: SourceUnit) -> str:
-    """What the module's SOURCE calls a unit, and its file: the target, unless only backward."""
-    return unit.target if Direction.forward in unit.directions else f"{unit.target}_backward"
-
-
 def _kernel(unit: SourceUnit) -> str:
     """Arguments of `kernel`, one a line."""
-    words = [_word(unit.target), f"SOURCE[{_word(_key(unit))}]"]
+    words = [_word(unit.target), f"SOURCE[{_word(unit.key)}]"]
     for mode, chosen in unit.modes:
         words += [_launch(mode, chosen.macro, one) for one in chosen.launches]
     words += [f"tile=({unit.tile.q}, {unit.tile.k})", f"ranges={unit.ranges}"]
@@ -101,6 +96,10 @@ def _kernel(unit: SourceUnit) -> str:
     words += [f"row_floats={unit.row_floats}"] if unit.row_floats else []
     words += [f"key_floats={unit.key_floats}"] if unit.key_floats else []
     words += ["distances=True"] if unit.distances else []
+    words += [f"form={_word(unit.form)}"] if unit.form else []
+    if unit.costs:
+        each = [f"({_word(c.mode)}, {c.row}, {c.tile}, {c.masked})" for c in unit.costs]
+        words.append(_several("costs=(", each, 16))
     return ",\n".join(words)
 
 
@@ -108,6 +107,7 @@ def _launch(mode: str, macro: str, one: Launch) -> str:
     words = [_word(one.entry), _word(one.grid.name), f"threads={one.threads}"]
     words += [f"shared={one.shared_bytes}"] if one.shared_bytes else []
     words += [f"per_block={one.per_block}"] if one.per_block != 1 else []
+    words += [f"resident={one.resident}"] if one.resident != 1 else []
     words += [f"mode={_word(mode)}"] if mode != "usual" else []
     words += [f"macro={_word(macro)}"] if macro else []
     return _several("launch(", words, 16)

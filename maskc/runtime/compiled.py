@@ -8,6 +8,7 @@ from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -238,10 +239,11 @@ class CompiledMask:
         }
         direction = Direction.backward if "lse" in views else Direction.forward
         features = features_asked(names, not no_softcap, nan_safe)
-        unit = self._kernels.unit(direction, features)
-        sizes = check_call(views, self.bundle, unit)
+        units = self._kernels.units(direction, features)
+        sizes = check_call(views, self.bundle, units[0])
         ordered = LIBRARIES[type(given[0])].ordered
         rest = (direction, features, views, sizes, bound, ordered, any(deterministic))
+        unit = self._cheapest(units, sizes, bound, direction)
         try:
             plan = self._planned(unit, *rest)
         except NotAddressable:
@@ -252,6 +254,19 @@ class CompiledMask:
         with self._lock:
             self._plans.put(key, plan)
         return plan
+
+    def _cheapest(
+        self, units: tuple[SourceUnit, ...], sizes: Sizes, bound: Bound, direction: Direction
+    ) -> SourceUnit:
+        """The source predicted to take least for this mask at these lengths; the first, with the
+        largest tiles, where that would depend on more."""
+        if len(units) == 1 or not launches(sizes, direction):
+            return units[0]
+
+        def tally(unit: SourceUnit) -> Tally | None:
+            return self._bound_tables(unit, sizes, bound, direction, not unit.ranges).tally
+
+        return cheapest(units, tally, sizes.n_kv) if tally(units[0]) else units[0]
 
     def _planned(
         self, unit: SourceUnit, direction: Direction, features: Features,
@@ -274,7 +289,7 @@ class CompiledMask:
         """The mask at these lengths; calls that differ only in strides or features share it."""
         by_head = self._binder.needs_data or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        key = (unit.target, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        key = (unit.key, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self._tables.get(key)
         if tables is None:
             arrays = self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
@@ -312,8 +327,8 @@ class CompiledMask:
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
-        """The same by source (a target's name, with `_backward` for a source of its own), mode and
-        features."""
+        """The same by source (a target's name, with `_small` for smaller tiles and `_backward` for
+        a source of its own), mode and features."""
         return self._kernels.all_reports
 
     # -------------------------------------------------------------- questions
