@@ -33,25 +33,48 @@ SIZES = [
 BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
 
 
+WAYS = ["usual", "stream", "small usual", "small stream"]
+"""Ways to run a forward pass: a mode of the usual source, or of the one with small tiles."""
+
+
 # ------------------------------------------------------------------ helpers
 
 
 def compiled(mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None):
-    """A compiled mask, made to run forward passes in one mode, or to cut columns every
-    `most_tiles` tiles in backward passes, whatever the lengths."""
+    """A compiled mask, made to run forward passes in one of WAYS, or to cut columns every
+    `most_tiles` tiles in backward passes, whatever the lengths. `mode` may be a form alone
+    (`small`, or `large`), which leaves the mode to the lengths.
+
+    Skips where a head dimension has no small tiles.
+    """
     attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
     if mode is None and most_tiles is None:
         return attn
-    rules = {}
+    units, rules = attn.bundle.units, {}
     if mode is not None:
-        rules["stream_below"] = 1 << 30 if mode == "stream" else 0
+        form = "small" if mode.startswith("small") else ""
+        units = tuple(u for u in units if u.target != TARGET or u.form == form or _backward(u))
+        if not any(u.target == TARGET and not _backward(u) for u in units):
+            pytest.skip(f"no small tiles at head dimension {dim}")
+        if not mode.endswith(("small", "large")):
+            rules["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if most_tiles is not None:
         rules["most_tiles"] = most_tiles
     units = tuple(
         replace(unit, work=replace(unit.work, **_for(unit, rules))) if unit.work else unit
-        for unit in attn.bundle.units
+        for unit in units
     )
     return CompiledMask(replace(attn.bundle, units=units), TARGET)
+
+
+def _backward(unit):
+    return Direction.forward not in unit.directions
+
+
+def way(mode):
+    """(source, mode) as `modes` names it, of one of WAYS."""
+    form, _, mode = mode.rpartition(" ")
+    return f"{TARGET}_{form}" if form else TARGET, mode
 
 
 def _for(unit, rules):
