@@ -1,7 +1,7 @@
 """Short rows on a Hopper: the source with small tiles, and when a call takes it.
 
-Run with `make test-gpu`. The bound is the contract's, see tests/support/exact_attention.py; what all
-sources share is in test_sm90a.py, parametrised over WAYS.
+Run with `make test-gpu`. The bound is the contract's, see tests/support/exact_attention.py; what
+all sources share is in test_sm90a.py, parametrised over WAYS.
 """
 
 from __future__ import annotations
