@@ -9,7 +9,7 @@ from typing import Any
 from maskc.build import BuildReport
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
-from maskc.core.errors import NotAddressable, UnknownTarget
+from maskc.core.errors import NotAddressable, TooManyTiles, TooMuchWork, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -266,7 +266,10 @@ class CompiledMask:
         def tally(unit: SourceUnit) -> Tally | None:
             return self._bound_tables(unit, sizes, bound, direction, not unit.ranges).tally
 
-        return cheapest(units, tally, sizes.n_kv) if tally(units[0]) else units[0]
+        try:
+            return cheapest(units, tally, sizes.n_kv) if tally(units[0]) else units[0]
+        except (TooManyTiles, TooMuchWork):
+            return units[0]
 
     def _planned(
         self, unit: SourceUnit, direction: Direction, features: Features,
