@@ -181,6 +181,18 @@ class SourceUnit:
 
 
 @dataclass(frozen=True)
+class PartBundle:
+    """Pieces of a mask that run together."""
+
+    stride: int
+    """1: over the tokens as they are; s >= 2: over those of every residue class modulo s, as
+    sequences of their own lengths."""
+    bundle: Bundle
+    aligned: bool = False
+    """Whether it is so only where the stride divides n_kv - n_q."""
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A compiled mask before it is built."""
 
@@ -199,6 +211,8 @@ class Bundle:
     be a choice; the one with the largest tiles comes first."""
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
+    parts: tuple[PartBundle, ...] = ()
+    """The same mask in parts, for the targets that have them; none where it runs whole."""
     report: str = field(default="", compare=False)
     """What explain() prints."""
 

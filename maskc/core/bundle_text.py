@@ -15,6 +15,7 @@ from maskc.core.bundle import (
     Launch,
     LayoutRecipe,
     Mode,
+    PartBundle,
     SourceUnit,
     TensorMap,
     TileLoop,
@@ -140,8 +141,16 @@ def bundle(
     params: tuple[tuple[str, int], ...],
     kernels: tuple[SourceUnit, ...],
     unread: tuple[str, ...] = (),
-    report: str,
+    parts: tuple[PartBundle, ...] = (),
+    report: str = "",
 ) -> Bundle:
     """Everything a generated module holds."""
     problem = Problem(head_dim, head_dim_v, DType.parse(dtype), n_heads)
-    return Bundle(name, problem, masks, of_head, arrays, data, params, kernels, unread, report)
+    return Bundle(
+        name, problem, masks, of_head, arrays, data, params, kernels, unread, parts, report
+    )
+
+
+def part(stride: int, own: Bundle, *, aligned: bool = False) -> PartBundle:
+    """Pieces of the mask that run together, over the residue classes modulo `stride`."""
+    return PartBundle(stride, own, aligned)

@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import replace
 from math import gcd
 
-from maskc.core.bundle import Bundle, Grid, Launch, Mode, SourceUnit, Variant
+from maskc.core.bundle import Bundle, Grid, Launch, Mode, PartBundle, SourceUnit, Variant
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
@@ -36,8 +36,12 @@ def emit(plan: Plan, name: str) -> Bundle:
 
     `name` never reaches a source.
     """
-    bundles = [_emit(each, name) for each in (plan, *plan.also)]
-    return merged(bundles, "")
+    bundle = merged([_emit(each, name) for each in (plan, *plan.also)], "")
+    parts = (
+        PartBundle(part.stride, emit(part.plan, f"{name}_part{number}"), part.aligned)
+        for number, part in enumerate(plan.parts)
+    )
+    return replace(bundle, parts=tuple(parts))
 
 
 def merged(bundles: list[Bundle], report: str) -> Bundle:
@@ -49,7 +53,13 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
         for i, variant in enumerate(first.variants)
     )  # fmt: skip
     units = {unit.key: unit for bundle in bundles for unit in bundle.units}
-    return replace(first, variants=variants, units=tuple(units.values()), report=report)
+    by_part = zip(*(bundle.parts for bundle in bundles if bundle.parts), strict=True)
+    parts = tuple(
+        replace(same[0], bundle=merged([part.bundle for part in same], "")) for same in by_part
+    )
+    return replace(
+        first, variants=variants, units=tuple(units.values()), parts=parts, report=report
+    )
 
 
 def _emit(plan: Plan, name: str) -> Bundle:

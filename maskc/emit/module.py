@@ -12,7 +12,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import Bundle, Launch, LayoutRecipe, SourceUnit, TileLoop, Variant, WorkList
 from maskc.core.data import DataDecl
 from maskc.core.expr_text import to_python
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.emit.environment import environment
 
@@ -44,6 +44,21 @@ class _Mask:
     args: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    name: str
+    problem: Problem
+    variants: tuple[_Mask, ...]
+    of_head: str
+    arrays: str
+    declared: tuple[str, ...]
+    params: str
+    unread: str
+    kernels: tuple[str, ...]
+    parts: tuple[tuple[int, bool, _Bundle], ...]
+    report: bool
+
+
 _WIDTH = 100
 """Most columns of a generated module."""
 
@@ -56,31 +71,71 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
         mask: the mask as maskc prints it.
         title: the first line of the pattern's docstring, or its name.
     """
-    keys = [unit.key for unit in bundle.units]
-    names = [
-        f"{bundle.name}.{key}.{Target.named(unit.target).suffix}"
-        for key, unit in zip(keys, bundle.units, strict=True)
-    ]
+    sources = _sources(bundle, "")
+    names = {unit.key: f"{bundle.name}.{unit.key}.{unit.suffix}" for unit in sources.values()}
+    texts = {names[unit.key]: unit.text for unit in sources.values()}
     cuda = ("launch",) if any(unit.modes for unit in bundle.units) else ()
-    words = ("GeneratedMask", "bundle", "data", "kernel", *cuda, "loop", "mask", "tiles")
+    part = ("part",) if bundle.parts else ()
+    words = ("GeneratedMask", "bundle", "data", "kernel", *cuda, "loop", "mask", *part, "tiles")
     text = environment().get_template("module.py.j2").render(
-        bundle=bundle, mask=_filled(f"Mask: {_in_docstring(mask)}", "      "),
-        title=_in_docstring(title), sources=tuple(zip(keys, names, strict=True)),
-        files=_filled(", ".join(names) + ".")[:-1], words=", ".join(words),
-        variants=[_mask(v) for v in bundle.variants],
-        of_head=repr(bundle.head_variant), arrays=repr(bundle.arrays),
-        declared=[_data(decl) for decl in bundle.data], params=repr(bundle.params),
-        kernels=list(map(_kernel, bundle.units)), unread=repr(bundle.unread),
-        report=_in_docstring(bundle.report),
+        mask=_filled(f"Mask: {_in_docstring(mask)}", "      "),
+        title=_in_docstring(title), sources=tuple(names.items()),
+        files=_filled(", ".join(names.values()) + ".")[:-1], imports=_imported(words),
+        whole=_bundle(bundle, sources), report=_in_docstring(bundle.report),
     )  # fmt: skip
-    files = {f"{bundle.name}.py": text}
-    files |= {name: unit.text for unit, name in zip(bundle.units, names, strict=True)}
-    return files
+    return {f"{bundle.name}.py": text, **texts}
 
 
-def _kernel(unit: SourceUnit) -> str:
-    """Arguments of `kernel`, one a line."""
-    words = [_word(unit.target), f"SOURCE[{_word(unit.key)}]"]
+@dataclass(frozen=True, slots=True)
+class _Source:
+    key: str
+    suffix: str
+    text: str
+
+
+_Sources = dict[object, _Source]
+"""By `_mark`."""
+
+
+def _sources(bundle: Bundle, prefix: str) -> _Sources:
+    """All sources of a bundle and its parts; those equal but for comments once, under their first
+    name."""
+    found: _Sources = {}
+    for unit in bundle.units:
+        suffix = Target.named(unit.target).suffix
+        found.setdefault(_mark(unit), _Source(prefix + unit.key, suffix, unit.text))
+    for number, part in enumerate(bundle.parts):
+        for mark, source in _sources(part.bundle, f"part{number}.").items():
+            found.setdefault(mark, source)
+    return found
+
+
+def _mark(unit: SourceUnit) -> object:
+    """Equal for sources that are equal but for comments."""
+    return unit.target, unit.directions, unit.digest
+
+
+def _bundle(bundle: Bundle, sources: _Sources) -> _Bundle:
+    return _Bundle(
+        name=bundle.name,
+        problem=bundle.problem,
+        variants=tuple(map(_mask, bundle.variants)),
+        of_head=repr(bundle.head_variant),
+        arrays=repr(bundle.arrays),
+        declared=tuple(map(_data, bundle.data)),
+        params=repr(bundle.params),
+        unread=repr(bundle.unread) if bundle.unread else "",
+        kernels=tuple(_kernel(unit, sources[_mark(unit)].key) for unit in bundle.units),
+        parts=tuple(
+            (part.stride, part.aligned, _bundle(part.bundle, sources)) for part in bundle.parts
+        ),
+        report=bool(bundle.report),
+    )
+
+
+def _kernel(unit: SourceUnit, key: str) -> str:
+    """Arguments of `kernel`, one a line; `key` names its source."""
+    words = [_word(unit.target), f"SOURCE[{_word(key)}]"]
     for mode, chosen in unit.modes:
         words += [_launch(mode, chosen.macro, one) for one in chosen.launches]
     words += [f"tile=({unit.tile.q}, {unit.tile.k})", f"ranges={unit.ranges}"]
@@ -116,6 +171,14 @@ def _launch(mode: str, macro: str, one: Launch) -> str:
 def _word(text: str) -> str:
     """A plain word in double quotes."""
     return json.dumps(text)
+
+
+def _imported(words: Sequence[str]) -> str:
+    line = f"from maskc.runtime.generated import {', '.join(words)}"
+    if len(line) <= _WIDTH:
+        return line
+    lines = "".join(f"    {word},\n" for word in words)
+    return f"from maskc.runtime.generated import (\n{lines})"
 
 
 def _several(opening: str, words: Sequence[str], column: int) -> str:

@@ -41,27 +41,8 @@ class Part:
     """1: over the tokens as they are; s >= 2: over the tokens of each residue class modulo s."""
     ir: MaskIR
     """The mask that runs, in pieces: of the tokens, or of every class with its own lengths."""
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """Consecutive residue classes of equal sizes.
-
-    Class i of them, 0 <= i < count, has keys first + i, first + i + stride, ... and queries
-    first_query + i, first_query + i + stride, ...: all tokens whose position is first + i modulo
-    stride.
-    """
-
-    first: int
-    """The first class's residue of positions: its first key, where it has keys."""
-    count: int
-    """How many classes."""
-    first_query: int
-    """The first class's first query; 0 where these classes have none."""
-    n_q: int
-    """Queries of each class."""
-    n_kv: int
-    """Keys of each class."""
+    aligned: bool = False
+    """Whether it is so only where the stride divides n_kv - n_q."""
 
 
 # ------------------------------------------------------------------ parts
@@ -71,8 +52,9 @@ def parts(ir: MaskIR) -> tuple[Part, ...]:
     """The parts of a decomposed mask: ascending stride, disjoint, their union the mask.
 
     A piece is regrouped by the largest stride that divides all its distances, if it is proved
-    that nothing else decides; pieces that read data never are. A mask without such pieces is one
-    part, `ir` itself.
+    that nothing else decides; pieces that read data never are. Where a mask speaks of q - k
+    instead of distances that holds only at lengths whose difference the stride divides.
+    A mask without such pieces is one part, `ir` itself.
 
     Raises:
         DecompositionBroken: an inner mask reads otherwise than what was proved.
@@ -84,7 +66,7 @@ def parts(ir: MaskIR) -> tuple[Part, ...]:
         return (Part(1, ir),)
     rest = tuple(piece for piece in ir.pieces if piece not in moved)
     made = [Part(1, _remaining(ir, rest))] if rest else []
-    return *made, *(Part(group.stride, _inner(ir, group)) for group in found)
+    return *made, *(Part(group.stride, _inner(ir, group), group.aligned) for group in found)
 
 
 def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:
@@ -127,6 +109,8 @@ class _Group:
     stride: int
     near: Expr
     """Over d and parameters."""
+    aligned: bool
+    """Whether only where the stride divides n_kv - n_q."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +120,8 @@ class _Found:
     piece: Piece
     stride: int
     near: isl.Set
+    aligned: bool
+    """As for a group."""
 
 
 def _regrouped(pieces: tuple[Piece, ...]) -> Iterator[_Group]:
@@ -235,18 +221,23 @@ class _Line:
 
     def inside(self, piece: Piece, stride: int) -> _Found | None:
         """The piece inside residue classes, if it is proved that it keeps multiples of the stride
-        and that nothing but the distance decides; a question too hard is a no."""
+        and that nothing but the distance decides, at all lengths or at aligned ones; a question
+        too hard is a no."""
         try:
             with budget():
                 shrink = self._map(f"{{ [d] -> [x] : d = {stride}*x }}")
                 near = self._kept(piece.keep).apply(shrink).coalesce()
                 back = self._map(f"{{ [x] -> [q, k, n_q, n_kv] : {_TEXT} = {stride}*x }}")
-                lengths = domain(self.pairs)
-                kept = self.pairs.set(piece.keep).intersect(lengths)
-                proved = kept.is_equal(near.apply(back).intersect(lengths))
+                kept, moved = self.pairs.set(piece.keep), near.apply(back)
+                every = domain(self.pairs)
+                multiple = f"exists e : n_kv - n_q = {stride}*e"
+                even = isl.Set(f"{self.prefix}{{ [q, k, n_q, n_kv] : {multiple} }}")
+                for aligned, lengths in ((False, every), (True, every.intersect(even))):
+                    if kept.intersect(lengths).is_equal(moved.intersect(lengths)):
+                        return _Found(piece, stride, near, aligned)
         except TooHard:
-            return None
-        return _Found(piece, stride, near) if proved else None
+            pass
+        return None
 
     def joined(self, found: list[_Found]) -> _Group | None:
         """Disjoint pieces of one stride as one group, their distances read as a formula."""
@@ -259,7 +250,8 @@ class _Line:
             return None
         if not same:
             raise DecompositionBroken("a residue class differs")
-        return _Group(tuple(one.piece for one in found), found[0].stride, formula)
+        pieces, aligned = tuple(one.piece for one in found), any(one.aligned for one in found)
+        return _Group(pieces, found[0].stride, formula, aligned)
 
 
 def _common_divisor(left: isl.Set) -> int:
@@ -276,25 +268,3 @@ def _common_divisor(left: isl.Set) -> int:
 
 def _value(point: isl.Point) -> int:
     return whole(point.get_coordinate_val(isl.dim_type.set, 0))
-
-
-# ------------------------------------------------------------------ classes
-
-
-def classes(stride: int, n_q: int, n_kv: int) -> tuple[Classes, ...]:
-    """The residue classes modulo stride >= 1 that have tokens, ascending: at most three runs.
-
-    Every query and every key is in exactly one class; classes may have queries and no keys, or
-    keys and no queries. With queries, n_kv - n_q of a class is the quotient of its first query's
-    position by the stride: the class is aligned at its end, as the whole is.
-    """
-    offset = n_kv - n_q
-    starts = sorted({0, offset % stride, n_kv % stride})  # where first_query wraps, n_kv shrinks
-    found: list[Classes] = []
-    for first, end in zip(starts, [*starts[1:], stride], strict=True):
-        first_query = (first - offset) % stride
-        queries, keys = len(range(first_query, n_q, stride)), len(range(first, n_kv, stride))
-        if queries or keys:
-            first_query = first_query if queries else 0
-            found.append(Classes(first, end - first, first_query, queries, keys))
-    return tuple(found)

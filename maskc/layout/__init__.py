@@ -4,6 +4,8 @@ from maskc.layout.build import build as build
 from maskc.layout.build import check_loads as check_loads
 from maskc.layout.build import count as count
 from maskc.layout.build import tile_shape as tile_shape
+from maskc.layout.classes import Classes as Classes
+from maskc.layout.classes import classes as classes
 from maskc.layout.data import bind_arrays as bind_arrays
 from maskc.layout.data import check_lengths as check_lengths
 from maskc.layout.data import split_call_data as split_call_data

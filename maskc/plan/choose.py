@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from maskc.analysis.facts import MaskFacts
+from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
+from maskc.ir.relayout import parts
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
@@ -21,7 +22,7 @@ from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import backward_schedule
-from maskc.plan.types import Heads, Plan, PlannedMask, Schedule
+from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule
 
 FEW, MANY = 3, 1 << 16
 """Intervals per row that are cheaper than bits from memory; more than any row has."""
@@ -42,8 +43,15 @@ _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
 it cannot."""
 
 
-def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
+_PARTED = ("cpu", "sm90a")
+"""Families whose kernels join results with those of other keys."""
+
+
+def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> Plan:
     """The plan for one target, with the plans whose sources go along.
+
+    Args:
+        whole: False for a part of a mask, which has no parts of its own and no stand-ins.
 
     Raises:
         MaskcError: the target has no kernel for this problem.
@@ -52,8 +60,11 @@ def plan(heads: Heads, problem: Problem, target: Target) -> Plan:
     also = tuple(
         _plan(heads, problem, TARGETS[name], direction, form)
         for name, direction, form in _ALONG.get(target.name, ())
-        if form != SMALL or problem.head_dim in sm90a.SMALL_HEAD_DIMS
+        if (whole or name == target.name)
+        and (form != SMALL or problem.head_dim in sm90a.SMALL_HEAD_DIMS)
     )
+    if whole:
+        main = replace(main, parts=_parts(heads, problem, target))
     small = [each for each in also if each.form == SMALL]
     if not small:
         return replace(main, also=also)
@@ -90,6 +101,23 @@ def _plan(
         ), distances, runs, direction, form,
     )  # fmt: skip
     return replace(made, costs=costs_of(made)) if form else made
+
+
+def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
+    """The parts of the one mask that all heads share, if some run over residue classes."""
+    if target.family not in _PARTED or len(heads.masks) > 1:
+        return ()
+    found = parts(heads.masks[0])
+    if all(part.stride == 1 for part in found):
+        return ()
+    return tuple(
+        PlannedPart(
+            part.stride,
+            plan(Heads((part.ir,), (analyse(part.ir),), ()), problem, target, whole=False),
+            part.aligned,
+        )
+        for part in found
+    )
 
 
 def _schedule(

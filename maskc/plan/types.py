@@ -52,6 +52,17 @@ class PlannedMask:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """Pieces of a mask that run together."""
+
+    stride: int
+    """1: over the tokens as they are; s >= 2: over those of each residue class modulo s."""
+    plan: Plan
+    aligned: bool
+    """Whether it is so only where the stride divides n_kv - n_q."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything emit needs."""
 
@@ -77,6 +88,9 @@ class Plan:
     """Tells plans of one target and pass apart, between whose sources a call chooses."""
     costs: tuple[Cost, ...] = ()
     """By mode, where a call chooses."""
+    parts: tuple[PlannedPart, ...] = ()
+    """The same mask in parts, of which some run over residue classes; none where that is no help
+    or the family cannot."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.bundle import Bundle, SourceUnit
-from maskc.core.cost import Tally, cheapest
-from maskc.core.errors import NotAddressable, TooManyTiles, TooMuchWork, UnknownTarget
+from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -18,13 +20,20 @@ from maskc.runtime.arrays import LIBRARIES, Array, Library
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
-from maskc.runtime.fallback import NumPyKernel
-from maskc.runtime.kernels import Kernels
 from maskc.runtime.launch_cuda import current_device
+from maskc.runtime.making import Maker, Pass
+from maskc.runtime.parts import PartedPlan, parted_plan, pays
 from maskc.runtime.plans import Plan, Recent
-from maskc.runtime.prepare import check_call, launches, make_plan, mode_of
+from maskc.runtime.prepare import (
+    Place,
+    check_call,
+    launches,
+    make_plan,
+    outputs_of,
+    strides_of,
+)
 from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
-from maskc.runtime.tables import NOTHING, Tables, make_tables
+from maskc.runtime.tables import NOTHING
 
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
@@ -66,9 +75,11 @@ class CompiledMask:
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
-        self._kernels = Kernels(bundle, self.target)
-        self._plans: Recent[Plan] = Recent()
-        self._tables: Recent[Tables] = Recent()
+        self._whole = Maker(bundle, self.target)
+        self._parts = tuple(
+            Maker(part.bundle, self.target) for part in bundle.parts if part.bundle.unit(target)
+        )
+        self._plans: Recent[Plan | PartedPlan] = Recent()
         self._last: tuple[object, Plan | None] = (None, None)
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
@@ -239,15 +250,15 @@ class CompiledMask:
         }
         direction = Direction.backward if "lse" in views else Direction.forward
         features = features_asked(names, not no_softcap, nan_safe)
-        units = self._kernels.units(direction, features)
-        sizes = check_call(views, self.bundle, units[0])
+        unit = self._whole.kernels.unit(direction, features)
+        sizes = check_call(views, self.bundle, unit)
         ordered = LIBRARIES[type(given[0])].ordered
-        rest = (direction, features, views, sizes, bound, ordered, any(deterministic))
-        unit = self._cheapest(units, sizes, bound, direction)
+        wanted = Pass(direction, features, any(deterministic), views["q"].device)
+        rest = (wanted, views, sizes, bound, ordered)
         try:
             plan = self._planned(unit, *rest)
         except NotAddressable:
-            spare = self._kernels.spare_unit()
+            spare = self._whole.kernels.spare_unit()
             if direction is Direction.backward or spare is None:
                 raise
             plan = self._planned(spare, *rest)
@@ -255,51 +266,34 @@ class CompiledMask:
             self._plans.put(key, plan)
         return plan
 
-    def _cheapest(
-        self, units: tuple[SourceUnit, ...], sizes: Sizes, bound: Bound, direction: Direction
-    ) -> SourceUnit:
-        """The source predicted to take least for this mask at these lengths; the first, with the
-        largest tiles, where that would depend on more."""
-        if len(units) == 1 or not launches(sizes, direction):
-            return units[0]
-
-        def tally(unit: SourceUnit) -> Tally | None:
-            return self._bound_tables(unit, sizes, bound, direction, not unit.ranges).tally
-
-        try:
-            return cheapest(units, tally, sizes.n_kv) if tally(units[0]) else units[0]
-        except (TooManyTiles, TooMuchWork):
-            return units[0]
-
     def _planned(
-        self, unit: SourceUnit, direction: Direction, features: Features,
-        views: Mapping[str, Array], sizes: Sizes, bound: Bound, ordered: bool, deterministic: bool,
-    ) -> Plan:  # fmt: skip
-        kernel, tables, lists = None, NOTHING, not unit.ranges
-        if launches(sizes, direction):
-            tables = self._bound_tables(unit, sizes, bound, direction, lists)
-            mode = mode_of(unit, direction, deterministic, tables)
-            kernel = self._kernels.get(unit, mode, features, views["q"].device[1])
-            if isinstance(kernel, NumPyKernel) and not lists:
-                tables = self._bound_tables(unit, sizes, bound, direction, True)
-        return make_plan(
-            self.bundle, unit, direction, kernel, views, sizes, bound.params, tables, ordered
-        )
+        self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
+        bound: Bound, ordered: bool,
+    ) -> Plan | PartedPlan:  # fmt: skip
+        """The plan of a checked call: in parts where these take less time, else whole."""
+        bundle, direction = self.bundle, wanted.direction
+        outputs = outputs_of(bundle, direction, views, sizes, ordered)
+        place = Place(sizes, strides_of(views, outputs))
+        if not launches(sizes, direction):
+            return make_plan(bundle, unit, direction, None, wanted.device, place, bound.params,
+                             NOTHING, outputs)  # fmt: skip
+        arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
+        own = unit.target == self.target.name
+        if own and self._parts and pays(bundle, unit, sizes, bound.params, arrays):
 
-    def _bound_tables(
-        self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, lists: bool
-    ) -> Tables:
-        """The mask at these lengths; calls that differ only in strides or features share it."""
-        by_head = self._binder.needs_data or unit.work is not None
-        others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        key = (unit.key, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
-        tables = self._tables.get(key)
-        if tables is None:
-            arrays = self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
-            tables = make_tables(self.bundle, unit, sizes, bound.params, arrays, direction, lists)
-            with self._lock:
-                self._tables.put(key, tables)
-        return tables
+            def make(number: int, features: Features, place: Place) -> Plan:
+                maker = self._parts[number]
+                own = maker.kernels.unit(direction, features)
+                return maker.plan(
+                    own, replace(wanted, features=features), bound, arrays, place, outputs
+                )
+
+            with suppress(NotAddressable):  # a stride that no tensor map can have
+                return parted_plan(
+                    bundle.parts, direction, wanted.features, place,
+                    bundle.problem.dtype.itemsize, outputs, make,
+                )  # fmt: skip
+        return self._whole.plan(unit, wanted, bound, arrays, place, outputs)
 
     # -------------------------------------------------------------- kernels
 
@@ -318,7 +312,10 @@ class CompiledMask:
         """
         wanted = checks.features_named(features)
         device = current_device() if self.target.language == "cuda" else 0
-        self._kernels.build_all(wanted, device)
+        self._whole.kernels.build_all(wanted, device)
+        own = self._whole.kernels.unit(Direction.forward, wanted).target == self.target.name
+        for number, maker in enumerate(self._parts if own else ()):
+            maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
@@ -326,13 +323,17 @@ class CompiledMask:
 
         Where several sources were built for the same features, the forward pass's.
         """
-        return self._kernels.reports
+        return self._whole.kernels.reports
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """The same by source (a target's name, with `_small` for smaller tiles and `_backward` for
-        a source of its own), mode and features."""
-        return self._kernels.all_reports
+        a source of its own, after the part's where a mask runs in parts), mode and features."""
+        found = dict(self._whole.kernels.all_reports)
+        for number, maker in enumerate(self._parts):
+            for (source, mode, features), report in maker.kernels.all_reports.items():
+                found[f"part{number}.{source}", mode, features] = report
+        return found
 
     # -------------------------------------------------------------- questions
 

@@ -152,13 +152,17 @@ class _Pass:
         return _at(getattr(block, name), shape, strides, _CODES[self.dtype])
 
     def single(self, name: str) -> np.ndarray:
-        """lse and delta [batch, heads, queries], or a vector [heads]; contiguous fp32."""
+        """lse [batch, heads, queries], or a vector [heads]; fp32."""
         block = self.block
-        if name in ("lse", "delta"):
+        if name == "lse":
             shape = (block.batch, block.heads_q, block.n_q)
-            strides = (block.heads_q * block.n_q, block.n_q, 1)
-            return _at(getattr(block, name), shape, strides, "f4")
+            return _at(block.lse, shape, tuple(block.lse_stride), "f4")
         return _at(getattr(block, name), (block.heads_q,), (1,), "f4")
+
+    def keep(self, gradient: np.ndarray, into: np.ndarray) -> None:
+        """Write a gradient, or add it to that of other keys."""
+        _store(gradient + _load(into, self.dtype) if self.block.joins else gradient,
+               into, self.dtype)  # fmt: skip
 
     def heads(self) -> Iterator[tuple[int, int]]:
         yield from np.ndindex(self.block.batch, self.block.heads_q)
@@ -203,7 +207,7 @@ class _Pass:
             capped = np.tanh(s / np.float32(block.softcap))
             s, slope = np.float32(block.softcap) * capped, 1 - capped * capped
         positions = np.arange(tile.queries.start, tile.queries.stop) + (block.n_kv - block.n_q)
-        distance = np.abs(positions[:, None] - tile.keys).astype(np.float32)
+        distance = np.abs(positions[:, None] - tile.keys) * np.float32(block.spacing)
         if Feature.alibi in self.features:
             s = s - self.single("alibi_slopes")[head] * distance
         return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, distance)
@@ -227,9 +231,16 @@ def _forward(call: _Pass) -> None:
             if with_sinks:
                 total = total + np.exp(sinks[head] - base)
             mixed = _product(weights, tile.seen, _load(v[batch, kv, tile.keys], call.dtype))
+            here = (batch, head, tile.queries)
+            if call.block.joins:  # what other keys gave counts as one key more
+                before = np.where(np.isneginf(lse[here]), base, lse[here])
+                logit = np.where(total == 0, before, np.maximum(base, before))
+                shrink, share = np.exp(base - logit), np.exp(lse[here] - logit)
+                base, total = logit, total * shrink + share
+                mixed = mixed * shrink[:, None] + _load(out[here], call.dtype) * share[:, None]
             mixed = mixed / np.where(total == 0, 1, total)[:, None]
-            _store(mixed, out[batch, head, tile.queries], call.dtype)
-            lse[batch, head, tile.queries] = base + np.log(total)
+            _store(mixed, out[here], call.dtype)
+            lse[here] = base + np.log(total)
 
 
 def _backward(call: _Pass) -> None:
@@ -252,7 +263,7 @@ def _backward(call: _Pass) -> None:
             delta = (_load(out[here], call.dtype) * grads).sum(axis=1)
             ds = np.where(tile.seen, p * (grads @ values.T - delta[:, None]), 0)
             through = np.where(tile.seen, ds * scores.slope, 0) * np.float32(call.block.scale)
-            _store(_product(through, tile.seen, keys), dq[here], call.dtype)
+            call.keep(_product(through, tile.seen, keys), dq[here])
             sum_k[batch, kv, tile.keys] += _product(through.T, tile.seen.T, rows)
             sum_v[batch, kv, tile.keys] += _product(p.T, tile.seen.T, grads)
             if call.block.dalibi:
@@ -260,5 +271,5 @@ def _backward(call: _Pass) -> None:
             if call.block.dsink:
                 share = np.where(np.isneginf(lse[here]), 0, np.exp(sinks[head] - log_sum[:, 0]))
                 dsink[head] -= (share * delta).sum()
-    _store(sum_k, dk, call.dtype)
-    _store(sum_v, dv, call.dtype)
+    call.keep(sum_k, dk)
+    call.keep(sum_v, dv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -104,7 +105,9 @@ class Kernels:
             binary = build(unit, features, passes)
         except NoCompiler as error:
             warnings.warn(
-                f"{error.finding}: this mask runs in NumPy, slower", FallbackWarning, stacklevel=7
+                f"{error.finding}: this mask runs in NumPy, slower",
+                FallbackWarning,
+                stacklevel=_outside(),
             )
             return NumPyKernel(self._bundle, unit.tile, features)
         self._reports[key] = binary.report
@@ -149,3 +152,11 @@ class Kernels:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
         return {key[:3]: report for key, report in self._reports.items()}
+
+
+def _outside() -> int:
+    """The stack level of the caller's own code, counted from the function that asks."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
+        frame, level = frame.f_back, level + 1
+    return level

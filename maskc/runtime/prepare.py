@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import Array, Shape, out_strides
+from maskc.runtime.arrays import Array, Device, Shape, contiguous, out_strides
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
 from maskc.runtime.tables import Tables
@@ -45,32 +46,46 @@ def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> 
     return sizes
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The tokens that a launch runs over: those of a call, or a part of them."""
+
+    sizes: Sizes
+    strides: Mapping[str, Shape]
+    """In elements, of sequences, heads and tokens, by tensor and for lse."""
+    shifts: Mapping[str, int] = field(default_factory=dict)
+    """Bytes from the start of a tensor, or of lse, to the first token; 0 where not named."""
+    spacing: int = 1
+    """Tokens of the call from one to the next."""
+    joins: bool = False
+    """Whether results are joined with those that are there."""
+
+
 def make_plan(
     bundle: Bundle,
     unit: SourceUnit,
     direction: Direction,
     kernel: Kernel | None,
-    views: Mapping[str, Array],
-    sizes: Sizes,
+    device: Device,
+    place: Place,
     params: Mapping[str, int],
     tables: Tables,
-    ordered: bool,
+    outputs: tuple[Output, ...],
 ) -> Plan:
     """Everything a signature fixes.
 
     Args:
         kernel: None where nothing will be launched.
-        views: checked.
-        sizes: from `check_call`.
+        place: checked.
         params, tables: the mask's, bound to these sizes.
-        ordered: whether q's library can store results with tokens before heads.
+        outputs: of the call; the workspace is found here.
 
     Raises:
         NotAddressable, ExtraMissing: tensor maps cannot be made.
     """
-    outputs = _outputs(bundle, direction, views, sizes, ordered)
-    strides = _strides(views, outputs)
+    sizes, strides = place.sizes, place.strides
     block = _block(bundle, unit, strides, sizes, tables)
+    block.spacing, block.joins = place.spacing, place.joins
     steps, maps = (), None
     if kernel is not None and unit.modes:
         steps = kernel.steps(partial(_blocks, unit, sizes, tables))
@@ -85,7 +100,7 @@ def make_plan(
     return Plan(
         direction=direction,
         kernel=kernel,
-        device=views["q"].device,
+        device=device,
         params=params,
         tables=tables,
         numbers=bytes(block),
@@ -143,7 +158,7 @@ def launches(sizes: Sizes, direction: Direction) -> bool:
     return rows and (sizes.n_kv > 0 or direction is Direction.forward)
 
 
-def _outputs(
+def outputs_of(
     bundle: Bundle, direction: Direction, views: Mapping[str, Array], sizes: Sizes, ordered: bool
 ) -> tuple[Output, ...]:
     """out, lse; or dq, dk, dv, the workspace, and the shape of gradients per head."""
@@ -166,15 +181,16 @@ def _tokens_first(array: Array) -> bool:
     return heads > 1 and tokens > 1 and array.strides[1] < array.strides[2]
 
 
-def _strides(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[str, Shape]:
-    """Strides, in elements, of all tensors of a call."""
+def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[str, Shape]:
+    """Strides, in elements, of all tensors of a call and of lse."""
     strides = {name: views[name].strides for name in "qkv"}
     if "lse" not in views:
         made = zip(("out",), outputs, strict=False)
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
         made = zip(("dq", "dk", "dv"), outputs, strict=False)
-    return strides | {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+    strides |= {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+    return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
 
 
 def _block(

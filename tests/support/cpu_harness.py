@@ -180,7 +180,7 @@ class Call:
         p.tile_rows, p.tile_cols = -(-n_q // tile.q), -(-p.n_kv // tile.k)
         p.list_batch = len(self.args) if self.batched else 0
         p.scale = dim**-0.5 if self.scale is None else self.scale
-        p.softcap = self.softcap or 0.0
+        p.softcap, p.spacing = self.softcap or 0.0, 1.0
         for name in ("row_ptr", "row_tiles", "col_ptr", "col_tiles"):
             setattr(p, name, self._address(getattr(self._lists, name)))
         p.mask_args = self._address(np.array(self.args, dtype=np.int32))
@@ -220,7 +220,7 @@ class Call:
         out = self.like(self.q, self.source.head_dim_v)
         lse = np.full(self.q.shape[:3], 77.0, dtype=np.float32)
         self._tensor(self.block, "out", out)
-        self.block.lse = self._address(lse)
+        self._tensor(self.block, "lse", lse)
         self.library.attention_forward(ctypes.byref(self.block), self.threads)
         return out, lse
 
@@ -229,7 +229,7 @@ class Call:
         p = self.block
         self._tensor(p, "out", out)
         self._tensor(p, "dout", dout)
-        p.lse = self._address(np.ascontiguousarray(lse))
+        self._tensor(p, "lse", np.ascontiguousarray(lse))
         found = {
             "dq": self.like(self.q, self.source.head_dim),
             "dk": self.like(self.k, self.source.head_dim),
@@ -239,7 +239,7 @@ class Call:
             self._tensor(p, name, array)
         for name, values in (("dsink", self.sinks), ("dalibi", self.alibi)):
             if values is not None:
-                found[name] = np.full(self.q.shape[1], 77.0, dtype=np.float32)
+                found[name] = np.zeros(self.q.shape[1], dtype=np.float32)  # kernels add
                 setattr(p, name, self._address(found[name]))
         floats = self.library.attention_workspace(ctypes.byref(p))
         p.delta = self._address(np.full(floats, np.nan, dtype=np.float32))

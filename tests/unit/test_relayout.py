@@ -21,9 +21,9 @@ from maskc.core.target import TARGETS
 from maskc.ir import relayout, sets
 from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
-from maskc.ir.relayout import Classes, Part, classes, parts
+from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
-from maskc.layout import bind_arrays, split_call_data
+from maskc.layout import Classes, bind_arrays, classes, split_call_data
 from maskc.plan.choose import plan
 from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks

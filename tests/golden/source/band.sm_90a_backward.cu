@@ -10,14 +10,14 @@ struct Attention {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
     void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
-    float *lse;  // [batch, heads_q, n_q], contiguous, natural log
+    float *lse;  // [batch, heads_q, n_q], natural log
     const void *dout;  // backward: like out
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
     float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
-    float *dsink;  // backward: [heads_q], or null
-    float *dalibi;  // backward: [heads_q], or null
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -41,6 +41,7 @@ struct Attention {
     i64 dq_stride[3];  // likewise
     i64 dk_stride[3];  // likewise
     i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
@@ -52,6 +53,8 @@ struct Attention {
     i32 empty;  // items behind them without any
     i32 shared_items;  // backward: whether some items share a column with others
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
 };
@@ -84,6 +87,9 @@ FN u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 FN float fast_exp2(float x) {
@@ -314,6 +320,12 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i3
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
 // `bytes` consecutive ones; addresses and size are multiples of 16.
 FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -520,6 +532,10 @@ FN struct Place place_of(i32 head, i32 heads) {
     const i32 batch = (u32)head / (u32)heads;
     return {batch, head - batch * heads};
 }
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
 
 // What the copying warp tells of a tile: its index, and whether anything about it is special.
 constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
@@ -577,10 +593,6 @@ FN int dq_pieces(i32 group) { return group && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 
 FN int dq_column(i32 group, int piece) { return (TILE_Q == 64 ? 64 * group : 0) + 8 * piece; }
 FN int dq_query(i32 group) { return TILE_Q == 64 ? 0 : 64 * group; }
 
-FN float2 unpack(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-
 // Whose row a tile row's number stands for.
 FN struct Place place_of_row(const struct Attention &p, i32 row) {
     return place_of(row / p.tile_rows, p.heads_q);
@@ -595,10 +607,6 @@ FN float dot(uint4 a, uint4 b) {
         sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
     }
     return sum;
-}
-
-FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
-    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
 }
 
 FN void fill_zeros(float *to, i64 count, i64 first, i64 step) {
@@ -646,7 +654,8 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 #pragma unroll
         for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
         if (lane == 0) {
-            const float lse = q < p.n_q ? __ldg(p.lse + (i64)line * p.n_q + q) : MINUS_INFINITY;
+            const float lse =
+                q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
             const i64 place = row * TILE_Q + r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
             w.lse[place] = dead ? PLUS_INFINITY : lse * LOG2E;
@@ -668,24 +677,38 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     }
 }
 
+// Eight numbers in storage precision, joined with those that are there.
+FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
+    const uint4 there = joins ? *to : make_uint4(0, 0, 0, 0);
+    const u32 before[4] = {there.x, there.y, there.z, there.w};
+    u32 sum[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 y = unpack(before[i]);
+        sum[i] = pack(x[i].x + y.x, x[i].y + y.y);
+    }
+    *to = make_uint4(sum[0], sum[1], sum[2], sum[3]);
+}
+
 // Eight columns of two rows, as four threads left them: numbers 0 and 1 of each belong to `row`, 2
 // and 3 to the row 8 behind.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 row, i32 rows, int column,
-                   const float4 *from, float scale) {
+                   const float4 *from, float scale, bool joins) {
     const float4 x[4] = {__ldcs(from), __ldcs(from + 1), __ldcs(from + 2), __ldcs(from + 3)};
-    u32 low[4], high[4];
+    float2 low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        low[i] = pack(x[i].x * scale, x[i].y * scale);
-        high[i] = pack(x[i].z * scale, x[i].w * scale);
+        low[i] = make_float2(x[i].x * scale, x[i].y * scale);
+        high[i] = make_float2(x[i].z * scale, x[i].w * scale);
     }
     uint4 *const line = (uint4 *)to + (row_offset(stride, at, row) + column) / 8;
-    if (row < rows) *line = make_uint4(low[0], low[1], low[2], low[3]);
-    if (row + 8 < rows) line[stride[2]] = make_uint4(high[0], high[1], high[2], high[3]);
+    if (row < rows) store_eight(line, low, joins);
+    if (row + 8 < rows) store_eight(line + stride[2], high, joins);
 }
 
 // The last block adds the tiles' shares, head by head, always in the same order.
-FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to) {
+FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to,
+                   float factor) {
     const i32 tiles = p.batch * p.tile_rows;
     for (i32 head = threadIdx.x / 32; head < p.heads_q; head += PLAIN_THREADS / 32) {
         float sum = 0.0f;
@@ -695,7 +718,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
             sum += __ldcg(w.control + row * TILE_Q + which);
         }
         sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) to[head] = sum;
+        if (threadIdx.x % 32 == 0) to[head] += factor * sum;
     }
 }
 
@@ -714,7 +737,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         const i32 pieces = dq_pieces(group), piece = j % pieces, y = j / pieces;
         store_rows(p.dq, p.dq_stride, at, first + dq_query(group) + y / 8 * 16 + y % 8, p.n_q,
                    dq_column(group, piece),
-                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, p.scale);
+                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, p.scale, p.joins);
     }
 #if WITH_ALIBI
     const i32 group = thread / 128;
@@ -730,8 +753,8 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         __threadfence();
     }
     __syncthreads();
-    if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink);
-    if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi);
+    if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink, 1.0f);
+    if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
 #endif
 }
 
@@ -750,8 +773,8 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
         const i32 group = part % 2, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const float4 *const from = tile + (part * PIECES + piece) * 128 + y * 4;
         const i32 to = column_of(group, piece);
-        if (part < 2) store_rows(p.dk, p.dk_stride, at, key, p.n_kv, to, from, p.scale);
-        else store_rows(p.dv, p.dv_stride, at, key, p.n_kv, to, from, 1.0f);
+        if (part < 2) store_rows(p.dk, p.dk_stride, at, key, p.n_kv, to, from, p.scale, p.joins);
+        else store_rows(p.dv, p.dv_stride, at, key, p.n_kv, to, from, 1.0f, p.joins);
     }
 }
 
@@ -787,7 +810,7 @@ FN struct Logit logit_of(const struct Attention &p, i32 head) {
     // A scale of zero must not turn infinity into NaN.
     logit.unit = fabsf(unit) < 1e-30f ? 1e-30f : unit;
     logit.hidden = unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
-    logit.slope = WITH_ALIBI ? p.alibi_slopes[head] : 0.0f;
+    logit.slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
     return logit;
 }
 
@@ -1485,9 +1508,13 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
         else sync_both();
         if (leader) {
 #pragma unroll
-            for (int j = 0; j < SLABS; j++)
-                store_box(i ? maps.dk : maps.dv, tile + j * 64 * SLAB_ROW, 64 * j,
-                          column.tile * TILE_K + key_of(group), at.head, at.batch);
+            for (int j = 0; j < SLABS; j++) {
+                const TensorMap &map = i ? maps.dk : maps.dv;
+                const u32 from = tile + j * 64 * SLAB_ROW;
+                const i32 key = column.tile * TILE_K + key_of(group);
+                if (p.joins) add_box(map, from, 64 * j, key, at.head, at.batch);
+                else store_box(map, from, 64 * j, key, at.head, at.batch);
+            }
             commit_stores();
             stores_read<0>();
         }

@@ -10,14 +10,14 @@ struct Attention {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
     void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
-    float *lse;  // [batch, heads_q, n_q], contiguous, natural log
+    float *lse;  // [batch, heads_q, n_q], natural log
     const void *dout;  // backward: like out
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
     float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
-    float *dsink;  // backward: [heads_q], or null
-    float *dalibi;  // backward: [heads_q], or null
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -41,6 +41,7 @@ struct Attention {
     i64 dq_stride[3];  // likewise
     i64 dk_stride[3];  // likewise
     i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
@@ -52,6 +53,8 @@ struct Attention {
     i32 empty;  // items behind them without any
     i32 shared_items;  // backward: whether some items share a column with others
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
 };
@@ -84,6 +87,9 @@ FN u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 FN float fast_exp2(float x) {
@@ -250,6 +256,12 @@ FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, i32 token, i
 }
 FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
@@ -484,6 +496,10 @@ FN struct Place place_of(i32 head, i32 heads) {
     const i32 batch = (u32)head / (u32)heads;
     return {batch, head - batch * heads};
 }
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
 
 // What the copying warp tells of a tile: its index, and whether anything about it is special.
 constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
@@ -524,7 +540,8 @@ FN void negate(Scores &s) {
 #if WITH_SOFTCAP || WITH_ALIBI
 // Scores q . k become logits. `distance` is the first row's position minus the first column's.
 FN void make_logits(Scores &s, const struct Attention &p, i32 head, i32 distance) {
-    const float slope = WITH_ALIBI ? p.alibi_slopes[head] : 0.0f, far = (float)distance;
+    const float slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
+    const float far = (float)distance;
     const float softcap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(softcap);
     (void)slope; (void)sharpness; (void)far;
 #pragma unroll
@@ -911,14 +928,49 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
+// What a row's other keys gave before, in powers of two; -inf where there is none.
+FN float lse_before(const struct Attention &p, const float *lse, i32 query) {
+    return p.joins && query < p.n_q ? __fmul_rn(lse[query * p.lse_stride[2]], LOG2E)
+                                    : MINUS_INFINITY;
+}
+// Adds that to a row's sum, as if it were one more key's logit. Returns its weight.
+FN float join_sum(float before, float &total, float &base, float &factor) {
+    const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
+    const float shrink = fast_exp2(__fsub_rn(base, finite));
+    const float weight = fast_exp2(__fsub_rn(before, finite));
+    factor = __fmul_rn(factor, shrink);
+    total = fmaf(total, shrink, weight);
+    base = higher;
+    return weight;
+}
+// And its output to theirs, which is then divided.
+FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const struct Row &row,
+                  i32 query, const struct Attention &p) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 token = min_i32(query + 8 * r, p.n_q - 1);
+        const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
+            + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++) {
+            const float2 x = unpack(before[4 * i]);
+            float *const y = o + 4 * i + 2 * r;
+            y[0] = fmaf(x.x, share[r], __fmul_rn(y[0], scale[r]));
+            y[1] = fmaf(x.y, share[r], __fmul_rn(y[1], scale[r]));
+        }
+        scale[r] = 1.0f;
+    }
+}
+
 // Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
 // are spelled out: a stream stores in two places, whose bits are to be the same.
-FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
     const i32 lane = threadIdx.x % 32, query = query_of(row, group);
-    float *const lse = p.lse + ((i64)row.batch * p.heads_q + row.head) * p.n_q;
-    float scale[2];
+    float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
+    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
@@ -929,15 +981,19 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], flo
         total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
         base = higher;
 #endif
+        if (p.joins) share[r] = join_sum(before[r], total, base, factor);
         const bool empty = total == 0.0f;
-        scale[r] = empty ? 0.0f : __fmul_rn(factor, fast_reciprocal(total));
+        const float inverse = empty ? 0.0f : fast_reciprocal(total);
+        scale[r] = __fmul_rn(factor, inverse);
+        share[r] = __fmul_rn(share[r], inverse);
         if (lane % 4 == 0 && query + 8 * r < p.n_q)
-            lse[query + 8 * r] =
+            lse[(query + 8 * r) * p.lse_stride[2]] =
                 empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
+    if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        const float *x = o + 8 * i;
+        const float *const x = o + 8 * i;
         store_matrices(warp_rows(tile, group, i), pack(x[0] * scale[0], x[1] * scale[0]),
                        pack(x[2] * scale[1], x[3] * scale[1]),
                        pack(x[4] * scale[0], x[5] * scale[0]),
@@ -957,20 +1013,18 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], flo
 
 // Rows of tiles without a live pair: the end of the work list.
 FN void store_empty(const struct Attention &p) {
+    if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
     for (i32 index = p.items + blockIdx.x; index < p.items + p.empty; index += gridDim.x) {
         const struct Work work = work_at(p, index);
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = work.tile * TILE_Q, rows = min_i32(TILE_Q, p.n_q - first);
         for (i32 i = thread; i < rows * (HEAD_DIM / 8); i += 128 * GROUPS) {
-            const i64 token = first + i / (HEAD_DIM / 8);
-            unsigned char *const out = (unsigned char *)p.out
-                + 2 * (at.batch * p.out_stride[0] + at.head * p.out_stride[1]
-                       + token * p.out_stride[2]);
-            ((uint4 *)out)[i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
+            const i64 place = row_offset(p.out_stride, at, first + i / (HEAD_DIM / 8));
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
         }
         for (i32 i = thread; i < rows; i += 128 * GROUPS)
-            p.lse[(i64)work.head * p.n_q + first + i] =
+            p.lse[row_offset(p.lse_stride, at, first + i)] =
                 WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
     }
 }

@@ -1,0 +1,108 @@
+"""What one bundle needs to run a pass over some tokens: a built kernel, and its tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.cost import Tally, cheapest
+from maskc.core.errors import TooManyTiles, TooMuchWork
+from maskc.core.problem import Direction, Features
+from maskc.core.target import Target
+from maskc.runtime.arrays import Device
+from maskc.runtime.binding import Bound
+from maskc.runtime.checks import Sizes
+from maskc.runtime.fallback import NumPyKernel
+from maskc.runtime.kernels import Kernels
+from maskc.runtime.plans import Output, Plan, Recent
+from maskc.runtime.prepare import Place, make_plan, mode_of
+from maskc.runtime.tables import Tables, make_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Which pass a call is, and how it is to run."""
+
+    direction: Direction
+    features: Features
+    deterministic: bool
+    device: Device
+
+
+Arrays = Callable[[], Mapping[str, np.ndarray]]
+"""The mask's data as int32 arrays, found when asked for."""
+
+
+class Maker:
+    """Kernels and tables of one bundle on one target; safe to use from several threads."""
+
+    def __init__(self, bundle: Bundle, target: Target) -> None:
+        self.bundle = bundle
+        self.kernels = Kernels(bundle, target)
+        self.tables: Recent[Tables] = Recent()
+        self._lock = threading.Lock()
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> Plan:  # fmt: skip
+        """How a pass runs over some tokens.
+
+        Args:
+            unit: its source; where it is the first of a choice, the cheapest of these.
+            bound, arrays: the mask's parameters and data.
+            place: the tokens.
+            outputs: of the call.
+
+        Raises:
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
+        rest = (wanted, place.sizes, bound, arrays)
+        unit = self._cheapest(unit, *rest)
+        tables = self._bound(unit, *rest, not unit.ranges)
+        mode = mode_of(unit, wanted.direction, wanted.deterministic, tables)
+        kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
+        if isinstance(kernel, NumPyKernel) and unit.ranges:
+            tables = self._bound(unit, *rest, True)
+        return make_plan(
+            self.bundle, unit, wanted.direction, kernel, wanted.device, place, bound.params,
+            tables, outputs,
+        )  # fmt: skip
+
+    def _cheapest(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
+    ) -> SourceUnit:
+        """The source predicted to take least for this mask at these lengths; the first, with the
+        largest tiles, where that would depend on more."""
+        units = self.bundle.choice(unit.target, wanted.direction)
+        if len(units) == 1 or unit is not units[0]:
+            return unit
+
+        def tally(each: SourceUnit) -> Tally | None:
+            return self._bound(each, wanted, sizes, bound, arrays, not each.ranges).tally
+
+        try:
+            return cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
+        except (TooManyTiles, TooMuchWork):
+            return unit
+
+    def _bound(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        lists: bool,
+    ) -> Tables:  # fmt: skip
+        """The mask at these lengths; calls that differ only in strides or features share it."""
+        by_head = bool(self.bundle.data) or unit.work is not None
+        others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
+        direction = wanted.direction
+        key = (unit.key, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        tables = self.tables.get(key)
+        if tables is None:
+            params = {name: bound.params[name] for name, _ in self.bundle.params}
+            tables = make_tables(self.bundle, unit, sizes, params, arrays(), direction, lists)
+            with self._lock:
+                self.tables.put(key, tables)
+        return tables

@@ -1,0 +1,204 @@
+"""A mask in parts: launches one after another, each over the residue classes of a stride.
+
+A class of a tensor [batch, heads, tokens, dim] is a view: tokens first, first + stride, ... The
+classes of equal sizes are the sequences of one launch, and batch and heads together its heads. The
+first part writes the results, each later one joins its own with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core.bundle import Bundle, PartBundle, SourceUnit
+from maskc.core.layout import FULL
+from maskc.core.problem import Direction, Feature, Features
+from maskc.layout import Classes, build, classes, sequence_arrays
+from maskc.runtime.arrays import Library, Shape
+from maskc.runtime.checks import Sizes
+from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
+from maskc.runtime.prepare import Place
+
+_OF_KEYS = ("k", "v", "dk", "dv")
+_ONCE = ("sink_logits", "dsink")
+"""What the first part alone takes into account."""
+_PER_HEAD = (Feature.alibi, Feature.sinks)
+_SINGLE = 4
+"""Bytes of an fp32 number; `lse` has such."""
+
+
+def slices(
+    stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int, features: Features
+) -> Iterator[Place]:
+    """The launches of a part.
+
+    Sequences are launched one by one where a tensor's heads are not equally far apart across
+    them, or something belongs to a head by its number.
+
+    Args:
+        stride: 1 for the call as it is.
+        sizes: of the call.
+        strides: of its tensors and lse, in elements.
+        itemsize: bytes of an element.
+        features: of the call.
+    """
+    if stride == 1:
+        yield Place(sizes, strides)
+        return
+    one_by_one = sizes.batch > 1 and (
+        any(feature in features for feature in _PER_HEAD) or not _even(sizes, strides)
+    )
+    rounds = sizes.batch if one_by_one else 1
+    heads = 1 if one_by_one else sizes.batch
+    for found in classes(stride, sizes.n_q, sizes.n_kv):
+        own = Sizes(found.count, heads * sizes.heads_q, heads * sizes.heads_kv,
+                    found.n_q, found.n_kv)  # fmt: skip
+        steps = {name: (by[2], by[1], stride * by[2]) for name, by in strides.items()}
+        for sequence in range(rounds):
+            shifts = {
+                name: (sequence * by[0] + _first(name, found) * by[2])
+                * (_SINGLE if name == "lse" else itemsize)
+                for name, by in strides.items()
+            }
+            yield Place(own, steps, shifts, stride)
+
+
+def _first(name: str, found: Classes) -> int:
+    return found.first if name in _OF_KEYS else found.first_query
+
+
+def _even(sizes: Sizes, strides: Mapping[str, Shape]) -> bool:
+    """Whether the heads of all sequences are equally far apart, in every tensor."""
+    return all(
+        by[0] == (sizes.heads_kv if name in _OF_KEYS else sizes.heads_q) * by[1]
+        for name, by in strides.items()
+    )
+
+
+class Step(NamedTuple):
+    """One launch of a plan in parts."""
+
+    plan: Plan
+    shifts: tuple[int, ...]
+    """Bytes to add to each of POINTERS."""
+    once: bool
+    """Whether it is of the first part."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartedPlan:
+    """One direction of one signature, in parts; stands in for `Plan`."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    """As `Plan` has them; the workspace serves one launch after another."""
+    unwritten: bool
+    """Whether launches leave rows of gradients alone, which are to be zero."""
+
+    @property
+    def kernel(self) -> object:
+        """None where results are to be cleared first."""
+        return None if self.unwritten or not self.steps else self.steps[0].plan.kernel
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return sum(step.plan.size for step in self.steps)
+
+    def place(self, library: Library, q: Any) -> tuple[Sent, int]:
+        """What each launch finds on the device, and the stream to launch on; see Plan.place."""
+        placed = [step.plan.place(library, q) for step in self.steps]
+        sents = tuple(sent for sent, _ in placed)
+        return Sent(b"", 0, sents, lambda: None), placed[0][1] if placed else 0
+
+    def run(
+        self, plan: PartedPlan, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Launch all, in order."""
+        pointers += (0,) * (len(POINTERS) - len(pointers))
+        for (own, shifts, once), there in zip(self.steps, sent.owner, strict=True):
+            moved = tuple(at + by if at else 0 for at, by in zip(pointers, shifts, strict=True))
+            if not once:
+                moved = tuple(
+                    0 if name in _ONCE else at for name, at in zip(POINTERS, moved, strict=True)
+                )
+            own.run(own, there, moved, scale, softcap, stream)
+
+
+Make = Callable[[int, Features, Place], Plan]
+"""(number of the part, features, tokens of a launch) -> its plan."""
+
+
+def parted_plan(
+    parts: tuple[PartBundle, ...],
+    direction: Direction,
+    features: Features,
+    whole: Place,
+    itemsize: int,
+    outputs: tuple[Output, ...],
+    make: Make,
+) -> PartedPlan:
+    """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
+    steps, unwritten, backward = [], False, direction is Direction.backward
+    for number, part in enumerate(parts):
+        own = features - {Feature.sinks} if number else features
+        for place in slices(part.stride, whole.sizes, whole.strides, itemsize, features):
+            no_keys = not place.sizes.n_kv and (backward or number)
+            if not place.sizes.n_q or no_keys:
+                unwritten |= backward and not number
+                continue
+            plan = make(number, own, replace(place, joins=number > 0))
+            shifts = tuple(place.shifts.get(name, 0) for name in POINTERS)
+            steps.append(Step(plan, shifts, number == 0))
+    if backward:
+        floats = max((step.plan.outputs[3].shape[0] for step in steps), default=0)
+        outputs = (*outputs[:3], replace(outputs[3], shape=(floats,)), *outputs[4:])
+    return PartedPlan(tuple(steps), outputs, unwritten)
+
+
+# ------------------------------------------------------------------ whether it pays
+
+_ROW = {"c": 64, "cuda": 384}
+"""Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are
+read or written once per launch."""
+_PARTIAL = 1.3
+"""Time of a partial tile, a full one's being 1."""
+
+
+def pays(
+    whole: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int],
+    arrays: Callable[[], Mapping[str, np.ndarray]],
+) -> bool:  # fmt: skip
+    """Whether the parts of a bundle hold at these lengths, and take less time than `unit` takes
+    for it whole.
+
+    Decided by the tiles of one head, so that no bit depends on batch, heads or card.
+    """
+    row = _ROW["cuda" if unit.modes else "c"]
+
+    def cost(bundle: Bundle, own: SourceUnit, n_q: int, n_kv: int) -> float:
+        """In pairs."""
+        recipe = bundle.variants[0].recipe(own.tile)
+        mine = {name: params[name] for name, _ in bundle.params}
+        data = sequence_arrays(recipe, arrays(), 0, 0) if bundle.data else {}
+        layout = build(recipe, n_q, n_kv, mine, data)
+        full = int((layout.kind == FULL).sum())
+        tiles = full + _PARTIAL * (layout.nnz - full)
+        return row * n_q + own.tile.q * own.tile.k * tiles
+
+    far = sizes.n_kv - sizes.n_q
+    if any(part.aligned and far % part.stride for part in whole.parts):
+        return False
+    total = 0.0
+    for number, part in enumerate(whole.parts):
+        own = part.bundle.unit(unit.target, unit.directions[0])
+        if own is None:
+            return False
+        total += row * sizes.n_q if number else 0
+        for found in classes(part.stride, sizes.n_q, sizes.n_kv):
+            total += found.count * cost(part.bundle, own, found.n_q, found.n_kv)
+    return total < cost(whole, unit, sizes.n_q, sizes.n_kv)

@@ -1,0 +1,169 @@
+"""Masks in parts over residue classes: the same attention as dense pairs, in C and in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core.problem import Feature
+from maskc.layout import classes
+from maskc.runtime import CompiledMask, compiled
+from maskc.runtime.checks import Sizes
+from maskc.runtime.parts import PartedPlan, slices
+from tests.support.caches import binaries  # noqa: F401
+from tests.unit.test_runtime_attention import case, close, compare, path, quiet  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("binaries")
+
+MASKS = {
+    "dilated": mc.dilated(9, stride=7),
+    "both sides": mc.dilated(4, 3, stride=2) | mc.window(1),
+    "window or slashes": mc.causal() & (mc.window(8) | mc.where(lambda q, k: (q - k) % 8 == 0)),
+    "exponential": mc.window(3) | mc.dilated(3, stride=2) | mc.dilated(3, stride=4),
+    "document or dilated": (mc.documents("doc") & mc.window(2)) | mc.dilated(6, stride=5),
+    "width": mc.dilated(mc.param("w", 6), stride=3),
+}
+DATA = {"document or dilated": lambda n: {"doc": np.arange(n) // 9}}
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Whatever can run in parts does; the plans that were made."""
+    made = []
+    monkeypatch.setattr(compiled, "pays", lambda *_: True)
+    whole = compiled.parted_plan
+    monkeypatch.setattr(
+        compiled, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1]
+    )
+    return made
+
+
+def mask_of(name: str, dtype="float32", dims=(32, 48)) -> CompiledMask:
+    return MASKS[name].compile(head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, target="cpu")
+
+
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
+@pytest.mark.parametrize("name", MASKS)
+def test_both_passes(path, name, extras, always):  # noqa: F811
+    mask = quiet(mask_of(name), path)
+    for n_q, n_kv in ((130, 130), (61, 93), (93, 61), (20, 20), (1, 40), (40, 12), (130, 154)):
+        if name in DATA and n_q != n_kv:
+            continue
+        if name == "window or slashes" and (n_q - n_kv) % 8:
+            continue  # there it holds at other lengths only; see below
+        data = DATA[name](n_q) if name in DATA else {}
+        keep = MASKS[name].dense(n_q, n_kv, **data)
+        compare(mask, case(n_q, n_kv, extras=extras), keep, 2e-5, **data)
+    assert always
+    assert all(isinstance(plan, PartedPlan) for plan in always)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype, always):
+    """Rounded once per part."""
+    name = "exponential"
+    mask = mask_of(name, dtype)
+    compare(mask, case(dtype=dtype), MASKS[name].dense(130, 150), 3e-2)
+
+
+def test_parameters_reach_the_parts(always):
+    mask, given_case = mask_of("width"), case()
+    for w in (1, 4, 20):
+        compare(mask, given_case, MASKS["width"].dense(130, 150, w=w), 1e-5, w=w)
+
+
+def test_the_same_bits_whatever_the_threads(always, monkeypatch):
+    found = []
+    for threads in ("1", "5"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        mask, given_case = mask_of("exponential"), case()
+        out, lse = mask(*given_case.qkv, return_lse=True)
+        found.append([out, lse, *mask.backward(*given_case.qkv, out, lse, given_case.dout)])
+    for left, right in zip(*found, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_lengths_that_break_a_class_run_whole(monkeypatch):
+    """q - k is a multiple of the stride, but distances are not: parts do not hold."""
+    called = []
+    whole = compiled.parted_plan
+    monkeypatch.setattr(compiled, "parted_plan", lambda *a: called.append(1) or whole(*a))
+    mask = mc.causal() & mc.where(lambda q, k: (q - k) % 64 == 0)
+    attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
+    for n_kv, parted in ((1024, True), (1088, True), (1025, False)):
+        called.clear()
+        given_case = case(1024, n_kv, (1, 1), 1, (16, 16))
+        out = attn(*given_case.qkv)
+        assert bool(called) == parted
+        dense = mask.dense(1024, n_kv)
+        from maskc.reference.attention import attention
+
+        close(out, attention(*given_case.qkv, dense)[0], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "parted"),
+    [("wide", 32, False), ("wide", 4096, True), ("dilated", 4096, False)],
+)
+def test_parts_run_where_they_pay(name, n, parted):
+    """Short classes fill no tile, nor do few keys."""
+    wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
+    mask = wide if name == "wide" else mask_of(name)
+    sizes = Sizes(1, 1, 1, n, n)
+    found = compiled.pays(mask.bundle, mask.unit, sizes, {}, dict)
+    assert found == parted
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40),
+    st.integers(0, 40), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_slices_hold_every_row_once(stride, batch, heads, n_q, n_kv, swapped, per_head):
+    """Row by row: addresses of all launches together are those of the tensors."""
+
+    def strides(heads, tokens, dim):
+        if swapped:
+            return tokens * heads * dim, dim, heads * dim, 1
+        return heads * tokens * dim, tokens * dim, dim, 1
+
+    sizes = Sizes(batch, 2 * heads, heads, n_q, n_kv)
+    by = {
+        "q": strides(2 * heads, n_q, 8), "k": strides(heads, n_kv, 8),
+        "lse": (2 * heads * n_q, n_q, 1),
+    }  # fmt: skip
+    features = frozenset([Feature.alibi] if per_head else ())
+    seen: dict[str, list[int]] = {name: [] for name in by}
+    for place in slices(stride, sizes, by, 2, features):
+        own = place.sizes
+        for name, heads_of, tokens, size in (
+            ("q", own.heads_q, own.n_q, 2), ("k", own.heads_kv, own.n_kv, 2),
+            ("lse", own.heads_q, own.n_q, 4),
+        ):  # fmt: skip
+            shift = place.shifts.get(name, 0)
+            assert shift % size == 0
+            steps = place.strides[name]
+            for at in np.ndindex(own.batch, heads_of, tokens):
+                seen[name].append(shift // size + sum(map(int.__mul__, at, steps[:3])))
+        if per_head and stride > 1:
+            assert own.heads_q == sizes.heads_q
+    for name, heads_of, tokens in (
+        ("q", 2 * heads, n_q),
+        ("k", heads, n_kv),
+        ("lse", 2 * heads, n_q),
+    ):
+        every = [
+            sum(map(int.__mul__, at, by[name][:3])) for at in np.ndindex(batch, heads_of, tokens)
+        ]
+        assert sorted(seen[name]) == sorted(every)
+
+
+def test_classes_count_rows():
+    for stride in (1, 2, 5, 64):
+        for n_q, n_kv in ((0, 3), (7, 3), (64, 130)):
+            found = classes(stride, n_q, n_kv)
+            assert sum(one.count * one.n_q for one in found) == n_q
+            assert sum(one.count * one.n_kv for one in found) == n_kv
