@@ -43,15 +43,17 @@ WAYS = ["usual", "stream", "small usual", "small stream"]
 def compiled(mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None):
     """A compiled mask, made to run forward passes in one of WAYS, or to cut columns every
     `most_tiles` tiles in backward passes, whatever the lengths. `mode` may be a form alone
-    (`small`, or `large`), which leaves the mode to the lengths.
+    (`small`, or `large`), which leaves the mode to the lengths. What is forced runs whole, not in
+    parts.
 
     Skips where a head dimension has no small tiles.
     """
     attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
     if mode is None and most_tiles is None:
         return attn
-    units, rules = attn.bundle.units, {}
+    units, parts, rules = attn.bundle.units, attn.bundle.parts, {}
     if mode is not None:
+        parts = ()
         form = "small" if mode.startswith("small") else ""
         units = tuple(u for u in units if u.target != TARGET or u.form == form or _backward(u))
         if not any(u.target == TARGET and not _backward(u) for u in units):
@@ -64,7 +66,7 @@ def compiled(mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=N
         replace(unit, work=replace(unit.work, **_for(unit, rules))) if unit.work else unit
         for unit in units
     )
-    return CompiledMask(replace(attn.bundle, units=units), TARGET)
+    return CompiledMask(replace(attn.bundle, units=units, parts=parts), TARGET)
 
 
 def _backward(unit):
