@@ -6,6 +6,11 @@ row (`usual`), which is faster where rows are long, and blocks that stream throu
 that the next row starts under the last products of the one before (`stream`), faster where rows
 are short.
 
+Where rows are so short that a tile is mostly outside of the mask, a second source has tiles of
+64 x 64: one warpgroup computes, two or three blocks share a multiprocessor, and one of them runs
+products while another has exponentials. A call takes the source that maskc/plan/cost.toml predicts
+to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
+
 Trial runs on one H200 (CUDA 13.0, bf16, medians of bursts that took turns; outputs were checked at
 smaller sizes, and no result file is kept), TFLOP/s of live pairs, forward; ratios to
 FlashAttention-4 of the same rounds:
