@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from hashlib import sha256
 
+from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.problem import Direction, Problem, TileShape
@@ -97,6 +98,8 @@ class Launch:
     """Dynamic shared memory per block."""
     per_block: int = 1
     """Queries or keys that a block covers, where the grid counts them."""
+    resident: int = 1
+    """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,10 @@ class SourceUnit:
     the work list shares its column with others."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
+    form: str = ""
+    """Tells sources of one target and pass apart, where a call takes the cheapest."""
+    costs: tuple[Cost, ...] = ()
+    """By mode, where there is a choice of sources."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -165,6 +172,13 @@ class SourceUnit:
         """A way to launch it; `usual` where it has none of that name."""
         modes = dict(self.modes)
         return modes.get(name) or modes["usual"]
+
+    @property
+    def key(self) -> str:
+        """What tells it apart from all units of a bundle: its target, its form, and its pass where
+        that is backward alone."""
+        passes = "" if Direction.forward in self.directions else Direction.backward.value
+        return "_".join(filter(None, (self.target, self.form, passes)))
 
     @cached_property
     def digest(self) -> str:
@@ -200,7 +214,8 @@ class Bundle:
     params: tuple[tuple[str, int], ...]
     """Names and defaults, sorted."""
     units: tuple[SourceUnit, ...]
-    """One or two per target: its passes share a source or have one each."""
+    """One or more per target: its passes share a source or have one each, and for a pass there may
+    be a choice; the one with the largest tiles comes first."""
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
     parts: tuple[PartBundle, ...] = ()
@@ -209,6 +224,9 @@ class Bundle:
     """What explain() prints."""
 
     def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
-        """The source of one pass, None where there is none."""
-        mine = (u for u in self.units if u.target == target and direction in u.directions)
-        return next(mine, None)
+        """The source of one pass, the first where there is a choice, None where there is none."""
+        return next(iter(self.choice(target, direction)), None)
+
+    def choice(self, target: str, direction: Direction) -> tuple[SourceUnit, ...]:
+        """All sources of one pass."""
+        return tuple(u for u in self.units if u.target == target and direction in u.directions)

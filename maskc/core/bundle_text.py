@@ -22,6 +22,7 @@ from maskc.core.bundle import (
     Variant,
     WorkList,
 )
+from maskc.core.cost import Cost
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr
@@ -80,11 +81,12 @@ def launch(
     threads: int,
     shared: int = 0,
     per_block: int = 1,
+    resident: int = 1,
     mode: str = "usual",
     macro: str = "",
 ) -> tuple[str, str, Launch]:
     """One launch of a CUDA source, and the mode it is part of; launches of a mode run in order."""
-    return mode, macro, Launch(entry, Grid[grid], threads, shared, per_block)
+    return mode, macro, Launch(entry, Grid[grid], threads, shared, per_block, resident)
 
 
 def kernel(
@@ -99,8 +101,11 @@ def kernel(
     row_floats: int = 0,
     key_floats: int = 0,
     distances: bool = False,
+    form: str = "",
+    costs: tuple[tuple[str, int, int, int], ...] = (),
 ) -> SourceUnit:
-    """One source and how to launch it: `maps` as (tensor, rows), `work` as fields of WorkList."""
+    """One source and how to launch it: `maps` as (tensor, rows), `work` as fields of WorkList,
+    `costs` as (mode, cycles per row, per tile, more per masked tile)."""
     modes: dict[str, Mode] = {}
     for mode, macro, launched in launches:
         before = modes[mode].launches if mode in modes else ()
@@ -117,6 +122,8 @@ def kernel(
         row_floats=row_floats,
         key_floats=key_floats,
         distances=distances,
+        form=form,
+        costs=tuple(Cost(*each) for each in costs),
     )
 
 

@@ -52,7 +52,7 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
                                         for recipe in bundle.variants[i].recipes}.values()))
         for i, variant in enumerate(first.variants)
     )  # fmt: skip
-    units = {(unit.target, unit.directions): unit for bundle in bundles for unit in bundle.units}
+    units = {unit.key: unit for bundle in bundles for unit in bundle.units}
     by_part = zip(*(bundle.parts for bundle in bundles if bundle.parts), strict=True)
     parts = tuple(
         replace(same[0], bundle=merged([part.bundle for part in same], "")) for same in by_part
@@ -82,6 +82,8 @@ def _emit(plan: Plan, name: str) -> Bundle:
         row_floats=getattr(plan.schedule, "row_floats", 0),
         key_floats=getattr(plan.schedule, "key_floats", 0),
         distances=plan.distances,
+        form=plan.form,
+        costs=plan.costs,
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}

@@ -67,7 +67,7 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
     """File names and texts: the module, and its sources beside it.
 
     Args:
-        bundle: with one unit per target, or one per target and pass.
+        bundle: whose units have keys of their own.
         mask: the mask as maskc prints it.
         title: the first line of the pattern's docstring, or its name.
     """
@@ -103,7 +103,7 @@ def _sources(bundle: Bundle, prefix: str) -> _Sources:
     found: _Sources = {}
     for unit in bundle.units:
         suffix = Target.named(unit.target).suffix
-        found.setdefault(_mark(unit), _Source(prefix + _key(unit), suffix, unit.text))
+        found.setdefault(_mark(unit), _Source(prefix + unit.key, suffix, unit.text))
     for number, part in enumerate(bundle.parts):
         for mark, source in _sources(part.bundle, f"part{number}.").items():
             found.setdefault(mark, source)
@@ -133,11 +133,6 @@ def _bundle(bundle: Bundle, sources: _Sources) -> _Bundle:
     )
 
 
-def _key(unit: SourceUnit) -> str:
-    """What the module's SOURCE calls a unit, and its file: the target, unless only backward."""
-    return unit.target if Direction.forward in unit.directions else f"{unit.target}_backward"
-
-
 def _kernel(unit: SourceUnit, key: str) -> str:
     """Arguments of `kernel`, one a line; `key` names its source."""
     words = [_word(unit.target), f"SOURCE[{_word(key)}]"]
@@ -156,6 +151,10 @@ def _kernel(unit: SourceUnit, key: str) -> str:
     words += [f"row_floats={unit.row_floats}"] if unit.row_floats else []
     words += [f"key_floats={unit.key_floats}"] if unit.key_floats else []
     words += ["distances=True"] if unit.distances else []
+    words += [f"form={_word(unit.form)}"] if unit.form else []
+    if unit.costs:
+        each = [f"({_word(c.mode)}, {c.row}, {c.tile}, {c.masked})" for c in unit.costs]
+        words.append(_several("costs=(", each, 16))
     return ",\n".join(words)
 
 
@@ -163,6 +162,7 @@ def _launch(mode: str, macro: str, one: Launch) -> str:
     words = [_word(one.entry), _word(one.grid.name), f"threads={one.threads}"]
     words += [f"shared={one.shared_bytes}"] if one.shared_bytes else []
     words += [f"per_block={one.per_block}"] if one.per_block != 1 else []
+    words += [f"resident={one.resident}"] if one.resident != 1 else []
     words += [f"mode={_word(mode)}"] if mode != "usual" else []
     words += [f"macro={_word(macro)}"] if macro else []
     return _several("launch(", words, 16)

@@ -108,4 +108,11 @@ class KernelSpec:
     def pairs_at_once(self) -> int:
         """Columns that a thread tests at a time: fewer where formulas are long, which need the
         registers."""
-        return 16 if self.short_formulas else 8
+        return 16 if self.short_formulas else 4 if self.crowded else 8
+
+    @property
+    def crowded(self) -> bool:
+        """Whether pairs are tested by a long formula where registers are few (sm_90a)."""
+        tests_pairs = not self.distances and not self.intervals
+        few = getattr(self.schedule, "registers", (255,))[0] < 160
+        return few and tests_pairs and not self.short_formulas

@@ -16,6 +16,7 @@ from maskc.ir.relayout import parts
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
+from maskc.plan.cost import SMALL, WHEN, costs_of
 from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
@@ -27,27 +28,26 @@ FEW, MANY = 3, 1 << 16
 """Intervals per row that are cheaper than bits from memory; more than any row has."""
 
 _FORWARD, _BACKWARD = Direction.forward, Direction.backward
-_SCHEDULES: dict[tuple[str, Direction], Callable[[Problem], Schedule]] = {
-    ("cpu", _FORWARD): cpu.schedule,
-    ("sm90a", _FORWARD): sm90a.forward_schedule,
-    ("sm90a", _BACKWARD): backward_schedule,
+_SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
+    ("cpu", _FORWARD, ""): cpu.schedule,
+    ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
+    ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
+    ("sm90a", _BACKWARD, ""): backward_schedule,
 }
-"""By family and pass; a family without a backward entry has both passes in one source."""
+"""By family, pass and form; a family without a backward entry has both passes in one source."""
 
-_ALONG: dict[str, tuple[tuple[str, Direction], ...]] = {
-    "sm_90a": (("sm_90a", _BACKWARD), ("sm_80", _FORWARD)),
+_ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
+    "sm_90a": (("sm_90a", _FORWARD, SMALL), ("sm_90a", _BACKWARD, ""), ("sm_80", _FORWARD, "")),
 }
-"""For a target the sources that go along: its other pass, and what runs calls it cannot."""
+"""For a target the sources that go along: its smaller tiles, its other pass, and what runs calls
+it cannot."""
 
 
 _PARTED = ("cpu", "sm90a")
 """Families whose kernels join results with those of other keys."""
 
 
-def plan(
-    heads: Heads, problem: Problem, target: Target, direction: Direction = Direction.forward,
-    whole: bool = True,
-) -> Plan:  # fmt: skip
+def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> Plan:
     """The plan for one target, with the plans whose sources go along.
 
     Args:
@@ -56,11 +56,35 @@ def plan(
     Raises:
         MaskcError: the target has no kernel for this problem.
     """
+    main = _plan(heads, problem, target, _FORWARD, "")
+    also = tuple(
+        _plan(heads, problem, TARGETS[name], direction, form)
+        for name, direction, form in _ALONG.get(target.name, ())
+        if (whole or name == target.name)
+        and (form != SMALL or problem.head_dim in sm90a.SMALL_HEAD_DIMS)
+    )
+    if whole:
+        main = replace(main, parts=_parts(heads, problem, target))
+    small = [each for each in also if each.form == SMALL]
+    if not small:
+        return replace(main, also=also)
+    reasons = (*main.reasons, *(f"or {each.schedule.reason}: {WHEN}" for each in small))
+    return replace(main, also=also, costs=costs_of(main), reasons=reasons)
+
+
+def _plan(
+    heads: Heads, problem: Problem, target: Target, direction: Direction, form: str
+) -> Plan:  # fmt: skip
+    """One of the plans, alone.
+
+    Raises:
+        MaskcError: see `plan`.
+    """
     target.check(problem)
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
-    schedule = _schedule(heads, problem, target, direction)
+    schedule = _schedule(heads, problem, target, direction, form)
     masks = tuple(
         _planned(ir, facts, schedule.tile)
         for ir, facts in zip(heads.masks, heads.facts, strict=True)
@@ -69,19 +93,14 @@ def plan(
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     by_distance = _with_distances(masks) if target.family == "sm90a" else None
     masks, distances = by_distance or masks, by_distance is not None
-    return Plan(
+    made = Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
             *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
-        ), distances, runs, direction,
-        _parts(heads, problem, target) if whole and direction is _FORWARD else (),
-        tuple(
-            plan(heads, problem, TARGETS[name], other, whole)
-            for name, other in _ALONG.get(target.name, ())
-            if direction is _FORWARD and (whole or name == target.name)
-        ),
+        ), distances, runs, direction, form,
     )  # fmt: skip
+    return replace(made, costs=costs_of(made)) if form else made
 
 
 def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
@@ -101,11 +120,13 @@ def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart,
     )
 
 
-def _schedule(heads: Heads, problem: Problem, target: Target, direction: Direction) -> Schedule:
+def _schedule(
+    heads: Heads, problem: Problem, target: Target, direction: Direction, form: str
+) -> Schedule:
     """The family's schedule; sm_80 alone asks the masks how high its tiles should be."""
     if target.family == "sm80":
         return sm80.for_masks(problem, heads.masks)
-    return _SCHEDULES[target.family, direction](problem)
+    return _SCHEDULES[target.family, direction, form](problem)
 
 
 def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:

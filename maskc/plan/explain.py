@@ -14,6 +14,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.ir.types import Piece
 from maskc.layout import build
+from maskc.plan.cost import choice
 from maskc.plan.types import Plan, PlannedMask
 
 
@@ -160,6 +161,12 @@ def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
             f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "
             f"tiles run {found.waste:.2f} x the live pairs"
         )
+    chosen = choice(plan, n_q, n_kv)
+    if chosen is not None:
+        taken, cycles = chosen
+        each = ", ".join(f"{count} by tiles of {tile}" for tile, count in cycles.items())
+        tile = f"{taken.tile.q} x {taken.tile.k}"
+        yield from _wrapped("choice", f"{n_q} x {n_kv}: tiles of {tile}; cycles: {each}")
 
 
 def _wrapped(label: str, text: str) -> list[str]:

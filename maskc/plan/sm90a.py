@@ -6,6 +6,11 @@ row (`usual`), which is faster where rows are long, and blocks that stream throu
 that the next row starts under the last products of the one before (`stream`), faster where rows
 are short.
 
+Where rows are so short that a tile is mostly outside of the mask, a second source has tiles of
+64 x 64: one warpgroup computes, two or three blocks share a multiprocessor, and one of them runs
+products while another has exponentials. A call takes the source that maskc/plan/cost.toml predicts
+to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
+
 Trial runs on one H200 (CUDA 13.0, bf16, medians of bursts that took turns; outputs were checked at
 smaller sizes, and no result file is kept), TFLOP/s of live pairs, forward; ratios to
 FlashAttention-4 of the same rounds:
@@ -44,17 +49,19 @@ SLAB = 64
 STREAM_BELOW = 40
 """Mean key tiles per tile row below which blocks stream: they gain about 4000 cycles a row and
 lose about 90 a tile."""
-LONG_ROW = 16
-"""Key tiles of an item of a row far longer than the others, which is not to be the last one that
+LONG_KEYS = 2048
+"""Keys of an item of a row far longer than the others, which is not to be the last one that
 runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
-ends after 164 where the rows of 128 are whole, and after 87 where their items have 32 or 16. With
-fewer heads there is less for each block, hence 16. A part, written and read, is at most a fifth of
+ends after 164 where the rows of 128 tiles are whole, and after 87 where their items have 32 or 16.
+With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read, is at most a fifth of
 the keys and values that its tiles read."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
 _CONTROL_BYTES = 1024
 """Barriers, words and places of tile rows, behind the tiles."""
+_RESERVED_BYTES = 1024
+"""Of a block's shared memory, by the system."""
 _L2_BYTES = 32 * 1024 * 1024
 """Keys and values that blocks running at the same time should have in common."""
 
@@ -101,14 +108,40 @@ class ForwardSchedule(Schedule):
     """fp32 workspace per query of a part of a row that is cut."""
 
 
-_TILES = {
-    64: (3, 128, 4),
-    96: (2, 128, 2),
-    128: (2, 128, 2),
-    192: (2, 96, 2),
-    256: (2, 64, 2),
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What decides a schedule."""
+
+    warpgroups: int
+    """That compute 64 queries each."""
+    keys: int
+    """Of a tile."""
+    stages: int
+    registers: tuple[int, int]
+    """As in ForwardSchedule; together they are what a block is given."""
+    keep_q: bool = False
+    settle: int = 2
+    blocks: int = 1
+    """That a multiprocessor runs at once."""
+
+
+_FORMS = {
+    64: _Form(3, 128, 4, (160, 32), settle=1),
+    96: _Form(2, 128, 2, (240, 24), keep_q=True),
+    128: _Form(2, 128, 2, (240, 24), keep_q=True),
+    192: _Form(2, 96, 2, (240, 24)),
+    256: _Form(2, 64, 2, (240, 24)),
 }
-"""For each head dimension: warpgroups that compute, keys of a tile, stages."""
+"""For each head dimension."""
+
+_SMALL_FORMS = {
+    64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
+    96: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
+    128: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
+}
+"""The same for short rows."""
+SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
+"""Where there are small tiles: above, two blocks do not fit a multiprocessor."""
 
 
 def forward_schedule(problem: Problem) -> ForwardSchedule:
@@ -117,28 +150,42 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     Raises:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
-    dim, target = problem.head_dim, TARGETS["sm_90a"]
-    warpgroups, keys, stages = _TILES[dim]
+    return _schedule(problem, _FORMS[problem.head_dim])
+
+
+def small_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS.
+
+    Raises:
+        SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
+    """
+    return _schedule(problem, _SMALL_FORMS[problem.head_dim])
+
+
+def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
+    dim, keys, warpgroups = problem.head_dim, form.keys, form.warpgroups
+    target = TARGETS["sm_90a"]
     tile, slabs = TileShape(64 * warpgroups, keys), -(-dim // SLAB)
     threads = 128 * (warpgroups + 1)
-    room = {q: _shared(tile, slabs, stages, q) for q in (1, 2)}
-    if room[1] > target.shared_memory:
-        raise SharedMemoryExceeded(room[1], target.name, target.shared_memory)
-    modes = [("usual", _mode(Grid.items, threads, room[1], ""))]
-    if room[2] <= target.shared_memory:
-        modes.append(("stream", _mode(Grid.stream, threads, room[2], "STREAM")))
+    room = {q: _shared(tile, slabs, form.stages, q) for q in (1, 2)}
+    most = (target.shared_memory + _RESERVED_BYTES) // form.blocks - _RESERVED_BYTES
+    if room[1] > most:
+        raise SharedMemoryExceeded(room[1], target.name, most)
+    modes = [("usual", _mode(Grid.items, threads, room[1], form.blocks, ""))]
+    if room[2] <= most:
+        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     return ForwardSchedule(
         tile,
-        f"tiles of {tile.q} x {tile.k}, {warpgroups} warpgroups of 64 rows and one that copies, "
-        f"{stages} stages, {room[1] / 1024:g} KiB of shared memory",
+        _reason(tile, form, room[1]),
         warps=4 * (warpgroups + 1),
-        stages=stages,
+        stages=form.stages,
+        min_blocks=form.blocks,
         shared_bytes=room[1],
         warpgroups=warpgroups,
-        registers=(160, 32) if warpgroups == 3 else (240, 24),
+        registers=form.registers,
         slabs=slabs,
-        keep_q=dim in (96, 128),
-        settle=1 if warpgroups == 3 else 2,
+        keep_q=form.keep_q,
+        settle=form.settle,
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),
@@ -154,15 +201,25 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
         work=WorkList(
             _L2_BYTES // (2 * (dim + problem.head_dim_v)),
             stream_below=STREAM_BELOW,
-            uneven_tiles=LONG_ROW,
+            uneven_tiles=LONG_KEYS // keys,
         ),
         row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
     )
 
 
-def _mode(grid: Grid, threads: int, shared: int, macro: str) -> Mode:
+def _reason(tile: TileShape, form: _Form, shared: int) -> str:
+    several = f"{form.warpgroups} warpgroups of 64 rows"
+    return (
+        f"tiles of {tile.q} x {tile.k}, {several if form.warpgroups > 1 else 'one warpgroup'} and "
+        f"one that copies, {form.stages} stages, {shared / 1024:g} KiB of shared memory"
+        + (f", {form.blocks} blocks per multiprocessor" if form.blocks > 1 else "")
+    )
+
+
+def _mode(grid: Grid, threads: int, shared: int, blocks: int, macro: str) -> Mode:
+    main = Launch("attention_forward", grid, threads, shared, resident=blocks)
     merge = Launch("attention_merge", Grid.merges, 128, per_block=MERGE_ROWS)
-    return Mode((Launch("attention_forward", grid, threads, shared), merge), macro)
+    return Mode((main, merge), macro)
 
 
 def _shared(tile: TileShape, slabs: int, stages: int, q_tiles: int) -> int:

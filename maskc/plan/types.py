@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from maskc.analysis.facts import MaskFacts
 from maskc.core.bundle import LayoutRecipe
+from maskc.core.cost import Cost
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
@@ -83,9 +84,13 @@ class Plan:
     """Lengths of aligned runs of keys and of queries that all masks treat alike."""
     direction: Direction = Direction.forward
     """The pass; a family with one source for both counts as forward."""
+    form: str = ""
+    """Tells plans of one target and pass apart, between whose sources a call chooses."""
+    costs: tuple[Cost, ...] = ()
+    """By mode, where a call chooses."""
     parts: tuple[PlannedPart, ...] = ()
     """The same mask in parts, of which some run over residue classes; none where that is no help
     or the family cannot."""
     also: tuple[Plan, ...] = ()
-    """Plans of the same mask whose sources go along: other passes, and what serves the calls
-    that this one cannot."""
+    """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
+    the calls that this one cannot."""

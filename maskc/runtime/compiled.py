@@ -328,8 +328,8 @@ class CompiledMask:
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
-        """The same by source (a target's name, with `_backward` for a source of its own, after the
-        part's where a mask runs in parts), mode and features."""
+        """The same by source (a target's name, with `_small` for smaller tiles and `_backward` for
+        a source of its own, after the part's where a mask runs in parts), mode and features."""
         found = dict(self._whole.kernels.all_reports)
         for number, maker in enumerate(self._parts):
             for (source, mode, features), report in maker.kernels.all_reports.items():

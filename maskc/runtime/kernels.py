@@ -24,8 +24,8 @@ _EXACT = {"sm_90a": "sm_80"}
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
 _REMEDY = "leave nan_safe out, or use target='{}'"
 
-Key = tuple[str, tuple[Direction, ...], str, Features, int]
-"""Target, passes, mode, features, device."""
+Key = tuple[str, str, Features, int]
+"""Source, mode, features, device."""
 
 
 class Kernels:
@@ -39,20 +39,30 @@ class Kernels:
         self._reports: dict[Key, BuildReport] = {}
 
     def unit(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
-        """The source of a pass.
+        """The source of a pass, the first where there is a choice.
+
+        Raises:
+            TargetNotBuilt: there is none.
+        """
+        return self.units(direction, features)[0]
+
+    def units(
+        self, direction: Direction, features: Features = frozenset()
+    ) -> tuple[SourceUnit, ...]:
+        """The source of a pass, or several to choose from, the one with the largest tiles first.
 
         Raises:
             TargetNotBuilt: there is none.
         """
         name = self._target.name
         if Feature.nan_safe in features and name in _EXACT:
-            return self._exact_unit(direction)
-        unit = self._bundle.unit(name, direction)
-        if unit is None:
+            return (self._exact_unit(direction),)
+        units = self._bundle.choice(name, direction)
+        if not units:
             missing = "the bundle has no source of it"
             remedy = "compile the mask for another target"
             raise TargetNotBuilt(name, direction.value, missing, remedy, at="target")
-        return unit
+        return units
 
     def _exact_unit(self, direction: Direction) -> SourceUnit:
         name = self._target.name
@@ -72,7 +82,7 @@ class Kernels:
         """Built and loaded for a device; once, whoever asks first."""
         if self._target.language == "c":
             features = features - {Feature.nan_safe}  # C is exact as it is
-        key = (unit.target, unit.directions, mode, features, device)
+        key = (unit.key, mode, features, device)
         kernel = self._made.get(key)
         if kernel is None:
             with self._lock:
@@ -84,7 +94,8 @@ class Kernels:
         return kernel
 
     def _make(self, unit: SourceUnit, key: Key) -> Kernel:
-        _, passes, mode, features, device = key
+        _, mode, features, device = key
+        passes = unit.directions
         if self._target.language == "cuda":
             arch = device_arch(unit.target, device)
             binary = build(unit, features, passes, arch, mode)
@@ -108,11 +119,11 @@ class Kernels:
         Raises:
             TargetNotBuilt: no forward pass has these features; NoDevice, BuildFailed.
         """
-        units = [self.unit(Direction.forward, features)]
+        units = self.units(Direction.forward, features)
         with suppress(TargetNotBuilt):  # a call of it says so
-            units.append(self.unit(Direction.backward, features))
+            units += self.units(Direction.backward, features)
         jobs = {
-            (unit.target, unit.directions, mode): (unit, mode)
+            (unit.key, mode): (unit, mode)
             for unit in units
             for mode in (dict(unit.modes) or ("usual",))
         }
@@ -127,18 +138,20 @@ class Kernels:
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
         """By features: of the forward pass in its usual mode, or whichever else was built."""
+
+        def unusual(item: tuple[Key, BuildReport]) -> tuple[bool, bool]:
+            source, mode, _, _ = item[0]
+            return source != self._target.name, mode != "usual"
+
         found: dict[Features, BuildReport] = {}
-        for key, report in sorted(self._reports.items(), key=_usual_first):
-            found.setdefault(key[3], report)
+        for key, report in sorted(self._reports.items(), key=unusual):
+            found.setdefault(key[2], report)
         return found
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
-        """By source (`sm_90a`, `sm_90a_backward`), mode and features."""
-        return {
-            (_source(target, passes), mode, features): report
-            for (target, passes, mode, features, _), report in self._reports.items()
-        }
+        """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
+        return {key[:3]: report for key, report in self._reports.items()}
 
 
 def _outside() -> int:
@@ -147,12 +160,3 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _source(target: str, passes: tuple[Direction, ...]) -> str:
-    return target if Direction.forward in passes else f"{target}_backward"
-
-
-def _usual_first(item: tuple[Key, BuildReport]) -> bool:
-    _, passes, mode, _, _ = item[0]
-    return Direction.forward not in passes or mode != "usual"

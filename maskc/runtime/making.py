@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.cost import Tally, cheapest
+from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Features
 from maskc.core.target import Target
 from maskc.runtime.arrays import Device
@@ -48,9 +50,10 @@ class Maker:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
         outputs: tuple[Output, ...],
     ) -> Plan:  # fmt: skip
-        """How `unit` runs a pass over some tokens.
+        """How a pass runs over some tokens.
 
         Args:
+            unit: its source; where it is the first of a choice, the cheapest of these.
             bound, arrays: the mask's parameters and data.
             place: the tokens.
             outputs: of the call.
@@ -59,6 +62,7 @@ class Maker:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         rest = (wanted, place.sizes, bound, arrays)
+        unit = self._cheapest(unit, *rest)
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = mode_of(unit, wanted.direction, wanted.deterministic, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
@@ -69,6 +73,23 @@ class Maker:
             tables, outputs,
         )  # fmt: skip
 
+    def _cheapest(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
+    ) -> SourceUnit:
+        """The source predicted to take least for this mask at these lengths; the first, with the
+        largest tiles, where that would depend on more."""
+        units = self.bundle.choice(unit.target, wanted.direction)
+        if len(units) == 1 or unit is not units[0]:
+            return unit
+
+        def tally(each: SourceUnit) -> Tally | None:
+            return self._bound(each, wanted, sizes, bound, arrays, not each.ranges).tally
+
+        try:
+            return cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
+        except (TooManyTiles, TooMuchWork):
+            return unit
+
     def _bound(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
         lists: bool,
@@ -77,7 +98,7 @@ class Maker:
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
         direction = wanted.direction
-        key = (unit.target, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        key = (unit.key, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
             params = {name: bound.params[name] for name, _ in self.bundle.params}

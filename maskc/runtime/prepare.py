@@ -143,7 +143,7 @@ def _blocks(
         case Grid.items if work is not None:
             return max(1, len(work.items))
         case Grid.stream if work is not None:
-            return max(1, min(work.filled, multiprocessors))
+            return max(1, min(work.filled, multiprocessors * launch.resident))
     return queries // unit.tile.q
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
+from maskc.core.cost import Tally
 from maskc.core.data import DataDecl
 from maskc.core.errors import CheckFailed, DataRange, DataShape
 from maskc.core.evaluate import evaluate
@@ -80,6 +81,9 @@ class Tables:
 
     work: Work | None = None
     """The work list, where the kernel reads one: members `work` and `counter`."""
+    tally: Tally | None = None
+    """What the distinct lists have, where a call may choose its source by it: not where sequences
+    bring data of their own, whose choice would depend on the others of the batch."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
@@ -161,6 +165,7 @@ def make_tables(
         for recipe, head in recipes
     ]
     backward = direction is Direction.backward
+    tally = None
     if lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
@@ -177,7 +182,29 @@ def make_tables(
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
         items = np.concatenate([work.items, work.merges])
         parts += [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
-    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work)
+        if unit.costs and not per_sequence(bundle, arrays):
+            tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
+    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
+
+
+def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether data have a dimension for sequences, be it of length one: vectors [batch, N], tables
+    [batch, heads, rows, cols]."""
+    ranks = {name: decl.rank for decl in bundle.data for name in decl.arrays}
+    return any(arrays[name].ndim >= 2 * ranks[name] for name in bundle.arrays)
+
+
+def _tally_of_lists(layouts: list[BlockLayout]) -> Tally:
+    rows = sum(int(np.count_nonzero(np.diff(layout.row_ptr))) for layout in layouts)
+    full = sum(int(np.count_nonzero(layout.kind == FULL)) for layout in layouts)
+    tiles = sum(layout.nnz for layout in layouts)
+    return Tally(rows, tiles, tiles - full)
+
+
+def _tally_of_spans(spans: Spans) -> Tally:
+    full = int((spans.full_last - spans.full_first).clip(0).sum())
+    tiles = int(spans.count.sum())
+    return Tally(int(np.count_nonzero(spans.count)), tiles, tiles - full)
 
 
 def _lists(

@@ -38,12 +38,14 @@ from tests.support.hopper import (  # noqa: E402
     HEADS,
     HOPPER,
     SIZES,
+    WAYS,
     check,
     compiled,
     freed,  # noqa: F401
     half,
     modes,
     needs_backward,
+    way,
 )
 
 if not HOPPER:
@@ -68,8 +70,8 @@ def test_random_masks(part):
     def run(data, parts):
         mask = mc.per_head(parts)
         assume(fits(mask, HEADS))
-        dim = data.draw(st.sampled_from(DIMS))
-        mode = data.draw(st.sampled_from(["usual", "stream"]))
+        mode = data.draw(st.sampled_from(WAYS))
+        dim = data.draw(st.sampled_from([64, 96, 128] if "small" in mode else DIMS))
         dtype = data.draw(st.sampled_from(["bfloat16", "float16"]))
         cuts = data.draw(st.sampled_from([256, 2])), data.draw(st.sampled_from([None, 1, 2]))
         attn = compiled(mask, dim, dtype, HEADS, mode, *cuts)
@@ -87,18 +89,19 @@ def test_random_masks(part):
     run()
 
 
+@pytest.mark.parametrize("form", [None, "large", "small"])
 @pytest.mark.parametrize("path", PATTERNS, ids=lambda path: path.stem)
-def test_patterns(path):
+def test_patterns(path, form):
     mask = mc.load(path)[path.stem]()
     heads = heads_of(mask, HEADS)
-    attn = compiled(mask, 128, heads=heads)
+    attn = compiled(mask, 128, heads=heads, mode=form)
     for n_q, n_kv in [(190, 190), (333, 450)]:
         data = sample_data(mask, n_q, n_kv)
         live = live_pairs(mask, n_q, n_kv, data, heads)
         check(attn, tensors(n_q, n_kv, 128, torch.bfloat16, heads=heads, kv_heads=1), live, data)
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_head_dims_and_lengths(dim, dtype, mode):
@@ -107,11 +110,11 @@ def test_head_dims_and_lengths(dim, dtype, mode):
     for n_q, n_kv in SIZES:
         live = live_pairs(BAND, n_q, n_kv)
         check(attn, tensors(n_q, n_kv, dim, half(dtype), n_q), live)
-    if mode in dict(attn.unit.modes):
-        assert ("sm_90a", mode) in modes(attn)
+    if way(mode)[1] in dict(attn.unit.modes):
+        assert way(mode) in modes(attn)
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_pairs_tested_one_by_one(dim, mode):
     mask = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([100]).rows
@@ -130,7 +133,7 @@ BITS = {
 """Partial tiles by what is read or tested once for many pairs."""
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", BITS)
 def test_bits_for_many_pairs(name, dim, mode):
@@ -144,15 +147,17 @@ def test_bits_for_many_pairs(name, dim, mode):
 @pytest.mark.parametrize("dim", [64, 128])
 def test_closed_form_ranges(dim):
     for mask in (mc.full(), mc.causal(), mc.window(100, 20), mc.prefix(77)):
-        attn = compiled(mask, dim)
-        assert attn.unit.ranges
-        for n_q, n_kv in [(1, 1), (255, 257), (500, 500), (700, 333)]:
-            check(attn, tensors(n_q, n_kv, dim, torch.bfloat16, dim), live_pairs(mask, n_q, n_kv))
+        for form in ("large", "small"):
+            attn = compiled(mask, dim, mode=form)
+            assert attn.unit.ranges
+            for n_q, n_kv in [(1, 1), (255, 257), (500, 500), (700, 333)]:
+                live = live_pairs(mask, n_q, n_kv)
+                check(attn, tensors(n_q, n_kv, dim, torch.bfloat16, dim), live)
 
 
 def test_rows_and_columns_that_see_nothing():
     mask = mc.where(lambda q, k: (q >= 200) & (q < 500) & (k >= 300) & (k < 410))
-    for mode in ("usual", "stream"):
+    for mode in WAYS:
         found = check(
             compiled(mask, 64, mode=mode),
             tensors(900, 800, 64, torch.bfloat16),
@@ -242,7 +247,7 @@ def test_features(names, dim):
     mask = BAND | mc.prefix(3) if names == "plain" else mc.causal() & mc.window(150)
     for name in chosen:
         heads, options = FEATURES[name]
-        for mode in ("usual", "stream"):
+        for mode in WAYS if dim <= 128 else WAYS[:2]:
             attn = compiled(mask, dim, mode=mode)
             for n_q, n_kv in [(65, 65), (300, 333), (333, 300)]:
                 live, features = live_pairs(mask, n_q, n_kv), {**vectors(heads, HEADS), **options}
@@ -293,7 +298,7 @@ def inside(x):
     return view.copy_(x)
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dim", [64, 96, 128])
 def test_views(dim, mode):
     """Views give the bits of contiguous tensors."""
@@ -334,7 +339,8 @@ LONG = {
 @pytest.mark.parametrize("dim", [64, 128])
 def test_long_rows_choose_their_mode(name, dim):
     mask, n, mode = LONG[name]
-    attn, live = compiled(mask, dim), torch.ones((n, n), dtype=torch.bool, device=DEVICE)
+    attn = compiled(mask, dim, mode="large")
+    live = torch.ones((n, n), dtype=torch.bool, device=DEVICE)
     if name != "full":
         live = live.tril().triu(-255 if name == "window" else -n)
     check(attn, tensors(n, n, dim, torch.bfloat16, batch=1, heads=1, kv_heads=1), live)

@@ -28,6 +28,7 @@ from tests.support.hopper import (  # noqa: E402
     BAND,
     DIMS,
     HOPPER,
+    WAYS,
     check,
     compiled,
     freed,  # noqa: F401
@@ -43,7 +44,7 @@ if not HOPPER:
 # ------------------------------------------------------------------ poison
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dim", DIMS)
 def test_dead_tiles_are_never_read(dim, mode):
     """NaN in every row of every tensor that no live tile holds; 384 is a multiple of all tiles."""
@@ -107,7 +108,7 @@ def test_nan_safe_runs_elsewhere():
 # ------------------------------------------------------------------ bits
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dim", DIMS)
 def test_forward_repeats(dim, mode):
     mask = BAND | mc.strided(64) & mc.causal()
@@ -121,7 +122,7 @@ def test_forward_repeats(dim, mode):
         assert torch.equal(again, lse)
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_a_sequence_ignores_its_batch(dim, mode):
     """Alone or in company, whatever the others hold; gradients too, where they are determined."""
@@ -196,7 +197,7 @@ def same(found, want):
     return all(torch.equal(found[name], x) for name, x in want.items())
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 def test_streams(mode):
     """Inputs arrive late on a stream of one's own."""
     attn = compiled(mc.causal(), 64, mode=mode)
@@ -214,7 +215,7 @@ def test_streams(mode):
     assert same(found, want)
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 def test_streams_at_the_same_time(mode):
     """Launches of several streams share nothing that they write."""
     attn = compiled(BAND, 64, mode=mode)
@@ -231,7 +232,7 @@ def test_streams_at_the_same_time(mode):
     assert all(same(x, want[i % 4]) for i, x in enumerate(found))
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 def test_a_graph(mode):
     attn = compiled(BAND, 128, mode=mode)
     made = tensors(500, 500, 128, torch.bfloat16, 4)
@@ -244,7 +245,7 @@ def test_a_graph(mode):
         assert same(found, both(attn, *made)), number
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize("mode", WAYS)
 def test_two_graphs_at_the_same_time(mode):
     attn = compiled(BAND, 128, mode=mode)
     made = [tensors(1000, 1000, 128, torch.bfloat16, i, heads=16, kv_heads=4) for i in (1, 2)]

@@ -33,34 +33,45 @@ SIZES = [
 BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
 
 
+WAYS = ["usual", "stream", "small usual", "small stream"]
+"""Ways to run a forward pass: a mode of the usual source, or of the one with small tiles."""
+
+
 # ------------------------------------------------------------------ helpers
 
 
 def compiled(
     mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None, row_tiles=None
 ):  # fmt: skip
-    """A compiled mask, made to run forward passes in one mode, to cut columns every `most_tiles`
-    tiles in backward passes, or rows every `row_tiles` in forward passes, whatever the lengths."""
+    """A compiled mask, made to run forward passes in one of WAYS, to cut columns every `most_tiles`
+    tiles in backward passes, or rows every `row_tiles` in forward passes, whatever the lengths.
+    `mode` may be a form alone (`small`, or `large`), which leaves the mode to the lengths. What is
+    forced runs whole, not in parts.
+
+    Skips where a head dimension has no small tiles.
+    """
     attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
-    forward, backward = {}, {}
+    units, parts, forward, backward = attn.bundle.units, attn.bundle.parts, {}, {}
     if mode is not None:
-        forward["stream_below"] = 1 << 30 if mode == "stream" else 0
+        parts = ()
+        form = "small" if mode.startswith("small") else ""
+        units = tuple(u for u in units if u.target != TARGET or u.form == form or _backward(u))
+        if not any(u.target == TARGET and not _backward(u) for u in units):
+            pytest.skip(f"no small tiles at head dimension {dim}")
+        if not mode.endswith(("small", "large")):
+            forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles
     if most_tiles is not None:
         backward["most_tiles"] = most_tiles
-    return with_rules(attn, forward, backward)
+    made = CompiledMask(replace(attn.bundle, units=units, parts=parts), TARGET)
+    return with_rules(made, forward, backward)
 
 
 def with_rules(attn, forward, backward):
     """The same with other work lists."""
     units = tuple(
-        replace(
-            unit,
-            work=replace(
-                unit.work, **(backward if Direction.backward in unit.directions else forward)
-            ),
-        )
+        replace(unit, work=replace(unit.work, **(backward if _backward(unit) else forward)))
         if unit.work
         else unit
         for unit in attn.bundle.units
@@ -68,9 +79,19 @@ def with_rules(attn, forward, backward):
     return CompiledMask(replace(attn.bundle, units=units), TARGET)
 
 
+def _backward(unit):
+    return Direction.forward not in unit.directions
+
+
+def way(mode):
+    """(source, mode) as `modes` names it, of one of WAYS."""
+    form, _, mode = mode.rpartition(" ")
+    return f"{TARGET}_{form}" if form else TARGET, mode
+
+
 def parts_of(attn):
     """Parts of rows in the work lists made so far."""
-    made = (tables.work for tables in attn._tables._values.values())
+    made = (tables.work for tables in attn._whole.tables._values.values())
     return sum(work.parts for work in made if work is not None)
 
 

@@ -14,7 +14,7 @@ from maskc.core.bundle import Grid, WorkList
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout import Spans, forward_work
-from maskc.plan.sm90a import LONG_ROW
+from maskc.plan.sm90a import LONG_KEYS
 from maskc.runtime.checks import Sizes
 from maskc.runtime.prepare import _blocks
 from maskc.runtime.tables import Tables
@@ -89,7 +89,8 @@ def test_parts_become_rows(dim, sinks, tmp_path):
     kernel = HostMerge(unit, dim, sinks, tmp_path)
     kernel.set(
         delta=np.full(work.parts * tile * unit.row_floats, np.nan, np.float32), out=out, lse=lse,
-        out_stride=(N * HEADS * dim, dim, HEADS * dim), heads_q=HEADS, n_q=N,
+        out_stride=(N * HEADS * dim, dim, HEADS * dim), lse_stride=(HEADS * N, N, 1),
+        heads_q=HEADS, n_q=N,
         work=np.concatenate([work.items, work.merges]), items=work.filled, empty=work.empty,
         sink_logits=logits,
     )  # fmt: skip
@@ -116,7 +117,7 @@ def test_parts_become_rows(dim, sinks, tmp_path):
 def test_plans_cut_long_rows_only():
     for dim in SM_90A.head_dims:
         unit = unit_of(dim)
-        assert (unit.work.most_tiles, unit.work.uneven_tiles) == (0, LONG_ROW)
+        assert (unit.work.most_tiles, unit.work.uneven_tiles) == (0, LONG_KEYS // unit.tile.k)
         for _, mode in unit.modes:
             forward, merge = mode.launches
             assert (forward.entry, merge.entry) == ("attention_forward", "attention_merge")

@@ -42,6 +42,13 @@ CROWDED = {(BACKWARD, 64)}
 """Where soft-cap and ALiBi together are known to spill; see test_softcap_with_alibi."""
 REGISTERS = 64 * 1024
 """Of a multiprocessor."""
+RESERVED = 1024
+"""Bytes of every block's shared memory, by the system."""
+A_ROW = 12
+"""Moves to uniform registers that a new row takes at most: what counts where products are few."""
+SMALL = "small"
+SMALL_DIMS = (64, 96, 128)
+"""Head dimensions with a second forward source, for short rows."""
 
 MASKS: dict[str, str] = {}
 """For messages: by digest the first mask that gave a source."""
@@ -58,26 +65,29 @@ PASSES = [
 ]
 
 
-def unit_of(mask: mc.Mask, direction: Direction, head_dim: int, dtype: str) -> SourceUnit:
+def unit_of(
+    mask: mc.Mask, direction: Direction, head_dim: int, dtype: str, form: str = ""
+) -> SourceUnit:
     heads = fixed_heads(mask) or 4
     plan = driver.planned(mask, driver.problem(head_dim, None, heads, dtype), SM_90A)
-    unit = driver.bundled(plan).unit("sm_90a", direction)
-    assert unit is not None
+    (unit,) = (u for u in driver.bundled(plan).choice("sm_90a", direction) if u.form == form)
     MASKS.setdefault(unit.digest, shorten(str(mask), 60, placeholder=" ..."))
     return unit
 
 
 @cache
 def unit(
-    name: str, direction: Direction, head_dim: int, dtype: str = "bfloat16"
+    name: str, direction: Direction, head_dim: int, dtype: str = "bfloat16", form: str = ""
 ) -> SourceUnit:  # fmt: skip
-    return unit_of(mc.load(FOLDER / f"{name}.py")[name](), direction, head_dim, dtype)
+    return unit_of(mc.load(FOLDER / f"{name}.py")[name](), direction, head_dim, dtype, form)
 
 
 @cache
-def distinct(direction: Direction, head_dim: int, dtype: str) -> tuple[SourceUnit, ...]:
+def distinct(
+    direction: Direction, head_dim: int, dtype: str, form: str = ""
+) -> tuple[SourceUnit, ...]:  # fmt: skip
     """Of all patterns; some differ in constants only."""
-    units = (unit(path.stem, direction, head_dim, dtype) for path in PATTERNS)
+    units = (unit(path.stem, direction, head_dim, dtype, form) for path in PATTERNS)
     return tuple({unit.digest: unit for unit in units}.values())
 
 
@@ -123,6 +133,7 @@ def faults(job: Job) -> list[str]:
     report, launches = binary.report, job.unit.mode(job.mode).launches
     found = [line for line in report.log.splitlines() if re.search(r"\bC75\d\d\b", line)]
     threads = {launch.entry: launch.threads for launch in launches}
+    resident = {launch.entry: launch.resident for launch in launches}
     kernels = {kernel.name: kernel for kernel in report.kernels}
     for entry in threads.keys() - kernels.keys():
         found.append(f"ptxas does not report {entry}")
@@ -132,12 +143,14 @@ def faults(job: Job) -> list[str]:
             found.append("{}: {} bytes of stack, {} of stores, {} of loads spilled".format(
                 kernel.name, *spills
             ))  # fmt: skip
-        if kernel.registers * threads.get(kernel.name, 0) > REGISTERS:
+        blocks = resident.get(kernel.name, 1)
+        if blocks * kernel.registers * threads.get(kernel.name, 0) > REGISTERS:
             found.append(f"{kernel.name}: {kernel.registers} registers are too many to launch")
     for launch in launches:
         static = kernels[launch.entry].shared if launch.entry in kernels else 0
-        if static + launch.shared_bytes > SM_90A.shared_memory:
-            found.append(f"{launch.entry}: {static + launch.shared_bytes} bytes of shared memory")
+        asked = launch.resident * (static + launch.shared_bytes + RESERVED) - RESERVED
+        if asked > SM_90A.shared_memory:
+            found.append(f"{launch.entry}: {asked} bytes of shared memory")
     return found + (machine_faults(job, binary.code) if sass.disassembler() else [])
 
 
@@ -151,7 +164,7 @@ def machine_faults(job: Job, code: bytes) -> list[str]:
     if 2 * begun > products:
         found.append(f"{begun} groups for {products} products: they run one after another")
     moves = sass.count(sass.among_products(main), "R2UR")
-    if moves > products // 2:
+    if moves > max(products // 2, A_ROW):
         found.append(f"{moves} moves for {products} products: operands in ordinary registers")
     if entry == "attention_forward" and Feature.softcap not in job.features:
         found += overlap_faults(job, main)
@@ -166,7 +179,7 @@ def overlap_faults(job: Job, main: str) -> list[str]:
         return [f"{len(parts)} places where p v is waited for, not one"]
     found, tile = [], job.unit.tile
     wanted = {"FMNMX": 2 * (tile.k // 4 - 1)}
-    if job.mode == "usual" and tile.q == 128:
+    if job.mode == "usual" and tile.q != 192:
         wanted[r"MUFU\.EX2"] = tile.k // 4
     for opcode, least in wanted.items():
         if (seen := sass.count(parts[0], opcode)) < least:
@@ -218,6 +231,25 @@ MIXED = {
 @pytest.mark.parametrize("direction", PASSES)
 def test_plain(direction, head_dim):
     gate(jobs([unit(name, direction, head_dim) for name in MIXED[direction]], NONE))
+
+
+@pytest.mark.parametrize("head_dim", SMALL_DIMS)
+def test_small_tiles(head_dim):
+    names = (*MIXED[FORWARD], "longnet")  # whose formula is the longest
+    gate(jobs([unit(name, FORWARD, head_dim, form=SMALL) for name in names], NONE))
+
+
+@pytest.mark.parametrize("head_dim", SMALL_DIMS)
+def test_features_of_small_tiles(head_dim):
+    wanted = jobs([unit("causal", FORWARD, head_dim, form=SMALL)], *SINGLE, ALL)
+    gate([job for job in wanted if job.features == ALL or job.mode == "usual"])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("head_dim", SMALL_DIMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrix_of_small_tiles(dtype, head_dim):
+    gate(jobs(distinct(FORWARD, head_dim, dtype, SMALL), NONE, ALL, *SINGLE))
 
 
 def together(direction: Direction, head_dim: int) -> list[Features]:
@@ -274,8 +306,9 @@ def test_matrix_of_single_features(direction, head_dim):
 @pytest.mark.parametrize("direction", PASSES)
 def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
     """The plan's number holds struct Shared, and with less than a kilobyte to spare."""
-    source = unit("causal", direction, head_dim)
-    for name, mode in source.modes:
+    forms = ("", SMALL) if direction is FORWARD and head_dim in SMALL_DIMS else ("",)
+    sources = [unit("causal", direction, head_dim, form=form) for form in forms]
+    for source, (name, mode) in [(s, each) for s in sources for each in s.modes]:
         size = max(launch.shared_bytes for launch in mode.launches)
         asked = (
             f'static_assert(sizeof(struct Shared) <= {size}, "too small");\n'

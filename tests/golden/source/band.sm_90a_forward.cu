@@ -140,6 +140,7 @@ constexpr int TILE_Q = 128;  // queries per tile row
 constexpr int TILE_K = 128;  // keys per step
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
+constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
@@ -1136,9 +1137,13 @@ FN void store_empty(const struct Attention &p) {
 }
 
 // Warpgroups take turns at starting products, so that the softmax of one runs under those of the
-// next. Named barriers 1 .. GROUPS.
-FN void take_turn(i32 group) { sync_threads(1 + group, 256); }
-FN void pass_turn(i32 group) { arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256); }
+// next. Named barriers 1 .. GROUPS. One that is alone has other blocks beside it.
+FN void take_turn(i32 group) {
+    if (GROUPS > 1) sync_threads(1 + group, 256);
+}
+FN void pass_turn(i32 group) {
+    if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
+}
 
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                 i32 group) {
@@ -1155,7 +1160,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Softmax softmax;
     start(softmax);
     clear(o);
-    if (group == 0) arrive_threads(1, 256);
+    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
 
     wait(shared.started, 0);
     i32 word = uniform(shared.first_word);
@@ -1269,7 +1274,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     if (leader) stores_done<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;

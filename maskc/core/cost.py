@@ -1,0 +1,103 @@
+"""What a forward pass is predicted to take, and which of several sources takes least.
+
+Predictions speak of the mask and the lengths alone: each distinct list of tiles counts once,
+however many heads or sequences have it, and nothing is said of the card. So one mask at one pair of
+lengths always runs the same source and gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from maskc.core.problem import TileShape
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the distinct lists of tiles of a pass have in all."""
+
+    rows: int
+    """Tile rows with a live tile."""
+    tiles: int
+    """Live tiles."""
+    masked: int
+    """Live tiles with dead pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What work takes in one mode of a source, in cycles of a multiprocessor whose blocks are all
+    at work."""
+
+    mode: str
+    row: int
+    """Per tile row that has a live tile."""
+    tile: int
+    """Per live tile."""
+    masked: int
+    """More per live tile with dead pairs."""
+
+    def cycles(self, tally: Tally) -> int:
+        """Of a whole pass."""
+        return self.row * tally.rows + self.tile * tally.tiles + self.masked * tally.masked
+
+
+class Costed(Protocol):
+    """A source that runs a pass in one of several modes."""
+
+    @property
+    def tile(self) -> TileShape:
+        """What one step computes."""
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        """One per mode."""
+
+
+Source = TypeVar("Source", bound=Costed)
+
+
+def cycles(source: Costed, tally: Tally) -> int:
+    """Of a pass in the mode that takes least; 0 where the source names no costs."""
+    return min((cost.cycles(tally) for cost in source.costs), default=0)
+
+
+def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
+    """What smaller tiles of the same mask at least have, from the tally of larger ones.
+
+    A full tile inside the lengths is full of smaller ones; any other has at least one.
+
+    Args:
+        tally: of tiles of shape `tile`, which `small` divides.
+        n_kv: keys.
+    """
+    edges = tally.rows + -(-n_kv // tile.k)  # full tiles that the lengths may cut
+    whole = max(0, tally.tiles - tally.masked - edges)
+    each = (tile.q // small.q) * (tile.k // small.k)
+    return Tally(tally.rows, tally.tiles + (each - 1) * whole, 0)
+
+
+def cheapest(
+    sources: Sequence[Source], tally_of: Callable[[Source], Tally], n_kv: int
+) -> Source:  # fmt: skip
+    """The source of least cycles, of equal ones the first.
+
+    Tiles are counted only for sources that might take less than one counted before.
+
+    Args:
+        sources: the one with the largest tiles first.
+        tally_of: counts the tiles of a source.
+        n_kv: keys.
+    """
+    best, *others = sources
+    first = tally_of(best)
+    least = cycles(best, first)
+    for source in others:
+        if cycles(source, at_least(first, sources[0].tile, source.tile, n_kv)) >= least:
+            continue
+        found = cycles(source, tally_of(source))
+        if found < least:
+            best, least = source, found
+    return best

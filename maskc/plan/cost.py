@@ -1,0 +1,64 @@
+"""The cost model's coefficients, from cost.toml, and what it says of two plans of one mask."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from maskc.core.cost import Cost, Tally, cheapest, cycles
+from maskc.core.layout import FULL, BlockLayout
+from maskc.plan.types import Plan
+
+SMALL = "small"
+"""The form of a source for short rows."""
+WHEN = (
+    "taken by a call when the exact tiles of its lengths are predicted to take fewer cycles "
+    "(never for data given per sequence)"
+)
+
+
+@cache
+def _coefficients() -> Mapping[str, Mapping]:
+    return tomllib.loads((files("maskc.plan") / "cost.toml").read_text("utf-8"))
+
+
+def costs_of(plan: Plan) -> tuple[Cost, ...]:
+    """What a plan's modes take; none where nothing is known."""
+    forms = _coefficients().get(plan.target.name, {})
+    modes = forms.get(plan.form or "large", {}).get(str(plan.problem.head_dim), {})
+    return tuple(
+        Cost(mode, *(found[name] for name in ("row", "tile", "masked")))
+        for mode, found in modes.items()
+        if mode in dict(getattr(plan.schedule, "modes", ()))
+    )
+
+
+def tally_of(layouts: list[BlockLayout]) -> Tally:
+    """Of all lists of tiles."""
+    return Tally(
+        sum(int((layout.row_ptr[1:] > layout.row_ptr[:-1]).sum()) for layout in layouts),
+        sum(layout.nnz for layout in layouts),
+        sum(int((layout.kind != FULL).sum()) for layout in layouts),
+    )
+
+
+def choice(plan: Plan, n_q: int, n_kv: int) -> tuple[Plan, dict[str, int]] | None:
+    """(the plan whose source a call takes, predicted cycles of each by its tiles); None where there
+    is no choice, or it depends on data.
+
+    Cycles count every distinct mask once.
+    """
+    from maskc.layout import build
+
+    plans = [plan, *(each for each in plan.also if each.form and each.costs)]
+    if len(plans) == 1 or any(mask.ir.data for mask in plan.masks):
+        return None
+    found = {
+        each.form: tally_of([build(mask.recipe, n_q, n_kv, {}, {}) for mask in each.masks])
+        for each in plans
+    }
+    taken = cheapest(plans, lambda each: found[each.form], n_kv)
+    named = {f"{p.tile.q} x {p.tile.k}": cycles(p, found[p.form]) for p in plans}
+    return taken, named

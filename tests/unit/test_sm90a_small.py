@@ -1,0 +1,263 @@
+"""Two forward sources for Hopper: what fits a multiprocessor, and which one a call takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.core.bundle import Grid
+from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
+from maskc.core.problem import Direction, TileShape
+from maskc.core.target import TARGETS
+from maskc.layout import build
+from maskc.plan import sm90a
+from maskc.plan.cost import choice, tally_of
+from maskc.plan.explain import explain
+from maskc.plan.recipe import layout_recipe
+from maskc.runtime.checks import Sizes
+from maskc.runtime.tables import make_tables
+from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given
+
+SM_90A = TARGETS["sm_90a"]
+SMALL_DIMS = (64, 96, 128)
+REGISTERS, RESERVED = 64 * 1024, 1024
+"""Of a multiprocessor; bytes of shared memory that the system takes of every block."""
+
+
+def streaming(n_sinks: int, size: int) -> mc.Mask:
+    return mc.causal() & (mc.sinks(n_sinks) | mc.window.hf(size))
+
+
+def planned(mask: mc.Mask, dim: int):
+    return driver.planned(mask, driver.problem(dim, None, 4, "bfloat16"), SM_90A)
+
+
+# ------------------------------------------------------------------ schedules
+
+
+@pytest.mark.parametrize("dim", SMALL_DIMS)
+def test_blocks_fit_a_multiprocessor(dim):
+    made = sm90a.small_schedule(driver.problem(dim, None, None, "bfloat16"))
+    compute, copy = made.registers
+    threads, blocks = 128 * (made.warpgroups + 1), made.min_blocks
+    assert made.warpgroups == 1
+    assert blocks > 1
+    assert compute % 8 == copy % 8 == 0
+    assert blocks * 128 * (compute + copy) <= REGISTERS
+    launched = REGISTERS // (blocks * threads) // 8 * 8  # per thread, before they move
+    assert compute + copy <= 2 * launched, "a block's registers move inside the block"
+    assert [name for name, _ in made.modes] == ["usual", "stream"]
+    for _, mode in made.modes:
+        (launch,) = mode.launches
+        assert (launch.threads, launch.resident) == (threads, blocks)
+        assert blocks * (launch.shared_bytes + RESERVED) <= SM_90A.shared_memory + RESERVED
+    assert {each.rows for each in made.maps} == {64}
+
+
+def test_one_more_block_would_not_fit():
+    """Registers or shared memory are used up."""
+    for dim in SMALL_DIMS:
+        made = sm90a.small_schedule(driver.problem(dim, None, None, "bfloat16"))
+        more = made.min_blocks + 1
+        shared = max(mode.launches[0].shared_bytes for _, mode in made.modes)
+        assert (
+            more * 128 * sum(made.registers) > REGISTERS
+            or more * (shared + RESERVED) > SM_90A.shared_memory + RESERVED
+        )
+
+
+def test_which_sources_a_bundle_has():
+    for dim in SM_90A.head_dims:
+        bundle = driver.bundled(planned(mc.causal(), dim))
+        found = bundle.choice("sm_90a", Direction.forward)
+        assert [unit.key for unit in found] == ["sm_90a", "sm_90a_small"][: 1 + (dim in SMALL_DIMS)]
+        assert bundle.unit("sm_90a") is found[0]
+        assert len({unit.key for unit in bundle.units}) == len(bundle.units)
+        for unit in found:
+            names = [cost.mode for cost in unit.costs]
+            assert names == ([name for name, _ in unit.modes] if len(found) > 1 else [])
+            assert bundle.variants[0].recipe(unit.tile) in bundle.variants[0].recipes
+            assert f"{unit.tile.q} queries x {unit.tile.k} keys" in unit.text
+
+
+# ------------------------------------------------------------------ the model
+
+
+def tallies(mask: mc.Mask, n: int, dim: int) -> list[tuple[object, Tally]]:
+    """Both sources of a mask with their tiles."""
+    units = driver.bundled(planned(mask, dim)).choice("sm_90a", Direction.forward)
+    keep = driver.lowered(mask).keep
+    return [
+        (unit, tally_of([build(layout_recipe(keep, unit.tile), n, n, {}, {})])) for unit in units
+    ]
+
+
+MASKS = {
+    "streaming": streaming(16, 64),
+    "blocks": mc.block_diagonal(16),
+    "window": mc.window(127),
+    "wide": mc.window(2000, 3),
+    "causal": mc.causal(),
+    "full": mc.full(),
+    "lattice": mc.dilated(9, stride=100),
+    "global": mc.window(20, 20) | mc.global_tokens(9),
+    "nothing": mc.full() - mc.full(),
+}
+
+
+@pytest.mark.parametrize("dim", SMALL_DIMS)
+@pytest.mark.parametrize("name", MASKS)
+def test_the_choice_minimises_the_model(name, dim):
+    for n in (0, 1, 64, 1000, 4096):
+        counted = []
+        found = dict(tallies(MASKS[name], n, dim))
+        units = list(found)
+
+        def tally(unit, found=found, counted=counted):
+            counted.append(unit.key)
+            return found[unit]
+
+        taken = cheapest(units, tally, n)
+        least = min(cycles(unit, tally) for unit, tally in found.items())
+        assert cycles(taken, found[taken]) == least
+        assert taken is next(u for u, t in found.items() if cycles(u, t) == least)
+        assert len(counted) == len(set(counted))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_bound_is_one(name):
+    """What smaller tiles have is never less than what the larger ones tell."""
+    for n in (1, 63, 64, 191, 193, 1000, 1537):
+        (large, many), (small, few) = tallies(MASKS[name], n, 64)
+        least = at_least(many, large.tile, small.tile, n)
+        assert least.rows <= few.rows
+        assert least.tiles <= few.tiles
+        assert least.masked <= few.masked
+
+
+def test_the_bound_spares_counting():
+    units = [unit for unit, _ in tallies(mc.full(), 4096, 64)]
+    shape = {unit.key: tally for unit, tally in tallies(mc.full(), 4096, 64)}
+
+    def tally(unit):
+        assert unit is units[0], "the small tiles of a full mask need not be counted"
+        return shape[unit.key]
+
+    assert cheapest(units, tally, 4096) is units[0]
+
+
+@pytest.mark.parametrize("dim", SMALL_DIMS)
+def test_what_anchors_take(dim):
+    def taken(mask, n):
+        return choice(planned(mask, dim), n, n)[0].form
+
+    assert taken(streaming(16, 64), 4096) == "small"
+    assert taken(mc.block_diagonal(16), 4096) == "small"
+    for mask in (mc.full(), mc.causal(), mc.window(4095)):
+        assert taken(mask, 16384) == ""
+
+
+def test_cycles_of_a_tally():
+    class Source:
+        tile = TileShape(64, 64)
+        costs = (Cost("usual", 100, 10, 1), Cost("stream", 10, 11, 2))
+
+    assert cycles(Source, Tally(1, 200, 3)) == 100 + 2000 + 3
+    assert cycles(Source, Tally(1, 2, 2)) == 10 + 22 + 4
+
+
+def test_explain_names_both():
+    text = " ".join(explain(planned(streaming(16, 64), 128), 4096).split())
+    assert "tiles of 128 x 128, 2 warpgroups" in text
+    assert "or tiles of 64 x 64, one warpgroup" in text
+    assert "2 blocks per multiprocessor: taken by a call when" in text
+    assert "choice 4096 x 4096: tiles of 64 x 64; cycles: " in text
+    assert "choice 16384 x 16384: tiles of 128 x 128;" in " ".join(
+        explain(planned(mc.causal(), 128), 16384).split()
+    )
+
+
+# ------------------------------------------------------------------ calls
+
+
+SMALL = replace(
+    FORWARD, text="small", tile=TileShape(32, 32), form="small",
+    costs=(Cost("usual", 10, 1, 0), Cost("stream", 1, 2, 0)),
+    modes=tuple(
+        (name, replace(mode, launches=tuple(replace(x, resident=3) for x in mode.launches)))
+        for name, mode in FORWARD.modes
+    ),
+)  # fmt: skip
+LARGE = replace(FORWARD, costs=(Cost("usual", 50, 3, 0), Cost("stream", 5, 4, 0)))
+UNITS = (LARGE, SMALL, BACKWARD)
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_calls_take_the_cheaper_source(machine):
+    mask = compiled("gaps", units=UNITS)
+    mask(*given(n=128))  # one tile of 64, three of 32: 5 + 4 against 2 + 6
+    assert machine.built == [("small", "stream", [])]
+    assert machine.driver.block.tile_rows == 4
+    machine.built.clear()
+    mask(*given(n=1200))  # many tiles: two of 32 for one of 64 and more
+    assert machine.built == [("forward", "usual", [])]
+    assert machine.driver.block.tile_rows == 19
+    machine.built.clear()
+    compiled("gaps", units=(LARGE, BACKWARD))(*given(n=128))
+    assert machine.built == [("forward", "stream", [])]
+
+
+def test_the_choice_ignores_heads_and_batch(machine):
+    for n in (128, 1200):
+        taken = set()
+        for batch, heads in ((1, (1, 1)), (3, (4, 2)), (40, (16, 1))):
+            machine.built.clear()
+            compiled("gaps", units=UNITS)(*given(n=n, batch=batch, heads=heads))
+            ((text, _, _),) = machine.built
+            taken.add(text)
+        assert len(taken) == 1
+
+
+def test_streams_have_as_many_blocks_as_run_at_once(machine):
+    mask = compiled("gaps", units=UNITS)
+    mask(*given(n=128, batch=50))
+    assert machine.launched() == [("attention_forward", 3 * 132, 384)]
+    assert SMALL.mode("stream").launches[0].grid is Grid.stream
+
+
+def test_warmup_builds_both_sources(machine):
+    mask = compiled(units=UNITS)
+    mask.warmup()
+    assert {(text, mode) for text, mode, _ in machine.built} == {
+        (text, mode) for text in ("forward", "small") for mode in ("usual", "stream")
+    } | {("backward", "usual"), ("backward", "deterministic")}
+    assert ("sm_90a_small", "stream", frozenset()) in mask.all_reports
+    assert mask.reports == {frozenset(): "forward usual"}
+    machine.built.clear()
+    mask(*given(n=600))
+    assert not machine.built
+
+
+def test_data_per_sequence_do_not_choose():
+    """What one sequence brings would otherwise decide over the bits of another."""
+    mask = mc.causal() & mc.documents("doc")
+    bundle = driver.bundled(planned(mask, 64))
+    doc = np.arange(256, dtype=np.int32) // 16
+    sizes = Sizes(2, 4, 4, 256, 256)
+    unit = bundle.unit("sm_90a")
+    for shape, known in (((256,), True), ((1, 256), False), ((2, 256), False)):
+        given_doc = np.ascontiguousarray(np.broadcast_to(doc, shape))
+        arrays = {"doc.q": given_doc, "doc.k": given_doc}
+        tables = make_tables(bundle, unit, sizes, {}, arrays, Direction.forward, True)
+        assert (tables.tally is not None) == known
+    assert make_tables(
+        bundle, unit, sizes, {}, {"doc.q": doc, "doc.k": doc}, Direction.forward, True
+    ).tally == Tally(2, 3, 3)
