@@ -69,7 +69,7 @@ FIELDS: tuple[Field, ...] = (
     Field("tile_cols", "i32", "ceil(n_kv / TILE_K)"),
     Field("items", "i32", "of the work list that have tiles"),
     Field("empty", "i32", "items behind them without any"),
-    Field("shared_items", "i32", "backward: whether some items share a column with others"),
+    Field("shared_items", "i32", "rows to be merged, or columns that items share"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
     Field("joins", "i32", "1: results hold those of other keys, and are joined with them"),
     Field("spacing", "float", "ALiBi's distance from one token to the next"),
@@ -85,12 +85,13 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
     ("full_last", "past the last of them"),
     ("heads", "backward: consecutive query heads with this list that are taken one by one"),
-    ("shared", "1 if other items add to the same column; forward: 1 + number of the part of a row"),
+    ("shared", "1 + number of a column that others add to too, or of a part of a row; else 0"),
 )
 """The int32 fields of one item of the work list.
 
-Behind all items of a forward pass come the rows to be merged, in the same form: `tile`, `head`, in
-`first` the number of the first part and in `count` that of parts.
+Behind all items come, in the same form, the rows to be merged: `tile`, `head`, in `first` the
+number of the first part and in `count` that of parts; or the columns that several items add to, by
+number: `tile` and `head`.
 """
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}

@@ -80,7 +80,8 @@ class Grid(Enum):
     queries = "queries"
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
     keys = "keys"
-    """Enough for all tile columns, key/value heads and sequences, `per_block` keys each."""
+    """Enough for the tile columns that several items of the work list share, `per_block` keys
+    each."""
     merges = "merges"
     """Enough for the tile rows that several items of the work list share, `per_block` queries
     each."""
@@ -157,8 +158,7 @@ class SourceUnit:
     """fp32 workspace per query: backward, of a padded tile row, head and sequence; forward, of a
     tile row for each of the items that share it."""
     key_floats: int = 0
-    """The same per key of a padded tile column, key/value head and sequence, where an item of
-    the work list shares its column with others."""
+    """The same per key of every tile column that several items of the work list share."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
     form: str = ""

@@ -33,7 +33,7 @@ class Work:
     shared: bool
     """Whether some items add to the same column, or compute parts of the same row."""
     merges: np.ndarray = field(default_factory=_no_rows)
-    """int32 [rows, WORK_FIELDS]: forward, the rows in parts, see maskc/core/abi.py."""
+    """int32 [rows, WORK_FIELDS]: the rows in parts or the columns shared, see maskc/core/abi.py."""
 
     @property
     def empty(self) -> int:
@@ -158,7 +158,7 @@ def backward_work(
         written = (owners.shared[owner] == 0) | speaks
     work = _listed(owners, pieces, owner, piece, written)
     work.items[work.filled :, 6] = size
-    return work
+    return _in_columns(work, spans.count.shape[1], batch * heads_kv, size)
 
 
 def heads_per_group(rule: WorkList, tokens: int, heads: int) -> int:
@@ -305,3 +305,24 @@ def _in_parts(
 def _running(values: np.ndarray) -> np.ndarray:
     """Sums of all values before each one, and of all."""
     return np.concatenate([[0], np.cumsum(values)])
+
+
+def _in_columns(work: Work, tiles: int, heads: int, size: int) -> Work:
+    """The same with numbers for the columns that items share.
+
+    Args:
+        tiles, heads: tile columns, and key/value heads of all sequences.
+        size: query heads of each.
+    """
+    if not work.shared:
+        return work
+    items = work.items[: work.filled]
+    own = items[:, 7] > 0
+    column = items[own, 1].astype(np.int64) // size * tiles + items[own, 0]
+    used = np.zeros(heads * tiles, np.int64)
+    used[column] = 1
+    items[own, 7] = np.cumsum(used)[column]
+    merges = np.zeros((int(used.sum()), len(WORK_FIELDS)), np.int32)
+    found = np.flatnonzero(used)
+    merges[:, 0], merges[:, 1] = found % tiles, found // tiles * size
+    return replace(work, merges=merges)

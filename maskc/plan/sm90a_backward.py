@@ -74,7 +74,7 @@ class BackwardSchedule(Schedule):
     row_floats: int = 0
     """fp32 workspace per query."""
     key_floats: int = 0
-    """fp32 workspace per key where items share columns."""
+    """fp32 workspace per key of a column that items share."""
 
 
 _TILES = {
@@ -127,7 +127,7 @@ def backward_schedule(problem: Problem) -> BackwardSchedule:
         work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
         # dq and the slopes' sums; lse, delta and the tile's own numbers.
         row_floats=dim + 2 * SLOPE_SUMS // tile.q + 3,
-        key_floats=2 * dim + 1,
+        key_floats=2 * dim,
     )
 
 

@@ -112,34 +112,30 @@ def make_plan(
     )
 
 
-def _padded(unit: SourceUnit, sizes: Sizes) -> tuple[int, int]:
-    """(queries of all padded tile rows, heads and sequences; keys of the same by columns)."""
-    rows = -(-sizes.n_q // unit.tile.q) * unit.tile.q
-    columns = -(-sizes.n_kv // unit.tile.k) * unit.tile.k
-    return rows * sizes.heads_q * sizes.batch, columns * sizes.heads_kv * sizes.batch
+def _padded(unit: SourceUnit, sizes: Sizes) -> int:
+    """Queries of all padded tile rows, heads and sequences."""
+    return -(-sizes.n_q // unit.tile.q) * unit.tile.q * sizes.heads_q * sizes.batch
 
 
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     """fp32 entries of `delta`; those of keys only where items of the work list share them."""
-    queries, keys = _padded(unit, sizes)
-    shared = tables.work is not None and tables.work.shared
-    return queries * unit.row_floats + (keys * unit.key_floats if shared else 0)
+    shared = 0 if tables.work is None else len(tables.work.merges)
+    return _padded(unit, sizes) * unit.row_floats + shared * unit.tile.k * unit.key_floats
 
 
 def _blocks(
     unit: SourceUnit, sizes: Sizes, tables: Tables, launch: Launch, multiprocessors: int
 ) -> int:
     """How many blocks a launch has; 0 where it is left out."""
-    queries, keys = _padded(unit, sizes)
-    work = tables.work
+    queries, work = _padded(unit, sizes), tables.work
+    merged = 0 if work is None else len(work.merges)
     match launch.grid:
         case Grid.queries:
             return -(-queries // launch.per_block)
         case Grid.keys:
-            return -(-keys // launch.per_block) if work is not None and work.shared else 0
+            return merged * -(-unit.tile.k // launch.per_block)
         case Grid.merges:
-            strips = -(-unit.tile.q // launch.per_block)
-            return len(work.merges) * strips if work is not None else 0
+            return merged * -(-unit.tile.q // launch.per_block)
         case Grid.items if work is not None:
             return max(1, len(work.items))
         case Grid.stream if work is not None:
@@ -216,6 +212,6 @@ def _block(
     block.list_batch = tables.list_batch
     if tables.work is not None:
         block.items, block.empty = tables.work.filled, tables.work.empty
-        block.shared_items = tables.work.shared
+        block.shared_items = len(tables.work.merges)
     block.scale = bundle.problem.head_dim**-0.5
     return block

@@ -197,8 +197,13 @@ def test_a_backward_pass_covers_every_tile_once(problem):
         counts = [int(n) for n in (kinds[own[0]] > 0).sum(axis=0)]
         most = cut_by(counts, rule)[item["tile"]]
         cut = most and counts[item["tile"]] > most
-        assert item["shared"] == (not empty and (not together or bool(cut)))
-    assert not len(made.merges)
+        assert (item["shared"] > 0) == (not empty and (not together or bool(cut)))
+        if item["shared"]:
+            column = dict(zip(NAMES, made.merges[item["shared"] - 1].tolist(), strict=True))
+            assert column["tile"] == item["tile"]
+            assert column["head"] == item["head"] // size * size
+    assert {item["shared"] for item in items_of(made)} - {0} == set(range(1, len(made.merges) + 1))
+    assert made.parts == 0
     check_sizes(made, [kinds[i].T for i in of_head.ravel()], rule)
 
 
@@ -209,9 +214,10 @@ def test_where_a_column_is_cut_depends_on_its_own_tiles():
     spans = list_spans(ptr)
     one = items_of(backward_work(spans, np.zeros((1, 2), int), 1, 9, WorkList(9, 4)))
     two = items_of(backward_work(spans, np.zeros((3, 6), int), 2, 9, WorkList(99, 4)))
-    pieces = [(i["tile"], i["first"], i["count"], i["shared"]) for i in one]
+    pieces = [(i["tile"], i["first"], i["count"], int(i["shared"] > 0)) for i in one]
     assert pieces == [(0, 0, 4, 1), (0, 4, 4, 1), (1, 9, 4, 0), (0, 8, 1, 1)]
-    assert {(i["tile"], i["first"], i["count"], i["shared"]) for i in two} == set(pieces)
+    found = {(i["tile"], i["first"], i["count"], int(i["shared"] > 0)) for i in two}
+    assert found == set(pieces)
 
 
 GLOBAL = "(k <= 100) | (q <= 3) | ((k <= q + 9) & (k >= q - 9))"

@@ -75,7 +75,7 @@ def test_workspace_is_what_the_source_reckons_with(dim):
     """Per tile: lse, delta and control numbers, and a tile of dq with the slopes' sums."""
     plan, text = planned(dim), unit(mc.causal(), dim).text
     assert plan.row_floats * plan.tile.q == 3 * plan.tile.q + plan.tile.q * dim + 2 * SLOPE_SUMS
-    assert plan.key_floats * plan.tile.k == plan.tile.k + 2 * plan.tile.k * dim
+    assert plan.key_floats * plan.tile.k == 2 * plan.tile.k * dim
     assert "TILE_FLOATS = TILE_Q * HEAD_DIM + 2 * SLOPE_SUMS;" in text
     assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
     assert f"SLOPE_SUMS = {SLOPE_SUMS};" in text

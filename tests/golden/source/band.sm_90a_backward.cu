@@ -51,7 +51,7 @@ struct Attention {
     i32 tile_cols;  // ceil(n_kv / TILE_K)
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
-    i32 shared_items;  // backward: whether some items share a column with others
+    i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     i32 joins;  // 1: results hold those of other keys, and are joined with them
     float spacing;  // ALiBi's distance from one token to the next
@@ -557,14 +557,12 @@ struct Maps {
 };
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, then a tile of
-// dq. For every tile column of a key/value head, where items share columns: TILE_K numbers, of
-// which the first tells whether any did, and tiles of dk and dv.
+// dq. For every tile column that several items add to: tiles of dk and dv.
 struct Workspace {
     float *lse;      // times log2(e), infinite past the end and where there is no key
     float *delta;    // rowsum(out * dout); both lie as `Rows` reads them
     float *control;  // of the tile; see below
     float *dq;
-    float *shared;
     float *keys;
 };
 constexpr int SINK_SUM = 0, SLOPE_SUM = 1;  // shares of a tile row, in its control numbers
@@ -579,8 +577,7 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.delta = w.lse + rows * TILE_Q;
     w.control = w.delta + rows * TILE_Q;
     w.dq = w.control + rows * TILE_Q;
-    w.shared = w.dq + rows * TILE_FLOATS;
-    w.keys = w.shared + (i64)p.batch * p.heads_kv * p.tile_cols * TILE_K;
+    w.keys = w.dq + rows * TILE_FLOATS;
     return w;
 }
 
@@ -670,11 +667,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         float4 *const control = (float4 *)(w.control + row * TILE_Q);
         control[thread] = make_float4(thread ? 0.0f : sink_sum, 0.0f, 0.0f, 0.0f);
     }
-    if (!DETERMINISTIC && p.shared_items) {
-        const i64 columns = (i64)p.batch * p.heads_kv * p.tile_cols;
-        fill_zeros(w.shared, columns * (TILE_K + KEY_TILE_FLOATS),
-                   row * PLAIN_THREADS + thread, (i64)gridDim.x * PLAIN_THREADS);
-    }
+    if (!DETERMINISTIC)
+        fill_zeros(w.keys, (i64)p.shared_items * KEY_TILE_FLOATS, row * PLAIN_THREADS + thread,
+                   (i64)gridDim.x * PLAIN_THREADS);
 }
 
 // Eight numbers in storage precision, joined with those that are there.
@@ -763,11 +758,11 @@ extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish_keys(const __grid_constant__ struct Attention p,
                                const __grid_constant__ struct Maps) {
     const struct Workspace w = workspace(p);
-    const i64 column = blockIdx.x;
-    if (w.shared[column * TILE_K] == 0.0f) return;
-    const struct Place at = place_of(blockIdx.x / p.tile_cols, p.heads_kv);
-    const i32 first = blockIdx.x % p.tile_cols * TILE_K;
-    const float4 *const tile = (const float4 *)(w.keys + column * KEY_TILE_FLOATS);
+    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x);
+    const struct Place place = place_of(work.head, p.heads_q);
+    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+    const i32 first = work.tile * TILE_K;
+    const float4 *const tile = (const float4 *)(w.keys + (i64)blockIdx.x * KEY_TILE_FLOATS);
     for (i32 i = threadIdx.x; i < 2 * 2 * PIECES * 32; i += PLAIN_THREADS) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % 2, key = first + key_of(group) + y / 8 * 16 + y % 8;
@@ -1526,12 +1521,8 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
 // The same where others add to the column too.
 FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &column,
                    const struct Attention &p, i32 group) {
-    const struct Workspace w = workspace(p);
-    const i32 head = column.head / (p.heads_q / p.heads_kv);
-    const i64 number = (i64)head * p.tile_cols + column.tile;
-    float4 *const to = (float4 *)(w.keys + number * KEY_TILE_FLOATS) + group * PIECES * 128
-        + threadIdx.x % 128;
-    if (threadIdx.x == 128) w.shared[number * TILE_K] = 1.0f;
+    float *const tile = workspace(p).keys + (column.shared - 1ll) * KEY_TILE_FLOATS;
+    float4 *const to = (float4 *)tile + group * PIECES * 128 + threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll

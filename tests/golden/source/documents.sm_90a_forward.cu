@@ -51,7 +51,7 @@ struct Attention {
     i32 tile_cols;  // ceil(n_kv / TILE_K)
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
-    i32 shared_items;  // backward: whether some items share a column with others
+    i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     i32 joins;  // 1: results hold those of other keys, and are joined with them
     float spacing;  // ALiBi's distance from one token to the next
