@@ -9,7 +9,7 @@ over u - t is an ordinary one of the class's own lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
@@ -48,7 +48,19 @@ class Part:
 # ------------------------------------------------------------------ parts
 
 
-def parts(ir: MaskIR) -> tuple[Part, ...]:
+Extents = Mapping[int, int | None]
+"""By stride, 1 for what is not regrouped: distances, in strides, from the least to the largest, at
+parameters' defaults; None where there is no largest."""
+Choose = Callable[[Extents], Mapping[int, int]]
+"""Which stride pieces of each stride run with: their own, or one that divides it."""
+
+
+def alone(extents: Extents) -> Mapping[int, int]:
+    """Every stride is a part of its own."""
+    return {stride: stride for stride in extents}
+
+
+def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
     """The parts of a decomposed mask: ascending stride, disjoint, their union the mask.
 
     A piece is regrouped by the largest stride that divides all its distances, if it is proved
@@ -56,11 +68,15 @@ def parts(ir: MaskIR) -> tuple[Part, ...]:
     instead of distances that holds only at lengths whose difference the stride divides.
     A mask without such pieces is one part, `ir` itself.
 
+    Args:
+        choose: puts parts together; a part's pieces then keep multiples of a multiple of its
+            stride.
+
     Raises:
         DecompositionBroken: an inner mask reads otherwise than what was proved.
     """
     with LOCK:
-        found = list(_regrouped(ir.pieces))
+        found = list(_regrouped(ir.pieces, choose))
     moved = {piece for group in found for piece in group.pieces}
     if not moved:
         return (Part(1, ir),)
@@ -124,8 +140,8 @@ class _Found:
     """As for a group."""
 
 
-def _regrouped(pieces: tuple[Piece, ...]) -> Iterator[_Group]:
-    """What can be regrouped, one group a stride, ascending."""
+def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
+    """What is regrouped, one group a stride, ascending."""
     candidates = [piece for piece in pieces if _may_shift(piece)]
     if not candidates:
         return
@@ -139,10 +155,19 @@ def _regrouped(pieces: tuple[Piece, ...]) -> Iterator[_Group]:
     found = [line.inside(piece, stride) for piece, stride in strides.items()]
     proved = {one.stride for one in found if one}
     found += [line.inside(p, stride) for p, stride in _going_along(slashes, proved)]
-    for stride in sorted({one.stride for one in found if one}):
-        group = line.joined([one for one in found if one and one.stride == stride])
-        if group:
-            yield group
+    own: dict[int, list[_Found]] = {}
+    for one in sorted(filter(None, found), key=lambda one: one.stride):
+        own.setdefault(one.stride, []).append(one)
+    own = {stride: ones for stride, ones in own.items() if line.joined(ones, stride)}
+    extents = {stride: line.extent(ones) for stride, ones in own.items()}
+    if sum(map(len, own.values())) < len(pieces):
+        extents = {1: None, **extents}
+    chosen = choose(extents)
+    for base in sorted(set(chosen.values()) - {1}):
+        mine = [stride for stride in own if chosen[stride] == base]
+        group = line.joined([one for stride in mine for one in own[stride]], base)
+        alone = (line.joined(own[stride], stride) for stride in mine)
+        yield from filter(None, [group] if group else alone)
 
 
 def _may_shift(piece: Piece) -> bool:
@@ -186,7 +211,7 @@ class _Line:
     """Sets of pairs [q, k, n_q, n_kv] and of their distances [d], over the same parameters."""
 
     def __init__(self, defaults: dict[str, int]) -> None:
-        names = tuple(defaults)
+        names, self.defaults = tuple(defaults), defaults
         self.pairs = Universe(("q", "k", "n_q", "n_kv"), names, names)
         self.line = Universe(("d",), names, names)
         self.reader = Reader(("d",), defaults)
@@ -239,11 +264,12 @@ class _Line:
             pass
         return None
 
-    def joined(self, found: list[_Found]) -> _Group | None:
-        """Disjoint pieces of one stride as one group, their distances read as a formula."""
+    def joined(self, found: list[_Found], stride: int) -> _Group | None:
+        """Disjoint pieces as one group of a stride that divides all theirs, their distances read as
+        a formula."""
         try:
             with budget():
-                near = reduce(isl.Set.union, (one.near for one in found)).coalesce()
+                near = self._united(found, stride)
                 formula = self.reader.condition(near.gist(self.counts).coalesce())
                 same = self.line.set(formula).intersect(self.counts).is_equal(near)
         except (TooHard, Unreadable):
@@ -251,7 +277,27 @@ class _Line:
         if not same:
             raise DecompositionBroken("a residue class differs")
         pieces, aligned = tuple(one.piece for one in found), any(one.aligned for one in found)
-        return _Group(pieces, found[0].stride, formula, aligned)
+        return _Group(pieces, stride, formula, aligned)
+
+    def _united(self, found: list[_Found], stride: int) -> isl.Set:
+        """The [d] of all distances stride * d."""
+        ratios = {one: one.stride // stride for one in found}
+        wider = (
+            one.near.apply(self._map(f"{{ [d] -> [x] : x = {ratio}*d }}"))
+            for one, ratio in ratios.items()
+        )
+        return reduce(isl.Set.union, wider).coalesce()
+
+    def extent(self, found: list[_Found]) -> int | None:
+        """From the least to the largest d of pieces of one stride, at the parameters' defaults;
+        None where there is no largest."""
+        near = self._united(found, found[0].stride)
+        for name, value in self.defaults.items():
+            near = near.intersect(self.line.set(E.eq(E.Param(name, value), E.const(value))))
+        near = near.project_out(isl.dim_type.param, 0, near.dim(isl.dim_type.param))
+        if near.is_empty() or not near.is_bounded():
+            return None
+        return _value(near.lexmax().sample_point()) - _value(near.lexmin().sample_point())
 
 
 def _common_divisor(left: isl.Set) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from maskc.analysis.facts import MaskFacts, analyse
@@ -12,7 +12,7 @@ from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
-from maskc.ir.relayout import parts
+from maskc.ir.relayout import Extents, parts
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
@@ -103,11 +103,29 @@ def _plan(
     return replace(made, costs=costs_of(made)) if form else made
 
 
+_PASS = 4
+"""Tiles of 128 keys per row that take as long as one more pass over the rows does beside its own:
+q, k, v and out are read or written again, and out and lse joined."""
+
+
+def _together(extents: Extents) -> Mapping[int, int]:
+    """Strides that run with a lesser one, where the tiles that lie between their keys take less
+    time than a pass of their own."""
+    chosen: dict[int, int] = {}
+    base = 1
+    for stride, extent in extents.items():
+        more = None if extent is None else extent * (stride / base - 1) / 128
+        if base not in chosen or stride % base or more is None or more >= _PASS:
+            base = stride
+        chosen[stride] = base
+    return chosen
+
+
 def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
     """The parts of the one mask that all heads share, if some run over residue classes."""
     if target.family not in _PARTED or len(heads.masks) > 1:
         return ()
-    found = parts(heads.masks[0])
+    found = parts(heads.masks[0], _together)
     if all(part.stride == 1 for part in found):
         return ()
     return tuple(

@@ -53,8 +53,8 @@ LONG_KEYS = 2048
 """Keys of an item of a row far longer than the others, which is not to be the last one that
 runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
 ends after 164 where the rows of 128 tiles are whole, and after 87 where their items have 32 or 16.
-With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read, is at most a fifth of
-the keys and values that its tiles read."""
+With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
+is at most a fifth of the keys and values that its tiles read."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 

@@ -93,7 +93,8 @@ class HostMerge:
             "typedef float Output[HEAD_DIM / 2];\n",
             _between(text, "typedef int i32;", "\n};\n"), "\n};\n",
             _between(text, "struct alignas(16) Work {", "// What the copying warp tells"),
-            _between(text, "// What a row's other keys gave", "// Adds that to a row's sum"), _DRIVER,
+            _between(text, "// What a row's other keys gave", "// Adds that to a row's sum"),
+            _DRIVER,
         ]))  # fmt: skip
         command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
         done = subprocess.run([*command, str(source), "-o", str(library)], capture_output=True)

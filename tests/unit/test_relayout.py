@@ -24,7 +24,7 @@ from maskc.ir.decompose import decompose
 from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, split_call_data
-from maskc.plan.choose import plan
+from maskc.plan.choose import _together, plan
 from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks
 
@@ -79,6 +79,8 @@ def check(
     strides = [part.stride for part in found]
     assert strides == sorted(set(strides))
     assert not any(part.ir.data for part in found if part.stride > 1)
+    if any(part.aligned and (n_kv - n_q) % part.stride for part in found):
+        return
     total = sum(counted(part, n_q, n_kv, data) for part in found)
     assert (total == mask.dense(n_q, n_kv, **data)).all(), "every pair once, and no other"
 
@@ -104,6 +106,7 @@ def regular() -> st.SearchStrategy[mc.Mask]:
             width, width, stride, align,
         ),
         st.builds(lambda s, r: residue(s, r) & mc.causal(), stride, size),
+        st.builds(lambda s: mc.where(lambda q, k: (q - k) % s == 0) & mc.causal(), stride),
         st.builds(lambda s, first, n: mc.offsets(range(first * s, n * s, s)), stride, size, size),
         st.lists(st.integers(-4, 8), min_size=1).map(lambda ids: mc.offsets(2 * i for i in ids)),
         st.builds(mc.window, size, size),
@@ -128,8 +131,15 @@ def test_masks_of_distances(data, terms, other, sizes):
     mask = terms[0][1]
     for op, term in [*terms[1:], *([other] if other else [])]:
         mask = mc.Mask._combine(op, mask, term)
-    found = parts(decomposed(mask))
-    check(mask, found, *sizes, data.draw(data_for(mask, *sizes)))
+    ir, own = decomposed(mask), data.draw(data_for(mask, *sizes))
+    check(mask, parts(ir), *sizes, own)
+
+    def together(extents):
+        """Each stride with any that divides it."""
+        divide = {s: [t for t in (1, *extents) if s % t == 0] for s in extents}
+        return {s: data.draw(st.sampled_from(ts)) for s, ts in divide.items()}
+
+    check(mask, parts(ir, together), *sizes, own)
 
 
 # ------------------------------------------------------------------ classes
@@ -271,6 +281,31 @@ def test_exponential_dilation_is_one_band_per_stride():
     further = "(k <= q + n_kv - n_q - 32) & (k >= q + n_kv - n_q - 63)"
     assert told(found)[1:] == [(2**level, further) for level in range(1, 5)]
     assert all([piece.kind for piece in part.ir.pieces] == [PieceKind.band] for part in found)
+
+
+def test_strides_run_together():
+    """What is read is as plain as each alone; extents are given to whoever chooses."""
+    ir = published("exponential_dilation", window=64, levels=5)
+    asked = []
+    rest, four = parts(ir, lambda e: asked.append(e) or {1: 1, 2: 1, 4: 4, 8: 4, 16: 4})
+    assert asked == [{1: None, 2: 31, 4: 31, 8: 31, 16: 31}]
+    assert same(rest.ir, mc.window(63) | mc.dilated(63, stride=2))
+    inner = [mc.dilated(63, stride=2**i) - mc.dilated(31, stride=2**i) for i in range(3)]
+    assert same(four.ir, inner[0] | inner[1] | inner[2])
+    assert not parts(decomposed(mc.dilated(W, stride=4)), lambda e: {4: 4})[0].aligned
+    (whole,) = parts(ir, lambda e: dict.fromkeys(e, 1))
+    assert whole.ir is ir
+
+
+def test_passes_are_saved_where_tiles_cost_less():
+    """The planner's choice: a pass costs as much as a few tiles."""
+    assert _together({1: None, 2: 127, 4: 127, 8: 127, 16: 127, 32: 127}) == {
+        1: 1, 2: 1, 4: 1, 8: 8, 16: 8, 32: 8,
+    }  # fmt: skip
+    assert _together({4: 511}) == {4: 4}
+    assert _together({1: None, 128: None}) == {1: 1, 128: 128}
+    assert _together({4: 100, 6: 10, 12: 10}) == {4: 4, 6: 6, 12: 6}
+    assert _together({1: None, 64: 500}) == {1: 1, 64: 64}
 
 
 def test_window_or_dilation():

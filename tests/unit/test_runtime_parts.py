@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.core.problem import Feature
+from maskc.ir import relayout
 from maskc.layout import classes
+from maskc.plan import choose
 from maskc.runtime import CompiledMask, compiled
 from maskc.runtime.checks import Sizes
 from maskc.runtime.parts import PartedPlan, slices
@@ -34,6 +36,7 @@ def always(monkeypatch):
     """Whatever can run in parts does; the plans that were made."""
     made = []
     monkeypatch.setattr(compiled, "pays", lambda *_: True)
+    monkeypatch.setattr(choose, "_together", relayout.alone)
     whole = compiled.parted_plan
     monkeypatch.setattr(
         compiled, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1]
