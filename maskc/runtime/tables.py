@@ -164,8 +164,7 @@ def make_tables(
         for sequence in sequences
         for recipe, head in recipes
     ]
-    backward = direction is Direction.backward
-    tally = None
+    backward, tally = direction is Direction.backward, None
     if lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)

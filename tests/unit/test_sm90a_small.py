@@ -52,7 +52,7 @@ def test_blocks_fit_a_multiprocessor(dim):
     assert compute + copy <= 2 * launched, "a block's registers move inside the block"
     assert [name for name, _ in made.modes] == ["usual", "stream"]
     for _, mode in made.modes:
-        (launch,) = mode.launches
+        launch, _ = mode.launches
         assert (launch.threads, launch.resident) == (threads, blocks)
         assert blocks * (launch.shared_bytes + RESERVED) <= SM_90A.shared_memory + RESERVED
     assert {each.rows for each in made.maps} == {64}
@@ -140,8 +140,8 @@ def test_the_bound_is_one(name):
 
 
 def test_the_bound_spares_counting():
-    units = [unit for unit, _ in tallies(mc.full(), 4096, 64)]
-    shape = {unit.key: tally for unit, tally in tallies(mc.full(), 4096, 64)}
+    units = [unit for unit, _ in tallies(mc.full(), 4096, 128)]
+    shape = {unit.key: tally for unit, tally in tallies(mc.full(), 4096, 128)}
 
     def tally(unit):
         assert unit is units[0], "the small tiles of a full mask need not be counted"

@@ -88,9 +88,6 @@ FN u32 pack(float low, float high) {
     asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
-FN float2 unpack(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
 
 FN float fast_exp2(float x) {
     float y;
@@ -378,6 +375,10 @@ FN void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
 FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+}
+
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
@@ -1151,7 +1152,7 @@ struct Shared {
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS];
-    struct Item item;
+    struct Item item[2];
     struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
     i32 dq_row;                      // of the tile in dq
@@ -1238,18 +1239,30 @@ FN void find_source(struct Source &source, const struct Attention &p, const stru
     source.tail = (work.tile + 1) * TILE_K > p.n_kv ? MASKED : 0;
 }
 
-// The steps of one head of the item in shared memory. What is done for every tile is little, as it
-// costs the warps that compute on the same scheduler.
-FN void load_steps(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                   i32 head, Ring<STAGES> &stage) {
+FN void load_column(struct Shared &shared, const struct Work &work, const struct Attention &p,
+                    const struct Maps &maps) {
+    const struct Place place = place_of(work.head, p.heads_q);
+    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+    const i32 first = work.tile * TILE_K;
+    arrive_expecting(shared.column_full, 2 * K_BYTES);
+    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
+    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
+}
+
+// The steps of one head of an item. What is done for every tile is little, as it costs the warps
+// that compute on the same scheduler. The column itself comes behind its first queries, whose place
+// is free earlier: `begins` says whether it is still to come, `turn` when its place is free.
+FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
+                   const struct Maps &maps, i32 head, bool &begins, u32 turn,
+                   Ring<STAGES> &stage) {
     struct Source &source = shared.source;
-    find_source(source, p, shared.item.work, head);
+    find_source(source, p, work, head);
 #pragma unroll 1
     for (i32 i = 0; i < source.list.count; i++) {
         const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
         const u32 at = stage.at();
 #if DETERMINISTIC
-        const i32 rank = rank_of(p, head, word & INDEX, shared.item.work.tile);
+        const i32 rank = rank_of(p, head, word & INDEX, work.tile);
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
         shared.rank[at] = rank;
 #else
@@ -1259,6 +1272,11 @@ FN void load_steps(struct Shared &shared, const struct Attention &p, const struc
         shared.head[at] = head;
         load_rows(shared.q[at], maps.q, source.q, shared.lse[at], source.lse, shared.q_full[at],
                   first);
+        if (begins) {
+            wait_asleep(shared.column_free, turn);
+            load_column(shared, work, p, maps);
+            begins = false;
+        }
         wait_asleep(shared.dout_free[at], stage.turn() ^ 1);
         load_rows(shared.dout[at], maps.dout, source.dout, shared.delta[at], source.delta,
                   shared.dout_full[at], first);
@@ -1266,31 +1284,23 @@ FN void load_steps(struct Shared &shared, const struct Attention &p, const struc
     }
 }
 
-FN void load_column(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
-    const struct Place place = place_of(shared.item.work.head, p.heads_q);
-    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    const i32 first = shared.item.work.tile * TILE_K;
-    arrive_expecting(shared.column_full, 2 * K_BYTES);
-    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
-    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
-}
-
 FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     Ring<STAGES> stage;
-    Ring<1> column;
 #pragma unroll 1
-    for (;; column.next()) {
-        const i32 index = atomicAdd(p.counter, 1);
-        wait_asleep(shared.column_free, column.turn() ^ 1);
-        find_item(shared.item, p, index);
-        if (shared.item.steps <= 0) arrive(shared.column_full);
-        if (shared.item.steps < 0) break;
-        if (shared.item.steps == 0) continue;
-        load_column(shared, p, maps);
+    for (Ring<2> column;; column.next()) {
+        struct Item &item = shared.item[column.at()];  // while the other one is computed
+        find_item(item, p, atomicAdd(p.counter, 1));
+        const u32 turn = column.steps % 2 ^ 1;
+        if (item.steps <= 0) {
+            wait_asleep(shared.column_free, turn);
+            arrive(shared.column_full);
+            if (item.steps < 0) break;
+            continue;
+        }
+        bool begins = true;
 #pragma unroll 1
-        for (i32 head = shared.item.work.head;
-             head < shared.item.work.head + shared.item.work.heads; head++)
-            load_steps(shared, p, maps, head, stage);
+        for (i32 i = 0; i < item.work.heads; i++)
+            load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
     }
     // The last block leaves the counter as it found it.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
@@ -1450,10 +1460,9 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
 struct Column {
     i32 tile, head, shared, steps;
 };
-FN struct Column column_in(const struct Shared &shared) {
-    const struct Work &work = shared.item.work;
-    return {uniform(work.tile), uniform(work.head), uniform(work.shared),
-            uniform(shared.item.steps)};
+FN struct Column column_in(const struct Item &item) {
+    return {uniform(item.work.tile), uniform(item.work.head), uniform(item.work.shared),
+            uniform(item.steps)};
 }
 
 // A warpgroup's share of a tile column's gradients, in storage precision, where boxes are copied
@@ -1578,7 +1587,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #pragma unroll 1
     for (Ring<1> filled;; filled.next()) {
         wait(shared.column_full, filled.turn());
-        const struct Column column = column_in(shared);
+        const struct Column column = column_in(shared.item[filled.steps % 2]);
         if (column.steps < 0) break;
         Gradient dk, dv;
         clear(dk);
