@@ -1042,6 +1042,9 @@ struct alignas(16) Item {
     i32 steps;         // query tiles of all heads; negative past the end of the work
 };
 
+// In memory at a time. In deterministic mode the thread that loads has no registers for a second.
+constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
+
 #if DETERMINISTIC
 // Additions to a tile of dq happen in the order in which blocks take the columns of a head: whoever
 // waits for a turn waits for a block already under way. Columns come in groups, descending inside
@@ -1152,7 +1155,7 @@ struct Shared {
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS];
-    struct Item item[2];
+    struct Item item[ITEMS];
     struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
     i32 dq_row;                      // of the tile in dq
@@ -1287,17 +1290,20 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
 FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     Ring<STAGES> stage;
 #pragma unroll 1
-    for (Ring<2> column;; column.next()) {
-        struct Item &item = shared.item[column.at()];  // while the other one is computed
-        find_item(item, p, atomicAdd(p.counter, 1));
+    for (Ring<ITEMS> column;; column.next()) {
+        const i32 index = atomicAdd(p.counter, 1);
         const u32 turn = column.steps % 2 ^ 1;
+        bool begins = ITEMS > 1;
+        if (!begins) wait_asleep(shared.column_free, turn);
+        struct Item &item = shared.item[column.at()];  // where there are two, ahead of its turn
+        find_item(item, p, index);
         if (item.steps <= 0) {
-            wait_asleep(shared.column_free, turn);
+            if (begins) wait_asleep(shared.column_free, turn);
             arrive(shared.column_full);
             if (item.steps < 0) break;
             continue;
         }
-        bool begins = true;
+        if (!begins) load_column(shared, item.work, p, maps);
 #pragma unroll 1
         for (i32 i = 0; i < item.work.heads; i++)
             load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
@@ -1587,7 +1593,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #pragma unroll 1
     for (Ring<1> filled;; filled.next()) {
         wait(shared.column_full, filled.turn());
-        const struct Column column = column_in(shared.item[filled.steps % 2]);
+        const struct Column column = column_in(shared.item[filled.steps % ITEMS]);
         if (column.steps < 0) break;
         Gradient dk, dv;
         clear(dk);
