@@ -45,7 +45,8 @@ def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_j
             reports.append({**_plain(entry, plan), "costs": cost})
             continue
         text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n")]
-        click.echo("\n".join([*text, *cost_lines(cost), ""]))
+        chosen = plan_report.parts_choice(plan, n, n_kv)
+        click.echo("\n".join([*text, *cost_lines(cost), *chosen, ""]))
     if as_json:
         write_json({"patterns": reports})
 

@@ -15,6 +15,8 @@ from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents
 from maskc.layout.lists import kernel_lists as kernel_lists
 from maskc.layout.lists import sequence_arrays as sequence_arrays
+from maskc.layout.parts import Tiled as Tiled
+from maskc.layout.parts import time_in_pairs as time_in_pairs
 from maskc.layout.spans import Spans as Spans
 from maskc.layout.spans import list_spans as list_spans
 from maskc.layout.spans import range_spans as range_spans

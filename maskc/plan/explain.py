@@ -13,9 +13,9 @@ from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.ir.types import Piece
-from maskc.layout import build
+from maskc.layout import Tiled, build, time_in_pairs
 from maskc.plan.cost import choice
-from maskc.plan.types import Plan, PlannedMask
+from maskc.plan.types import Plan, PlannedMask, PlannedPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
         yield from _mask_lines(plan, index, mask)
     for reason in plan.reasons:
         yield from _wrapped("plan", reason)
+    yield from _part_lines(plan)
     if n_q is not None and n_kv is not None:
         yield from _cost_lines(plan, n_q, n_kv)
 
@@ -119,6 +120,41 @@ def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
         yield "pairs    no closed form: exact numbers at given lengths"
         return
     yield from _formula_lines(form, plan)
+
+
+_LONGEST_PART = 200
+"""Characters of a part's formula; of a longer one the pieces are counted."""
+
+
+def _part_lines(plan: Plan) -> Iterator[str]:
+    """Nothing for a mask that only runs whole."""
+    for part in plan.parts:
+        own, mask = part.plan, part.plan.masks[0]
+        lists = "closed-form tile ranges" if own.use_ranges else "tile lists in memory"
+        where = f"residue classes modulo {part.stride}" if part.stride > 1 else "tokens as they are"
+        text = to_people(mask.ir.keep)
+        if len(text) > _LONGEST_PART:
+            kinds = Counter(str(piece.kind) for piece in mask.ir.pieces)
+            text = ", ".join(k if n == 1 else f"{n} x {k}" for k, n in kinds.items())
+        yield from _wrapped("part", f"{where}: {text}; tiles of {_tile(own)}, {lists}")
+    if plan.parts:
+        when = "taken by a call where their tiles take less time than the whole mask's"
+        strides = _aligned(plan.parts)
+        only = f"; only where {_all(strides)} n_kv - n_q" if strides else ""
+        yield from _wrapped("parts", when + only)
+
+
+def _tile(plan: Plan) -> str:
+    return f"{plan.tile.q} x {plan.tile.k}"
+
+
+def _aligned(parts: tuple[PlannedPart, ...]) -> list[int]:
+    """The strides that must divide n_kv - n_q."""
+    return [part.stride for part in parts if part.aligned]
+
+
+def _all(strides: list[int]) -> str:
+    return f"{' and '.join(map(str, strides))} {'divide' if len(strides) > 1 else 'divides'}"
 
 
 _MOST_PIECES = 8
@@ -161,12 +197,47 @@ def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
             f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "
             f"tiles run {found.waste:.2f} x the live pairs"
         )
-    chosen = choice(plan, n_q, n_kv)
+    times = _times(plan, n_q, n_kv)
+    yield from _parts_choice(plan, n_q, n_kv, times)
+    in_parts = times is not None and times[0] < times[1]
+    chosen = None if in_parts else choice(plan, n_q, n_kv)
     if chosen is not None:
         taken, cycles = chosen
         each = ", ".join(f"{count} by tiles of {tile}" for tile, count in cycles.items())
-        tile = f"{taken.tile.q} x {taken.tile.k}"
-        yield from _wrapped("choice", f"{n_q} x {n_kv}: tiles of {tile}; cycles: {each}")
+        yield from _wrapped("choice", f"{n_q} x {n_kv}: tiles of {_tile(taken)}; cycles: {each}")
+
+
+def parts_choice(plan: Plan, n_q: int, n_kv: int) -> list[str]:
+    """Lines that say whether a forward call runs in parts; none where the mask has no parts, or
+    data decide."""
+    return _parts_choice(plan, n_q, n_kv, _times(plan, n_q, n_kv))
+
+
+def _parts_choice(
+    plan: Plan, n_q: int, n_kv: int, times: tuple[float, float] | None
+) -> list[str]:  # fmt: skip
+    if not plan.parts or plan.masks[0].ir.data:
+        return []
+    where = f"{n_q} x {n_kv}"
+    if times is None:
+        strides = [stride for stride in _aligned(plan.parts) if (n_kv - n_q) % stride]
+        each = " or ".join(map(str, strides))
+        return _wrapped("choice", f"{where}: whole, as n_kv - n_q is no multiple of {each}")
+    parts, whole = times
+    taken = "in parts" if parts < whole else "whole"
+    each = f"{parts:,.0f} in parts, {whole:,.0f} whole"
+    return _wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {each}")
+
+
+def _times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
+    """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
+    odd = any((n_kv - n_q) % stride for stride in _aligned(plan.parts))
+    if not plan.parts or odd or plan.masks[0].ir.data:
+        return None
+    whole = (Tiled(plan.masks[0].recipe),)
+    parts = [Tiled(part.plan.masks[0].recipe, stride=part.stride) for part in plan.parts]
+    rest = (plan.target.language, n_q, n_kv)
+    return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -1,14 +1,20 @@
-"""The keywords of a call that speak of the mask: parameters and data, and a key for them."""
+"""The keywords of a call that speak of the mask: parameters and data, and a key for them.
+
+Data are known by their content. Reading them takes longer than many kernels, so the last few calls
+are remembered by a mark: an exact copy of what was given, which costs little more than its bytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from maskc.core.bundle import Bundle, Variant
+from maskc.core.data import CuSeqlens, Parents
 from maskc.core.errors import NoSuchHead
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
@@ -28,12 +34,28 @@ class Bound:
 
     params: Mapping[str, int]
     """A value for every parameter."""
-    given: Mapping[str, object]
-    """What the caller passed as data."""
     arrays: Mapping[str, np.ndarray] | None
     """int32 by the names formulas use; None where lengths alone decide them."""
     key: Hashable
     """Equal keys, equal masks at equal lengths."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Known:
+    """A call that is remembered."""
+
+    mark: list[object]
+    bound: Bound
+    size: int
+    """Bytes that this keeps alive, about."""
+
+
+_MOST_KNOWN = 4
+"""Calls that are remembered."""
+_MOST_BYTES = 32 << 20
+"""What they keep alive in all."""
+_MOST_MARKED = 4 << 20
+"""Bytes of a mark; calls with more data are read every time."""
 
 
 class Binder:
@@ -43,35 +65,67 @@ class Binder:
         self._bundle = bundle
         self.needs_data = any(decl.from_caller for decl in bundle.data)
         """Whether a call must pass data."""
-        self.default = Bound({}, {}, None, None) if self.needs_data else self._plain({})
+        self.default = Bound({}, None, None) if self.needs_data else self._plain({})
         """What a call without keywords means, where it needs no data."""
+        self._known: tuple[_Known, ...] = ()  # latest first; only ever replaced as a whole
+
+    def _split(self, keywords: Mapping[str, object]) -> tuple[dict[str, int], dict[str, object]]:
+        mask = self._bundle
+        return split_call_data(mask.data, mask.params, keywords, mask.unread)
 
     def _plain(self, keywords: Mapping[str, object]) -> Bound:
-        mask = self._bundle
-        params, given = split_call_data(mask.data, mask.params, keywords, mask.unread)
-        return Bound(params, given, None, tuple(params.values()))
+        params, _ = self._split(keywords)
+        return Bound(params, None, tuple(params.values()))
 
     def bind(self, keywords: Mapping[str, object], n_q: int, n_kv: int) -> Bound:
         """Parameters, and data as int32 arrays.
 
         Data are known by their content, never by identity: an array changed in place is a new
-        one, an equal array costs a digest and nothing more. Data on a GPU are copied to the host
-        here, which waits for the device; pass host arrays to avoid that.
+        one, an array equal to that of a recent call costs a comparison and nothing more. Data on
+        a GPU are copied to the host here, every time, which waits for the device; pass host
+        arrays to avoid that.
 
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
         """
-        plain = self._plain(keywords)
         if not self.needs_data:
-            return plain
-        arrays = bind_arrays(self._bundle.data, plain.given, n_q, n_kv)
-        return Bound(plain.params, plain.given, arrays, (plain.key, _digest(arrays)))
+            return self._plain(keywords)
+        mark: list[object] = [n_q, n_kv]
+        room = _mark_all(keywords, mark)
+        if room >= 0:
+            known = self._known
+            for one in known:
+                if one.mark == mark:
+                    if one is not known[0]:
+                        self._known = (one, *(other for other in known if other is not one))
+                    return one.bound
+        params, given = self._split(keywords)
+        arrays = _own(bind_arrays(self._bundle.data, given, n_q, n_kv))
+        bound = Bound(params, arrays, (tuple(params.values()), _digest(arrays)))
+        if room >= 0:
+            self._remember(mark, bound, _MOST_MARKED - room)
+        return bound
+
+    def _remember(self, mark: list[object], bound: Bound, marked: int) -> None:
+        """Put a call first, dropping the last ones where they are too many or too large."""
+        arrays = {id(values): values.nbytes for values in (bound.arrays or {}).values()}
+        kept = [_Known(mark, bound, marked + sum(arrays.values())), *self._known][:_MOST_KNOWN]
+        while sum(one.size for one in kept) > _MOST_BYTES:
+            kept.pop()
+        self._known = tuple(kept)
 
     def arrays(self, bound: Bound, n_q: int, n_kv: int) -> Mapping[str, np.ndarray]:
         """All arrays of a call, computed ones included."""
         if bound.arrays is not None:
             return bound.arrays
-        return bind_arrays(self._bundle.data, bound.given, n_q, n_kv)
+        return bind_arrays(self._bundle.data, {}, n_q, n_kv)
+
+
+def _own(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copies, as the caller may write into what some of them are; one that has two names stays
+    one."""
+    made = {id(values): values.copy() for values in arrays.values()}
+    return {name: made[id(values)] for name, values in arrays.items()}
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -80,6 +134,74 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
         digest.update(f"{name}{values.shape}".encode())
         digest.update(np.ascontiguousarray(values).data)
     return digest.digest()
+
+
+# ------------------------------------------------------------------ marks
+
+_PLAIN = {int, bool}
+_PLAIN_BYTES = 64
+"""What an integer of a list takes, about."""
+
+
+def _mark_all(keywords: Mapping[str, object], mark: list[object]) -> int:
+    """Append to a mark what tells these keywords from all others; see `_mark`."""
+    room = _MOST_MARKED
+    for name, given in keywords.items():
+        mark.append(name)
+        room = _mark(given, mark, room)
+        if room < 0:
+            break
+    return room
+
+
+def _mark(given: Any, mark: list[object], room: int) -> int:
+    """Append to a mark what tells a value from all others: types, shapes and contents.
+
+    Args:
+        given: an integer; an array of integers or booleans of NumPy or torch on the host; a tuple
+            or list of such; or one of the wrappers of documents and trees.
+        mark: every value starts with its type, which says what follows.
+        room: bytes that are left.
+
+    Returns:
+        Bytes that are left then; negative where the value is none of these, or too large.
+    """
+    kind = type(given)
+    if kind is np.ndarray:
+        dtype, room = given.dtype, room - given.nbytes
+        if room < 0 or dtype.kind not in "biu":
+            return -1
+        mark += (kind, dtype.str, given.shape, given.tobytes())
+        return room
+    if kind in _PLAIN:
+        mark += (kind, given)
+        return room - _PLAIN_BYTES
+    if kind is tuple or kind is list:
+        return _mark_items(given, mark, room)
+    if kind is CuSeqlens or kind is Parents:
+        mark.append(kind)
+        return _mark(given.array, mark, room)
+    if kind.__module__ == "torch" and kind.__name__ == "Tensor" and given.device.type == "cpu":
+        mark.append(kind)
+        try:
+            return _mark(given.detach().numpy(), mark, room)
+        except (RuntimeError, TypeError):  # without plain memory: an error says so where it is read
+            return -1
+    return -1
+
+
+def _mark_items(given: tuple[Any, ...] | list[Any], mark: list[object], room: int) -> int:
+    """The same for a tuple or a list."""
+    kinds = tuple(map(type, given))
+    mark += (type(given), kinds)
+    if _PLAIN.issuperset(kinds):
+        mark.append(tuple(given))
+        return room - _PLAIN_BYTES * (1 + len(kinds))
+    for each in given:
+        room = _mark(each, mark, room - _PLAIN_BYTES)
+        if room < 0:
+            break
+    return room
 
 
 def variant_of(bundle: Bundle, head: int) -> Variant:

@@ -81,6 +81,7 @@ class CompiledMask:
         )
         self._plans: Recent[Plan | PartedPlan] = Recent()
         self._last: tuple[object, Plan | None] = (None, None)
+        self._sound: tuple[object, tuple[int, int]] = (None, (0, 0))
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
 
@@ -213,7 +214,7 @@ class CompiledMask:
         """
         lib, signature, places = read(asked[0], given)
         if data or self._needs_data:
-            bound = self._bind(given, data)
+            bound = self._bind(given, data, signature, places)
         else:
             bound = self._default
         signature += (bound.key, asked)
@@ -232,16 +233,25 @@ class CompiledMask:
                 self._plan(tuple(signature), asked, given, bound)
         return plan, lib, places
 
-    def _bind(self, given: list[Any], data: Mapping[str, Any]) -> Bound:
-        """Parameters and data; the lengths must be sound before data are compared with them."""
-        n_q = n_kv = 0
-        if self._binder.needs_data:
+    def _bind(
+        self, given: list[Any], data: Mapping[str, Any], signature: list[object],
+        places: list[int],
+    ) -> Bound:  # fmt: skip
+        """Parameters and data; the lengths must be sound before data are compared with them.
+
+        Tensors of the signature that was sound last, and no worse aligned, are sound.
+        """
+        if not self._needs_data:
+            return self._binder.bind(data, 0, 0)
+        last, lengths = self._sound
+        if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:
             views = (
                 LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
             )
             sizes = checks.check_inputs(*views, self.bundle.problem, self.target)
-            n_q, n_kv = sizes.n_q, sizes.n_kv
-        return self._binder.bind(data, n_q, n_kv)
+            lengths = sizes.n_q, sizes.n_kv
+            self._sound = (signature.copy(), lengths)
+        return self._binder.bind(data, *lengths)
 
     def _plan(self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound) -> Plan:
         """Check everything, build what is missing, prepare and remember."""

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.bundle import Bundle, PartBundle, SourceUnit
-from maskc.core.layout import FULL
 from maskc.core.problem import Direction, Feature, Features
-from maskc.layout import Classes, build, classes, sequence_arrays
+from maskc.layout import Classes, Tiled, classes, sequence_arrays, time_in_pairs
 from maskc.runtime.arrays import Library, Shape
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
@@ -164,12 +163,6 @@ def parted_plan(
 
 # ------------------------------------------------------------------ whether it pays
 
-_ROW = {"c": 64, "cuda": 384}
-"""Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are
-read or written once per launch."""
-_PARTIAL = 1.3
-"""Time of a partial tile, a full one's being 1."""
-
 
 def pays(
     whole: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int],
@@ -180,27 +173,21 @@ def pays(
 
     Decided by the tiles of one head, so that no bit depends on batch, heads or card.
     """
-    row = _ROW["cuda" if unit.modes else "c"]
-
-    def cost(bundle: Bundle, own: SourceUnit, n_q: int, n_kv: int) -> float:
-        """In pairs."""
-        recipe = bundle.variants[0].recipe(own.tile)
-        mine = {name: params[name] for name, _ in bundle.params}
-        data = sequence_arrays(recipe, arrays(), 0, 0) if bundle.data else {}
-        layout = build(recipe, n_q, n_kv, mine, data)
-        full = int((layout.kind == FULL).sum())
-        tiles = full + _PARTIAL * (layout.nnz - full)
-        return row * n_q + own.tile.q * own.tile.k * tiles
-
     far = sizes.n_kv - sizes.n_q
     if any(part.aligned and far % part.stride for part in whole.parts):
         return False
-    total = 0.0
-    for number, part in enumerate(whole.parts):
+
+    def tiled(bundle: Bundle, own: SourceUnit, stride: int) -> Tiled:
+        recipe = bundle.variants[0].recipe(own.tile)
+        mine = {name: params[name] for name, _ in bundle.params}
+        data = sequence_arrays(recipe, arrays(), 0, 0) if bundle.data else {}
+        return Tiled(recipe, mine, data, stride)
+
+    parts = []
+    for part in whole.parts:
         own = part.bundle.unit(unit.target, unit.directions[0])
         if own is None:
             return False
-        total += row * sizes.n_q if number else 0
-        for found in classes(part.stride, sizes.n_q, sizes.n_kv):
-            total += found.count * cost(part.bundle, own, found.n_q, found.n_kv)
-    return total < cost(whole, unit, sizes.n_q, sizes.n_kv)
+        parts.append(tiled(part.bundle, own, part.stride))
+    rest = ("cuda" if unit.modes else "c", sizes.n_q, sizes.n_kv)
+    return time_in_pairs(parts, *rest) < time_in_pairs((tiled(whole, unit, 1),), *rest)

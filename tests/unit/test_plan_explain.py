@@ -1,0 +1,110 @@
+"""Reports of masks in parts: each part, when they are taken, and the same choice as calls make."""
+
+from __future__ import annotations
+
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.core.target import TARGETS
+from maskc.plan.explain import explain, parts_choice
+from maskc.runtime.checks import Sizes
+from maskc.runtime.parts import pays
+
+WHEN = "parts    taken by a call where their tiles take less time than the whole mask's"
+TARGET_NAMES = ["cpu", "sm_90a"]
+TAKEN = {
+    "dilated": mc.dilated(511, stride=4),
+    "short": mc.dilated(9, stride=7),
+    "wide": mc.dilated(63, stride=16),
+    "with a window": mc.window(300) | mc.dilated(200, stride=8),
+    "with global tokens": mc.dilated(256, 256, stride=2) | mc.global_tokens(64),
+    "slashes": mc.causal() & mc.where(lambda q, k: (q - k) % 64 == 0),
+    "width": mc.dilated(mc.param("w", 63), stride=4),
+}
+
+
+def planned(mask: mc.Mask, target: str = "sm_90a"):
+    return driver.planned(mask, driver.problem(128, None, None, "bfloat16"), TARGETS[target])
+
+
+def lines(text: str, *labels: str) -> list[str]:
+    """The text of each entry under one of the labels, unwrapped; the label stays."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if line[:9].strip():
+            found.append(line)
+        else:
+            found[-1] += line[8:]
+    return [entry for entry in found if entry.split()[0] in labels]
+
+
+def test_one_line_a_part():
+    assert lines(explain(planned(TAKEN["dilated"])), "part", "parts") == [
+        "part     residue classes modulo 4: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 511); "
+        "tiles of 128 x 128, closed-form tile ranges",
+        WHEN,
+    ]
+
+
+def test_tokens_as_they_are():
+    """A long formula, which stands above piece by piece, is not repeated."""
+    first, second, _ = lines(explain(planned(TAKEN["with global tokens"], "cpu")), "part", "parts")
+    assert first == (
+        "part     tokens as they are: columns, rows; tiles of 64 x 64, tile lists in memory"
+    )
+    assert second.startswith("part     residue classes modulo 2: (k >= ")
+    window = lines(explain(planned(TAKEN["with a window"])), "part")[0]
+    assert window.startswith("part     tokens as they are: (k <= q + n_kv - n_q) & (k >= ")
+
+
+def test_lengths_at_which_parts_hold():
+    made = planned(TAKEN["slashes"])
+    (when,) = lines(explain(made), "parts")
+    assert when == f"{WHEN}; only where 64 divides n_kv - n_q"
+    assert parts_choice(made, 8192, 8193) == [
+        "choice   8192 x 8193: whole, as n_kv - n_q is no multiple of 64"
+    ]
+    assert parts_choice(made, 8192, 8256)[0].startswith("choice   8192 x 8256: in parts; ")
+
+
+def test_a_mask_that_runs_whole_says_nothing_of_parts():
+    for mask in (mc.window(77), mc.causal()):
+        text = explain(planned(mask), 4096)
+        assert not lines(text, "part", "parts")
+        assert "in parts" not in text
+    assert parts_choice(planned(mc.causal()), 4096, 4096) == []
+
+
+def test_data_decide_at_the_call():
+    made = planned((mc.documents("doc") & mc.window(2)) | mc.dilated(6, stride=5))
+    assert lines(explain(made, 4096), "part", "parts")
+    assert not lines(explain(made, 4096), "choice")
+    assert parts_choice(made, 4096, 4096) == []
+
+
+def test_numbers():
+    """Two classes of 64 queries each: 2 rows and 2 partial tiles; whole: 2 rows, 3 tiles."""
+    made = planned(mc.dilated(127, stride=2), "cpu")
+    parts = 128 * 64 + 2 * 64 * 64 * 1.3
+    whole = 128 * 64 + 3 * 64 * 64 * 1.3
+    (line,) = parts_choice(made, 128, 128)
+    wanted = f"{parts:,.0f} in parts, {whole:,.0f} whole"
+    assert line == f"choice   128 x 128: in parts; time in pairs of full tiles: {wanted}"
+
+
+@pytest.mark.parametrize("target", TARGET_NAMES)
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_choice_is_that_of_calls(name, target):
+    made = planned(TAKEN[name], target)
+    assert made.parts
+    bundle = driver.bundled(made)
+    params = dict(bundle.params)
+    for n_q, n_kv in ((1, 1), (40, 700), (700, 40), (1024, 1024), (1024, 1088), (4096, 4097),
+                      (16384, 16384)):  # fmt: skip
+        unit = bundle.unit(target)
+        taken = pays(bundle, unit, Sizes(1, 1, 1, n_q, n_kv), params, dict)
+        text = " ".join(parts_choice(made, n_q, n_kv))
+        assert text.startswith(f"choice   {n_q} x {n_kv}: {'in parts' if taken else 'whole'}")
+        tiles = [line for line in lines(explain(made, n_q, n_kv), "choice") if ": tiles" in line]
+        assert len(tiles) == (not taken and target == "sm_90a")
