@@ -50,14 +50,14 @@ struct Attention {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
     void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
-    float *lse;  // [batch, heads_q, n_q], contiguous, natural log
+    float *lse;  // [batch, heads_q, n_q], natural log
     const void *dout;  // backward: like out
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
-    float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
-    float *dsink;  // backward: [heads_q], or null
-    float *dalibi;  // backward: [heads_q], or null
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -81,6 +81,7 @@ struct Attention {
     i64 dq_stride[3];  // likewise
     i64 dk_stride[3];  // likewise
     i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
@@ -90,8 +91,10 @@ struct Attention {
     i32 tile_cols;  // ceil(n_kv / TILE_K)
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
-    i32 shared_items;  // backward: whether some items share a column with others
+    i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
 };
@@ -321,7 +324,7 @@ FN struct Logit logit_of(const struct Attention *p, i32 head) {
     logit.unit = WITH_ALIBI ? LOG2E
                : WITH_SOFTCAP ? p->softcap * LOG2E
                               : fmaxf(fabsf(p->scale) * LOG2E, 1e-30f);
-    logit.slope = WITH_ALIBI ? p->alibi_slopes[head] : 0.0f;
+    logit.slope = WITH_ALIBI ? p->alibi_slopes[head] * p->spacing : 0.0f;
     logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
 }
@@ -648,7 +651,8 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         const float scale = not_zero(factor * fast_reciprocal(total));
         const i32 row = lane / 4 + 8 * r, q = first + row;
         if (lane % 4 == 0 && q < p->n_q)
-            p->lse[((i64)work.batch * p->heads_q + work.head) * p->n_q + q] =
+            p->lse[work.batch * p->lse_stride[0] + work.head * p->lse_stride[1]
+                   + q * p->lse_stride[2]] =
                 (base + fast_log2(total)) * LN2;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {

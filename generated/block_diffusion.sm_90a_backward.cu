@@ -10,14 +10,14 @@ struct Attention {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
     void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
-    float *lse;  // [batch, heads_q, n_q], contiguous, natural log
+    float *lse;  // [batch, heads_q, n_q], natural log
     const void *dout;  // backward: like out
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
-    float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
-    float *dsink;  // backward: [heads_q], or null
-    float *dalibi;  // backward: [heads_q], or null
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -41,6 +41,7 @@ struct Attention {
     i64 dq_stride[3];  // likewise
     i64 dk_stride[3];  // likewise
     i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
@@ -50,8 +51,10 @@ struct Attention {
     i32 tile_cols;  // ceil(n_kv / TILE_K)
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
-    i32 shared_items;  // backward: whether some items share a column with others
+    i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
 };
@@ -316,6 +319,12 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i3
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
 // `bytes` consecutive ones; addresses and size are multiples of 16.
 FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -373,6 +382,10 @@ FN void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
 FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+}
+
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
@@ -522,6 +535,10 @@ FN struct Place place_of(i32 head, i32 heads) {
     const i32 batch = (u32)head / (u32)heads;
     return {batch, head - batch * heads};
 }
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
 
 // What the copying warp tells of a tile: its index, and whether anything about it is special.
 constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
@@ -542,14 +559,12 @@ struct Maps {
 };
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, then a tile of
-// dq. For every tile column of a key/value head, where items share columns: TILE_K numbers, of
-// which the first tells whether any did, and tiles of dk and dv.
+// dq. For every tile column that several items add to: tiles of dk and dv.
 struct Workspace {
     float *lse;      // times log2(e), infinite past the end and where there is no key
     float *delta;    // rowsum(out * dout); both lie as `Rows` reads them
     float *control;  // of the tile; see below
     float *dq;
-    float *shared;
     float *keys;
 };
 constexpr int SINK_SUM = 0, SLOPE_SUM = 1;  // shares of a tile row, in its control numbers
@@ -564,8 +579,7 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.delta = w.lse + rows * TILE_Q;
     w.control = w.delta + rows * TILE_Q;
     w.dq = w.control + rows * TILE_Q;
-    w.shared = w.dq + rows * TILE_FLOATS;
-    w.keys = w.shared + (i64)p.batch * p.heads_kv * p.tile_cols * TILE_K;
+    w.keys = w.dq + rows * TILE_FLOATS;
     return w;
 }
 
@@ -577,10 +591,6 @@ FN int key_of(i32 group) { return 64 * group; }
 FN int dq_pieces(i32 group) { return group && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
 FN int dq_column(i32 group, int piece) { return (TILE_Q == 64 ? 64 * group : 0) + 8 * piece; }
 FN int dq_query(i32 group) { return TILE_Q == 64 ? 0 : 64 * group; }
-
-FN float2 unpack(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
 
 // Whose row a tile row's number stands for.
 FN struct Place place_of_row(const struct Attention &p, i32 row) {
@@ -596,10 +606,6 @@ FN float dot(uint4 a, uint4 b) {
         sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
     }
     return sum;
-}
-
-FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
-    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
 }
 
 FN void fill_zeros(float *to, i64 count, i64 first, i64 step) {
@@ -647,7 +653,8 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 #pragma unroll
         for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
         if (lane == 0) {
-            const float lse = q < p.n_q ? __ldg(p.lse + (i64)line * p.n_q + q) : MINUS_INFINITY;
+            const float lse =
+                q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
             const i64 place = row * TILE_Q + r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
             w.lse[place] = dead ? PLUS_INFINITY : lse * LOG2E;
@@ -662,31 +669,43 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         float4 *const control = (float4 *)(w.control + row * TILE_Q);
         control[thread] = make_float4(thread ? 0.0f : sink_sum, 0.0f, 0.0f, 0.0f);
     }
-    if (p.shared_items) {
-        const i64 columns = (i64)p.batch * p.heads_kv * p.tile_cols;
-        fill_zeros(w.shared, columns * (TILE_K + KEY_TILE_FLOATS),
-                   row * PLAIN_THREADS + thread, (i64)gridDim.x * PLAIN_THREADS);
+    if (!DETERMINISTIC)
+        fill_zeros(w.keys, (i64)p.shared_items * KEY_TILE_FLOATS, row * PLAIN_THREADS + thread,
+                   (i64)gridDim.x * PLAIN_THREADS);
+}
+
+// Eight numbers in storage precision, joined with those that are there.
+FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
+    const uint4 there = joins ? *to : make_uint4(0, 0, 0, 0);
+    const u32 before[4] = {there.x, there.y, there.z, there.w};
+    u32 sum[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 y = unpack(before[i]);
+        sum[i] = pack(x[i].x + y.x, x[i].y + y.y);
     }
+    *to = make_uint4(sum[0], sum[1], sum[2], sum[3]);
 }
 
 // Eight columns of two rows, as four threads left them: numbers 0 and 1 of each belong to `row`, 2
 // and 3 to the row 8 behind.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 row, i32 rows, int column,
-                   const float4 *from, float scale) {
+                   const float4 *from, float scale, bool joins) {
     const float4 x[4] = {__ldcs(from), __ldcs(from + 1), __ldcs(from + 2), __ldcs(from + 3)};
-    u32 low[4], high[4];
+    float2 low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        low[i] = pack(x[i].x * scale, x[i].y * scale);
-        high[i] = pack(x[i].z * scale, x[i].w * scale);
+        low[i] = make_float2(x[i].x * scale, x[i].y * scale);
+        high[i] = make_float2(x[i].z * scale, x[i].w * scale);
     }
     uint4 *const line = (uint4 *)to + (row_offset(stride, at, row) + column) / 8;
-    if (row < rows) *line = make_uint4(low[0], low[1], low[2], low[3]);
-    if (row + 8 < rows) line[stride[2]] = make_uint4(high[0], high[1], high[2], high[3]);
+    if (row < rows) store_eight(line, low, joins);
+    if (row + 8 < rows) store_eight(line + stride[2], high, joins);
 }
 
 // The last block adds the tiles' shares, head by head, always in the same order.
-FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to) {
+FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to,
+                   float factor) {
     const i32 tiles = p.batch * p.tile_rows;
     for (i32 head = threadIdx.x / 32; head < p.heads_q; head += PLAIN_THREADS / 32) {
         float sum = 0.0f;
@@ -696,7 +715,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
             sum += __ldcg(w.control + row * TILE_Q + which);
         }
         sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) to[head] = sum;
+        if (threadIdx.x % 32 == 0) to[head] += factor * sum;
     }
 }
 
@@ -715,7 +734,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         const i32 pieces = dq_pieces(group), piece = j % pieces, y = j / pieces;
         store_rows(p.dq, p.dq_stride, at, first + dq_query(group) + y / 8 * 16 + y % 8, p.n_q,
                    dq_column(group, piece),
-                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, p.scale);
+                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, p.scale, p.joins);
     }
 #if WITH_ALIBI
     const i32 group = thread / 128;
@@ -731,8 +750,8 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         __threadfence();
     }
     __syncthreads();
-    if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink);
-    if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi);
+    if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink, 1.0f);
+    if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
 #endif
 }
 
@@ -741,18 +760,18 @@ extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish_keys(const __grid_constant__ struct Attention p,
                                const __grid_constant__ struct Maps) {
     const struct Workspace w = workspace(p);
-    const i64 column = blockIdx.x;
-    if (w.shared[column * TILE_K] == 0.0f) return;
-    const struct Place at = place_of(blockIdx.x / p.tile_cols, p.heads_kv);
-    const i32 first = blockIdx.x % p.tile_cols * TILE_K;
-    const float4 *const tile = (const float4 *)(w.keys + column * KEY_TILE_FLOATS);
+    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x);
+    const struct Place place = place_of(work.head, p.heads_q);
+    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+    const i32 first = work.tile * TILE_K;
+    const float4 *const tile = (const float4 *)(w.keys + (i64)blockIdx.x * KEY_TILE_FLOATS);
     for (i32 i = threadIdx.x; i < 2 * 2 * PIECES * 32; i += PLAIN_THREADS) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % 2, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const float4 *const from = tile + (part * PIECES + piece) * 128 + y * 4;
         const i32 to = column_of(group, piece);
-        if (part < 2) store_rows(p.dk, p.dk_stride, at, key, p.n_kv, to, from, p.scale);
-        else store_rows(p.dv, p.dv_stride, at, key, p.n_kv, to, from, 1.0f);
+        if (part < 2) store_rows(p.dk, p.dk_stride, at, key, p.n_kv, to, from, p.scale, p.joins);
+        else store_rows(p.dv, p.dv_stride, at, key, p.n_kv, to, from, 1.0f, p.joins);
     }
 }
 
@@ -788,7 +807,7 @@ FN struct Logit logit_of(const struct Attention &p, i32 head) {
     // A scale of zero must not turn infinity into NaN.
     logit.unit = fabsf(unit) < 1e-30f ? 1e-30f : unit;
     logit.hidden = unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
-    logit.slope = WITH_ALIBI ? p.alibi_slopes[head] : 0.0f;
+    logit.slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
     return logit;
 }
 
@@ -1028,6 +1047,9 @@ struct alignas(16) Item {
     i32 steps;         // query tiles of all heads; negative past the end of the work
 };
 
+// In memory at a time. In deterministic mode the thread that loads has no registers for a second.
+constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
+
 #if DETERMINISTIC
 // Additions to a tile of dq happen in the order in which blocks take the columns of a head: whoever
 // waits for a turn waits for a block already under way. Columns come in groups, descending inside
@@ -1138,7 +1160,7 @@ struct Shared {
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS];
-    struct Item item;
+    struct Item item[ITEMS];
     struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
     i32 dq_row;                      // of the tile in dq
@@ -1225,18 +1247,30 @@ FN void find_source(struct Source &source, const struct Attention &p, const stru
     source.tail = (work.tile + 1) * TILE_K > p.n_kv ? MASKED : 0;
 }
 
-// The steps of one head of the item in shared memory. What is done for every tile is little, as it
-// costs the warps that compute on the same scheduler.
-FN void load_steps(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                   i32 head, Ring<STAGES> &stage) {
+FN void load_column(struct Shared &shared, const struct Work &work, const struct Attention &p,
+                    const struct Maps &maps) {
+    const struct Place place = place_of(work.head, p.heads_q);
+    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+    const i32 first = work.tile * TILE_K;
+    arrive_expecting(shared.column_full, 2 * K_BYTES);
+    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
+    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
+}
+
+// The steps of one head of an item. What is done for every tile is little, as it costs the warps
+// that compute on the same scheduler. The column itself comes behind its first queries, whose place
+// is free earlier: `begins` says whether it is still to come, `turn` when its place is free.
+FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
+                   const struct Maps &maps, i32 head, bool &begins, u32 turn,
+                   Ring<STAGES> &stage) {
     struct Source &source = shared.source;
-    find_source(source, p, shared.item.work, head);
+    find_source(source, p, work, head);
 #pragma unroll 1
     for (i32 i = 0; i < source.list.count; i++) {
         const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
         const u32 at = stage.at();
 #if DETERMINISTIC
-        const i32 rank = rank_of(p, head, word & INDEX, shared.item.work.tile);
+        const i32 rank = rank_of(p, head, word & INDEX, work.tile);
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
         shared.rank[at] = rank;
 #else
@@ -1246,6 +1280,11 @@ FN void load_steps(struct Shared &shared, const struct Attention &p, const struc
         shared.head[at] = head;
         load_rows(shared.q[at], maps.q, source.q, shared.lse[at], source.lse, shared.q_full[at],
                   first);
+        if (begins) {
+            wait_asleep(shared.column_free, turn);
+            load_column(shared, work, p, maps);
+            begins = false;
+        }
         wait_asleep(shared.dout_free[at], stage.turn() ^ 1);
         load_rows(shared.dout[at], maps.dout, source.dout, shared.delta[at], source.delta,
                   shared.dout_full[at], first);
@@ -1253,31 +1292,26 @@ FN void load_steps(struct Shared &shared, const struct Attention &p, const struc
     }
 }
 
-FN void load_column(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
-    const struct Place place = place_of(shared.item.work.head, p.heads_q);
-    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    const i32 first = shared.item.work.tile * TILE_K;
-    arrive_expecting(shared.column_full, 2 * K_BYTES);
-    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
-    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
-}
-
 FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     Ring<STAGES> stage;
-    Ring<1> column;
 #pragma unroll 1
-    for (;; column.next()) {
+    for (Ring<ITEMS> column;; column.next()) {
         const i32 index = atomicAdd(p.counter, 1);
-        wait_asleep(shared.column_free, column.turn() ^ 1);
-        find_item(shared.item, p, index);
-        if (shared.item.steps <= 0) arrive(shared.column_full);
-        if (shared.item.steps < 0) break;
-        if (shared.item.steps == 0) continue;
-        load_column(shared, p, maps);
+        const u32 turn = column.steps % 2 ^ 1;
+        bool begins = ITEMS > 1;
+        if (!begins) wait_asleep(shared.column_free, turn);
+        struct Item &item = shared.item[column.at()];  // where there are two, ahead of its turn
+        find_item(item, p, index);
+        if (item.steps <= 0) {
+            if (begins) wait_asleep(shared.column_free, turn);
+            arrive(shared.column_full);
+            if (item.steps < 0) break;
+            continue;
+        }
+        if (!begins) load_column(shared, item.work, p, maps);
 #pragma unroll 1
-        for (i32 head = shared.item.work.head;
-             head < shared.item.work.head + shared.item.work.heads; head++)
-            load_steps(shared, p, maps, head, stage);
+        for (i32 i = 0; i < item.work.heads; i++)
+            load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
     }
     // The last block leaves the counter as it found it.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
@@ -1437,10 +1471,9 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
 struct Column {
     i32 tile, head, shared, steps;
 };
-FN struct Column column_in(const struct Shared &shared) {
-    const struct Work &work = shared.item.work;
-    return {uniform(work.tile), uniform(work.head), uniform(work.shared),
-            uniform(shared.item.steps)};
+FN struct Column column_in(const struct Item &item) {
+    return {uniform(item.work.tile), uniform(item.work.head), uniform(item.work.shared),
+            uniform(item.steps)};
 }
 
 // A warpgroup's share of a tile column's gradients, in storage precision, where boxes are copied
@@ -1474,9 +1507,13 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
         else sync_both();
         if (leader) {
 #pragma unroll
-            for (int j = 0; j < SLABS; j++)
-                store_box(i ? maps.dk : maps.dv, tile + j * 64 * SLAB_ROW, 64 * j,
-                          column.tile * TILE_K + key_of(group), at.head, at.batch);
+            for (int j = 0; j < SLABS; j++) {
+                const TensorMap &map = i ? maps.dk : maps.dv;
+                const u32 from = tile + j * 64 * SLAB_ROW;
+                const i32 key = column.tile * TILE_K + key_of(group);
+                if (p.joins) add_box(map, from, 64 * j, key, at.head, at.batch);
+                else store_box(map, from, 64 * j, key, at.head, at.batch);
+            }
             commit_stores();
             stores_read<0>();
         }
@@ -1488,12 +1525,8 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
 // The same where others add to the column too.
 FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &column,
                    const struct Attention &p, i32 group) {
-    const struct Workspace w = workspace(p);
-    const i32 head = column.head / (p.heads_q / p.heads_kv);
-    const i64 number = (i64)head * p.tile_cols + column.tile;
-    float4 *const to = (float4 *)(w.keys + number * KEY_TILE_FLOATS) + group * PIECES * 128
-        + threadIdx.x % 128;
-    if (threadIdx.x == 128) w.shared[number * TILE_K] = 1.0f;
+    float *const tile = workspace(p).keys + (column.shared - 1ll) * KEY_TILE_FLOATS;
+    float4 *const to = (float4 *)tile + group * PIECES * 128 + threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -1565,7 +1598,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #pragma unroll 1
     for (Ring<1> filled;; filled.next()) {
         wait(shared.column_full, filled.turn());
-        const struct Column column = column_in(shared);
+        const struct Column column = column_in(shared.item[filled.steps % ITEMS]);
         if (column.steps < 0) break;
         Gradient dk, dv;
         clear(dk);

@@ -38,6 +38,7 @@ enum {
     V_VECTORS = (HEAD_DIM_V + LANES - 1) / LANES,
     QK_LD = QK_VECTORS * LANES,  // floats from one row of a tile to the next
     V_LD = V_VECTORS * LANES,
+    MAX_LD = QK_LD > V_LD ? QK_LD : V_LD,
 };
 _Static_assert(TILE_Q % LANES == 0, "the lanes of a vector are queries of one tile");
 
@@ -57,14 +58,14 @@ struct Attention {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
     void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
-    float *lse;  // [batch, heads_q, n_q], contiguous, natural log
+    float *lse;  // [batch, heads_q, n_q], natural log
     const void *dout;  // backward: like out
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
-    float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
-    float *dsink;  // backward: [heads_q], or null
-    float *dalibi;  // backward: [heads_q], or null
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -88,6 +89,7 @@ struct Attention {
     i64 dq_stride[3];  // likewise
     i64 dk_stride[3];  // likewise
     i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
@@ -97,8 +99,10 @@ struct Attention {
     i32 tile_cols;  // ceil(n_kv / TILE_K)
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
-    i32 shared_items;  // backward: whether some items share a column with others
+    i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
 };
@@ -356,6 +360,20 @@ FN void store_tile(void *tensor, const i64 *stride, i32 batch, i32 head, i32 tok
     for (i32 i = 0; i < rows; i++) store_row(to + i * stride[2], from + i * ld, columns, factor);
 }
 
+// The same, added to what the rows hold.
+FN void add_tile(void *tensor, const i64 *stride, i32 batch, i32 head, i32 token,
+                 const float *from, i32 ld, i32 rows, i32 columns, float factor) {
+    element *to = (element *)tensor + row_offset(stride, batch, head, token);
+    float sum[MAX_LD];
+    for (i32 i = 0; i < rows; i++) {
+        load_row(sum, to + i * stride[2], columns);
+        for (i32 j = 0; j < columns; j += LANES) {
+            store(sum + j, load(sum + j) + load(from + i * ld + j) * factor);
+        }
+        store_row(to + i * stride[2], sum, columns, 1.0f);
+    }
+}
+
 // ---------------------------------------------------------------- products of tiles
 
 // A left operand: element (i, t) is at[i * row + t * step], so either tile may lie transposed.
@@ -503,7 +521,7 @@ FN vec distance(const struct Attention *p, struct Place at, i32 k, i32 j) {
 }
 
 FN void slope_scores(const struct Attention *p, i32 head, struct Place at, Scores scores) {
-    const float slope = p->alibi_slopes[head] * LOG2E;
+    const float slope = p->alibi_slopes[head] * p->spacing * LOG2E;
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 j = 0; j < at.vectors; j++) {
             float *s = &scores[k][j * LANES];
@@ -649,13 +667,42 @@ FN void finish_rows(const struct Attention *p, struct Forward *f, struct Place a
     for (i32 j = 0; j < TILE_Q; j += LANES) {
         store(lse + j, load(f->top + j) * LN2 + log_vec(load(f->total + j)));
     }
-    float *lse_out = p->lse + ((i64)batch * p->heads_q + head) * p->n_q + at.q0;
+    float *lse_out = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
     for (i32 q = 0; q < at.queries; q++) {
         const float total = f->total[q];
         const float factor = total == 0.0f ? 0.0f : 1.0f / total;
         store_tile(p->out, p->out_stride, batch, head, at.q0 + q, f->out + q * V_LD, V_LD, 1,
                    HEAD_DIM_V, factor);
-        lse_out[q] = total > 0.0f ? lse[q] : total == 0.0f ? -INFINITE : total;
+        lse_out[q * p->lse_stride[2]] = total > 0.0f ? lse[q] : total == 0.0f ? -INFINITE : total;
+    }
+}
+
+// The rows have results from other keys: what they stand for joins as if it were one key more, its
+// logit their lse and its value their out.
+FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at, i32 batch,
+                  i32 head) {
+    const float *lse = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
+    float before[TILE_Q], share[TILE_Q], shrink[TILE_Q];
+    for (i32 q = 0; q < TILE_Q; q++) {
+        before[q] = q < at.queries ? lse[q * p->lse_stride[2]] * LOG2E : -INFINITE;
+    }
+    for (i32 j = 0; j < TILE_Q; j += LANES) {
+        const vec top = max_vec(load(f->top + j), load(before + j));
+        const vec base = zero_where(top == -INFINITE, top);
+        const vec weight = exp2_vec(load(before + j) - base);
+        store(shrink + j, exp2_vec(load(f->top + j) - base));
+        store(share + j, weight);
+        store(f->total + j, load(f->total + j) * load(shrink + j) + weight);
+        store(f->top + j, top);
+    }
+    for (i32 q = 0; q < at.queries; q++) {
+        float out[V_LD];
+        load_row(out, (element *)p->out + row_offset(p->out_stride, batch, head, at.q0 + q),
+                 HEAD_DIM_V);
+        float *sum = f->out + q * V_LD;
+        for (i32 j = 0; j < V_LD; j += LANES) {
+            store(sum + j, load(sum + j) * shrink[q] + load(out + j) * share[q]);
+        }
     }
 }
 
@@ -676,6 +723,7 @@ static void forward_row(const struct Attention *p, struct Forward *f, i32 batch,
         online_softmax(f, at);
         add_values(f, at, tile.full || finite ? 0 : &f->live[0][0]);
     }
+    if (p->joins) join_rows(p, f, place(p, ti, 0), batch, head);
     finish_rows(p, f, place(p, ti, 0), batch, head);
 }
 
@@ -758,10 +806,11 @@ struct Visit {
     i32 batch, head, ti, tj, full;
 };
 
-FN void load_lse(const struct Attention *p, i64 first, i32 queries, float *lse) {
+FN void load_lse(const struct Attention *p, i32 batch, i32 head, struct Place at, float *lse) {
+    const float *from = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
     for (i32 q = 0; q < TILE_Q; q++) lse[q] = INFINITE;
-    for (i32 q = 0; q < queries; q++) {
-        const float value = p->lse[first + q];
+    for (i32 q = 0; q < at.queries; q++) {
+        const float value = from[q * p->lse_stride[2]];
         if (value != -INFINITE) lse[q] = value * LOG2E;
     }
 }
@@ -780,10 +829,10 @@ FN float row_product(const struct Attention *p, i32 batch, i32 head, i32 token) 
 }
 
 // The sink's gradient is its weight times (0 - delta), as its value is zero.
-FN float sink_share(const struct Attention *p, struct Place at, i64 first, i32 head,
+FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 head,
                     const float *delta) {
     float lse[TILE_Q], weight[TILE_Q];
-    load_lse(p, first, at.queries, lse);
+    load_lse(p, batch, head, at, lse);
     const float sink = p->sink_logits[head] * LOG2E;
     for (i32 j = 0; j < TILE_Q; j += LANES) store(weight + j, exp2_vec(sink - load(lse + j)));
     float sum = 0.0f;
@@ -802,8 +851,8 @@ FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backwa
     }
     w.turn[row] = 0;
     w.dalibi[row] = 0.0f;
-    w.dsink[row] = WITH_SINKS ? sink_share(p, at, first, head, w.delta + first) : 0.0f;
-    if (row_tiles(p, load_mask(p, batch, head), batch, head, ti).count) return;
+    w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first) : 0.0f;
+    if (p->joins || row_tiles(p, load_mask(p, batch, head), batch, head, ti).count) return;
     clear(b->q, at.queries * QK_LD);
     store_tile(p->dq, p->dq_stride, batch, head, at.q0, b->q, QK_LD, at.queries, HEAD_DIM, 1.0f);
 }
@@ -823,7 +872,7 @@ FN i32 load_rows(const struct Attention *p, struct Workspace w, struct Backward 
     transpose(b->q_t, TILE_Q, b->q, QK_LD, TILE_Q, QK_LD, query_factor(p));
     transpose(b->dout_t, TILE_Q, b->dout, V_LD, TILE_Q, V_LD, 1.0f);
     const i64 first = t.line * p->n_q + t.at.q0;
-    load_lse(p, first, queries, b->lse);
+    load_lse(p, t.batch, t.head, t.at, b->lse);
     for (i32 q = 0; q < TILE_Q; q++) b->delta[q] = q < queries ? w.delta[first + q] : 0.0f;
     return q_finite && dout_finite;
 }
@@ -855,6 +904,16 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct P
     return sum_lanes(slope);
 }
 
+FN void store_gradient(const struct Attention *p, void *tensor, const i64 *stride, i32 batch,
+                       i32 head, i32 token, const float *from, i32 ld, i32 rows, i32 columns,
+                       float factor) {
+    if (p->joins) {
+        add_tile(tensor, stride, batch, head, token, from, ld, rows, columns, factor);
+    } else {
+        store_tile(tensor, stride, batch, head, token, from, ld, rows, columns, factor);
+    }
+}
+
 // Adds this tile's part of dq after its left neighbours', and writes dq after the last.
 FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b, struct Visit t,
                float slope, const i32 *live) {
@@ -871,8 +930,8 @@ FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b
     add_product(dq, QK_LD, dscores, b->k, QK_LD, t.at.queries, QK_VECTORS, t.at.keys, live);
     w.dalibi[row] += slope;
     if (done + 1 == tiles.count) {
-        store_tile(p->dq, p->dq_stride, t.batch, t.head, t.at.q0, dq, QK_LD, t.at.queries,
-                   HEAD_DIM, p->scale);
+        store_gradient(p, p->dq, p->dq_stride, t.batch, t.head, t.at.q0, dq, QK_LD, t.at.queries,
+                       HEAD_DIM, p->scale);
     }
     __atomic_store_n(w.turn + row, done + 1, __ATOMIC_RELEASE);
 }
@@ -914,20 +973,22 @@ static void backward_column(const struct Attention *p, struct Workspace w, struc
             backward_tile(p, w, b, visit);
         }
     }
-    store_tile(p->dk, p->dk_stride, batch, head_kv, at.k0, b->dk, QK_LD, at.keys, HEAD_DIM,
-               p->scale);
-    store_tile(p->dv, p->dv_stride, batch, head_kv, at.k0, b->dv, V_LD, at.keys, HEAD_DIM_V, 1.0f);
+    store_gradient(p, p->dk, p->dk_stride, batch, head_kv, at.k0, b->dk, QK_LD, at.keys, HEAD_DIM,
+                   p->scale);
+    store_gradient(p, p->dv, p->dv_stride, batch, head_kv, at.k0, b->dv, V_LD, at.keys, HEAD_DIM_V,
+                   1.0f);
 }
 
 // ---- after: sums over rows, in one order
 
-FN void sum_shares(const struct Attention *p, float *to, const float *shares, i32 head) {
+FN void sum_shares(const struct Attention *p, float *to, const float *shares, i32 head,
+                   float factor) {
     float sum = 0.0f;
     for (i32 batch = 0; batch < p->batch; batch++) {
         const float *rows = shares + ((i64)batch * p->heads_q + head) * p->tile_rows;
         for (i32 ti = 0; ti < p->tile_rows; ti++) sum += rows[ti];
     }
-    to[head] = sum;
+    to[head] += factor * sum;
 }
 
 // Columns are handed out from left to right, so that whoever waits in add_dq() waits for a column
@@ -953,8 +1014,8 @@ void attention_backward(const struct Attention *p, i32 threads) {
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (i32 head = 0; head < p->heads_q; head++) {
-            if (WITH_SINKS && p->dsink) sum_shares(p, p->dsink, w.dsink, head);
-            if (WITH_ALIBI && p->dalibi) sum_shares(p, p->dalibi, w.dalibi, head);
+            if (WITH_SINKS && p->dsink) sum_shares(p, p->dsink, w.dsink, head, 1.0f);
+            if (WITH_ALIBI && p->dalibi) sum_shares(p, p->dalibi, w.dalibi, head, p->spacing);
         }
     }
 }

@@ -5,7 +5,8 @@ Mask: offsets([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192,
       67108864, 134217728, 268435456, 536870912, 1073741824])
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-logsparse.cpu.c, logsparse.sm_80.cu, logsparse.sm_90a.cu, logsparse.sm_90a_backward.cu.
+logsparse.cpu.c, logsparse.sm_80.cu, logsparse.sm_90a.cu, logsparse.sm_90a_small.cu,
+logsparse.sm_90a_backward.cu.
 """
 
 from pathlib import Path
@@ -18,9 +19,96 @@ SOURCE = {
     "cpu": (_HERE / "logsparse.cpu.c").read_text(),
     "sm_80": (_HERE / "logsparse.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "logsparse.sm_90a.cu").read_text(),
+    "sm_90a_small": (_HERE / "logsparse.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "logsparse.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target; `_backward` where a pass has a source of its own."""
+"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
+rows."""
+
+REPORT = """\
+target   cpu, bfloat16, head_dim 128
+mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
+         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
+         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
+         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
+         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
+piece    band: k == q + n_kv - n_q - 4
+piece    band: k == q + n_kv - n_q - 8
+piece    band: k == q + n_kv - n_q - 16
+piece    band: k == q + n_kv - n_q - 32
+piece    band: k == q + n_kv - n_q - 64
+piece    band: k == q + n_kv - n_q - 128
+piece    band: k == q + n_kv - n_q - 256
+piece    band: 22 more
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 27 closed-form loops
+
+target   sm_80, bfloat16, head_dim 128
+mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
+         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
+         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
+         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
+         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
+piece    band: k == q + n_kv - n_q - 4
+piece    band: k == q + n_kv - n_q - 8
+piece    band: k == q + n_kv - n_q - 16
+piece    band: k == q + n_kv - n_q - 32
+piece    band: k == q + n_kv - n_q - 64
+piece    band: k == q + n_kv - n_q - 128
+piece    band: k == q + n_kv - n_q - 256
+piece    band: 22 more
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 27 closed-form loops
+
+target   sm_90a, bfloat16, head_dim 128
+mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
+         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
+         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
+         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
+         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
+piece    band: k == q + n_kv - n_q - 4
+piece    band: k == q + n_kv - n_q - 8
+piece    band: k == q + n_kv - n_q - 16
+piece    band: k == q + n_kv - n_q - 32
+piece    band: k == q + n_kv - n_q - 64
+piece    band: k == q + n_kv - n_q - 128
+piece    band: k == q + n_kv - n_q - 256
+piece    band: 22 more
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 26 closed-form loops
+plan     partial tiles: bits from a table over k - q, no pair is tested
+plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
+         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
+         predicted to take fewer cycles (never for data given per sequence)
+"""
+"""What `explain()` returns."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -729,6 +817,7 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
+                launch("attention_merge", "merges", threads=128, per_block=16),
                 launch(
                     "attention_forward",
                     "stream",
@@ -737,11 +826,52 @@ _MASK = GeneratedMask(
                     mode="stream",
                     macro="STREAM",
                 ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
                 tile=(128, 128),
                 ranges=False,
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                row_floats=130,
                 distances=True,
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small"],
+                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=256,
+                    shared=99328,
+                    resident=2,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                row_floats=130,
+                distances=True,
+                form="small",
+                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -778,92 +908,13 @@ _MASK = GeneratedMask(
                 ranges=False,
                 passes=("backward",),
                 maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256},
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
-                key_floats=257,
+                key_floats=256,
                 distances=True,
             ),
         ),
-        report="""\
-target   cpu, bfloat16, head_dim 128
-mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
-         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
-         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
-         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
-         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
-         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
-piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
-piece    band: k == q + n_kv - n_q - 4
-piece    band: k == q + n_kv - n_q - 8
-piece    band: k == q + n_kv - n_q - 16
-piece    band: k == q + n_kv - n_q - 32
-piece    band: k == q + n_kv - n_q - 64
-piece    band: k == q + n_kv - n_q - 128
-piece    band: k == q + n_kv - n_q - 256
-piece    band: 22 more
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
-         backward pass) from its L2 cache
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 27 closed-form loops
-
-target   sm_80, bfloat16, head_dim 128
-mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
-         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
-         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
-         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
-         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
-         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
-piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
-piece    band: k == q + n_kv - n_q - 4
-piece    band: k == q + n_kv - n_q - 8
-piece    band: k == q + n_kv - n_q - 16
-piece    band: k == q + n_kv - n_q - 32
-piece    band: k == q + n_kv - n_q - 64
-piece    band: k == q + n_kv - n_q - 128
-piece    band: k == q + n_kv - n_q - 256
-piece    band: 22 more
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 27 closed-form loops
-
-target   sm_90a, bfloat16, head_dim 128
-mask     member(q + n_kv - k - n_q, [(0, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128,
-         128), (256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
-         (16384, 16384), (32768, 32768), (65536, 65536), (131072, 131072), (262144, 262144),
-         (524288, 524288), (1048576, 1048576), (2097152, 2097152), (4194304, 4194304), (8388608,
-         8388608), (16777216, 16777216), (33554432, 33554432), (67108864, 67108864), (134217728,
-         134217728), (268435456, 268435456), (536870912, 536870912), (1073741824, 1073741824)])
-piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 2)
-piece    band: k == q + n_kv - n_q - 4
-piece    band: k == q + n_kv - n_q - 8
-piece    band: k == q + n_kv - n_q - 16
-piece    band: k == q + n_kv - n_q - 32
-piece    band: k == q + n_kv - n_q - 64
-piece    band: k == q + n_kv - n_q - 128
-piece    band: k == q + n_kv - n_q - 256
-piece    band: 22 more
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 26 closed-form loops
-plan     partial tiles: bits from a table over k - q, no pair is tested
-""",
+        report=REPORT,
     )
 )
 

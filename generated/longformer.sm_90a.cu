@@ -10,14 +10,14 @@ struct Attention {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
     void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
-    float *lse;  // [batch, heads_q, n_q], contiguous, natural log
+    float *lse;  // [batch, heads_q, n_q], natural log
     const void *dout;  // backward: like out
     void *dq;  // backward: like q
     void *dk;  // backward: like k
     void *dv;  // backward: like v
-    float *delta;  // backward: [batch, heads_q, n_q] workspace, rowsum(out * dout)
-    float *dsink;  // backward: [heads_q], or null
-    float *dalibi;  // backward: [heads_q], or null
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -41,6 +41,7 @@ struct Attention {
     i64 dq_stride[3];  // likewise
     i64 dk_stride[3];  // likewise
     i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
@@ -50,8 +51,10 @@ struct Attention {
     i32 tile_cols;  // ceil(n_kv / TILE_K)
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
-    i32 shared_items;  // backward: whether some items share a column with others
+    i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
 };
@@ -134,6 +137,7 @@ constexpr int TILE_Q = 128;  // queries per tile row
 constexpr int TILE_K = 128;  // keys per step
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
+constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
@@ -263,6 +267,12 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i3
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
 // `bytes` consecutive ones; addresses and size are multiples of 16.
 FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -320,6 +330,10 @@ FN void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
 FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+}
+
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
@@ -494,6 +508,10 @@ FN struct Place place_of(i32 head, i32 heads) {
     const i32 batch = (u32)head / (u32)heads;
     return {batch, head - batch * heads};
 }
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
 
 // What the copying warp tells of a tile: its index, and whether anything about it is special.
 constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
@@ -533,7 +551,8 @@ FN void negate(Scores &s) {
 #if WITH_SOFTCAP || WITH_ALIBI
 // Scores q . k become logits. `distance` is the first row's position minus the first column's.
 FN void make_logits(Scores &s, const struct Attention &p, i32 head, i32 distance) {
-    const float slope = WITH_ALIBI ? p.alibi_slopes[head] : 0.0f, far = (float)distance;
+    const float slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
+    const float far = (float)distance;
     const float softcap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(softcap);
     (void)slope; (void)sharpness; (void)far;
 #pragma unroll
@@ -702,6 +721,7 @@ struct Maps {
 // What a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
+    i32 part;  // 1 + its number where the row is cut; read when it is needed
 };
 
 // A block's shared memory; its size is in maskc/plan/sm90a.py.
@@ -810,7 +830,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
-                shared.row[q_place.at] = {work.tile, place.head, place.batch};
+                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
                                   work.tile * TILE_Q,
                                   slice_of(p.q_stride, place.head, place.batch));
@@ -924,14 +944,155 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
+// What a row's other keys gave before, in powers of two; -inf where there is none.
+FN float lse_before(const struct Attention &p, const float *lse, i32 query) {
+    return p.joins && query < p.n_q ? __fmul_rn(lse[query * p.lse_stride[2]], LOG2E)
+                                    : MINUS_INFINITY;
+}
+
+// An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
+// each warpgroup its accumulators, four numbers of every thread at a time, and then of each query
+// the level that they are relative to, in powers of two, and the sum of its exponentials.
+constexpr i32 PART_FLOATS = TILE_Q * (HEAD_DIM + 2);
+
+FN float *part_at(const struct Attention &p, i32 part) { return p.delta + (i64)part * PART_FLOATS; }
+FN float4 *output_of(float *part, i32 group) {
+    return (float4 *)part + group * (HEAD_DIM / 8 * 128);
+}
+FN float2 *sums_of(float *part) { return (float2 *)(part + TILE_Q * HEAD_DIM); }
+
+FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+                   float *part, i32 group) {
+    const i32 thread = threadIdx.x % 128;
+    float4 *const output = output_of(part, group) + thread;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i++)
+        output[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+    float2 *const sums = sums_of(part) + 64 * group + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float total = quad_sum(sum[r]);
+        if (thread % 4 == 0) sums[8 * r] = make_float2(__fmul_rn(top[r], unit), total);
+    }
+}
+
+// After: a block has 16 queries of a row, which were one warp's; each of its warps has a quarter of
+// the columns. Parts are added in the order of their keys, and the sink's logit last.
+constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM / 32;  // of eight columns
+constexpr int PARTS_AT_ONCE = HEAD_DIM > 128 ? 2 : 4;
+
+extern "C" __global__ void __launch_bounds__(128)
+attention_merge(const __grid_constant__ struct Attention p, const __grid_constant__ struct Maps) {
+    constexpr u32 STRIPS = TILE_Q / MERGE_ROWS;
+    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / STRIPS);
+    const i32 strip = blockIdx.x % STRIPS, lane = threadIdx.x % 32;
+    const i32 row = strip * MERGE_ROWS + lane / 4, query = work.tile * TILE_Q + row;
+    const i32 first = threadIdx.x / 32 * MERGE_PIECES;
+    const i32 place = first * 128 + strip % 4 * 32 + lane;
+
+    const struct Place at = place_of(work.head, p.heads_q);
+    float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
+    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    __syncthreads();  // all have read what one warp will write
+
+    float top[2] = {before[0], before[1]};
+#pragma unroll 8
+    for (i32 i = 0; i < work.count; i++) {
+        const float2 *const sums = sums_of(part_at(p, work.first + i)) + row;
+        top[0] = fmaxf(top[0], sums[0].x), top[1] = fmaxf(top[1], sums[8].x);
+    }
+    const float sink = WITH_SINKS ? __fmul_rn(p.sink_logits[at.head], LOG2E) : MINUS_INFINITY;
+    top[0] = fmaxf(top[0], sink), top[1] = fmaxf(top[1], sink);
+#pragma unroll
+    for (int r = 0; r < 2; r++) top[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+
+    float total[2] = {}, o[4 * MERGE_PIECES] = {};
+#pragma unroll PARTS_AT_ONCE
+    for (i32 i = 0; i < work.count; i++) {
+        float *const part = part_at(p, work.first + i);
+        const float2 *const sums = sums_of(part) + row;
+        const float low = fast_exp2(__fsub_rn(sums[0].x, top[0]));
+        const float high = fast_exp2(__fsub_rn(sums[8].x, top[1]));
+        total[0] = fmaf(low, sums[0].y, total[0]), total[1] = fmaf(high, sums[8].y, total[1]);
+#pragma unroll
+        for (int j = 0; j < MERGE_PIECES; j++) {
+            const float4 x = output_of(part, strip / 4)[place + j * 128];
+            float *const y = o + 4 * j;
+            y[0] = fmaf(low, x.x, y[0]), y[1] = fmaf(low, x.y, y[1]);
+            y[2] = fmaf(high, x.z, y[2]), y[3] = fmaf(high, x.w, y[3]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float share = fast_exp2(__fsub_rn(before[r], top[r]));
+        total[r] += share + fast_exp2(__fsub_rn(sink, top[r]));
+        const bool empty = total[r] == 0.0f;
+        const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
+        const i32 q = query + 8 * r;
+        if (q >= p.n_q) break;
+        u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
+#pragma unroll
+        for (int j = 0; j < MERGE_PIECES; j++) {
+            u32 &to = out[4 * (first + j)];
+            const float *const x = o + 4 * j + 2 * r;
+            const float2 y = p.joins ? unpack(to) : make_float2(0.0f, 0.0f);
+            to = pack(fmaf(y.x, share, x[0]) * scale, fmaf(y.y, share, x[1]) * scale);
+        }
+        if (threadIdx.x < 32 && lane % 4 == 0)
+            lse[q * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top[r], fast_log2(total[r])), LN2);
+    }
+}
+
+// Adds that to a row's sum, as if it were one more key's logit. Returns its weight.
+FN float join_sum(float before, float &total, float &base, float &factor) {
+    const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
+    const float shrink = fast_exp2(__fsub_rn(base, finite));
+    const float weight = fast_exp2(__fsub_rn(before, finite));
+    factor = __fmul_rn(factor, shrink);
+    total = fmaf(total, shrink, weight);
+    base = higher;
+    return weight;
+}
+// And its output to theirs, which is then divided.
+FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const struct Row &row,
+                  i32 query, const struct Attention &p) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 token = min_i32(query + 8 * r, p.n_q - 1);
+        const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
+            + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++) {
+            const float2 x = unpack(before[4 * i]);
+            float *const y = o + 4 * i + 2 * r;
+            y[0] = fmaf(x.x, share[r], __fmul_rn(y[0], scale[r]));
+            y[1] = fmaf(x.y, share[r], __fmul_rn(y[1], scale[r]));
+        }
+        scale[r] = 1.0f;
+    }
+}
+
+// Which part of its row the item has whose q lies, or lay, in this place; 0 where it has all.
+FN i32 part_in(u32 tile) {
+    const struct Shared &shared = shared_memory();
+    return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
+}
+
 // Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
 // are spelled out: a stream stores in two places, whose bits are to be the same.
-FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
+    if (const i32 part = part_in(tile)) {
+        store_part(o, top, sum, unit, part_at(p, part - 1), group);
+        sync_threads(8 + group, 128);  // all have read which part, before the place is free
+        return;
+    }
     const i32 lane = threadIdx.x % 32, query = query_of(row, group);
-    float *const lse = p.lse + ((i64)row.batch * p.heads_q + row.head) * p.n_q;
-    float scale[2];
+    float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
+    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
@@ -942,15 +1103,19 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], flo
         total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
         base = higher;
 #endif
+        if (p.joins) share[r] = join_sum(before[r], total, base, factor);
         const bool empty = total == 0.0f;
-        scale[r] = empty ? 0.0f : __fmul_rn(factor, fast_reciprocal(total));
+        const float inverse = empty ? 0.0f : fast_reciprocal(total);
+        scale[r] = __fmul_rn(factor, inverse);
+        share[r] = __fmul_rn(share[r], inverse);
         if (lane % 4 == 0 && query + 8 * r < p.n_q)
-            lse[query + 8 * r] =
+            lse[(query + 8 * r) * p.lse_stride[2]] =
                 empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
+    if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        const float *x = o + 8 * i;
+        const float *const x = o + 8 * i;
         store_matrices(warp_rows(tile, group, i), pack(x[0] * scale[0], x[1] * scale[0]),
                        pack(x[2] * scale[1], x[3] * scale[1]),
                        pack(x[4] * scale[0], x[5] * scale[0]),
@@ -970,28 +1135,30 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2], flo
 
 // Rows of tiles without a live pair: the end of the work list.
 FN void store_empty(const struct Attention &p) {
+    if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
     for (i32 index = p.items + blockIdx.x; index < p.items + p.empty; index += gridDim.x) {
         const struct Work work = work_at(p, index);
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = work.tile * TILE_Q, rows = min_i32(TILE_Q, p.n_q - first);
         for (i32 i = thread; i < rows * (HEAD_DIM / 8); i += 128 * GROUPS) {
-            const i64 token = first + i / (HEAD_DIM / 8);
-            unsigned char *const out = (unsigned char *)p.out
-                + 2 * (at.batch * p.out_stride[0] + at.head * p.out_stride[1]
-                       + token * p.out_stride[2]);
-            ((uint4 *)out)[i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
+            const i64 place = row_offset(p.out_stride, at, first + i / (HEAD_DIM / 8));
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
         }
         for (i32 i = thread; i < rows; i += 128 * GROUPS)
-            p.lse[(i64)work.head * p.n_q + first + i] =
+            p.lse[row_offset(p.lse_stride, at, first + i)] =
                 WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
     }
 }
 
 // Warpgroups take turns at starting products, so that the softmax of one runs under those of the
-// next. Named barriers 1 .. GROUPS.
-FN void take_turn(i32 group) { sync_threads(1 + group, 256); }
-FN void pass_turn(i32 group) { arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256); }
+// next. Named barriers 1 .. GROUPS. One that is alone has other blocks beside it.
+FN void take_turn(i32 group) {
+    if (GROUPS > 1) sync_threads(1 + group, 256);
+}
+FN void pass_turn(i32 group) {
+    if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
+}
 
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                 i32 group) {
@@ -1008,7 +1175,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Softmax softmax;
     start(softmax);
     clear(o);
-    if (group == 0) arrive_threads(1, 256);
+    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
 
     wait(shared.started, 0);
     i32 word = uniform(shared.first_word);
@@ -1122,7 +1289,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     if (leader) stores_done<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;

@@ -7,7 +7,8 @@ Mask: causal() & (block_diagonal(2048) | block_diagonal(4096) & where(lambda h, 
       q, k: ((q + n_kv - n_q) % 12 == h % 12) & (h % 12 == k % 12)))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-longnet.cpu.c, longnet.sm_80.cu, longnet.sm_90a.cu, longnet.sm_90a_backward.cu.
+longnet.cpu.c, longnet.sm_80.cu, longnet.sm_90a.cu, longnet.sm_90a_small.cu,
+longnet.sm_90a_backward.cu.
 """
 
 from pathlib import Path
@@ -20,369 +21,13 @@ SOURCE = {
     "cpu": (_HERE / "longnet.cpu.c").read_text(),
     "sm_80": (_HERE / "longnet.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "longnet.sm_90a.cu").read_text(),
+    "sm_90a_small": (_HERE / "longnet.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "longnet.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target; `_backward` where a pass has a source of its own."""
+"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
+rows."""
 
-_MASK = GeneratedMask(
-    bundle(
-        "longnet",
-        head_dim=128,
-        head_dim_v=128,
-        dtype="bfloat16",
-        n_heads=8,
-        masks=(
-            mask(
-                "((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // "
-                "32768 == k // 32768)) | (((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & "
-                "((q + n_kv - n_q) // 4096 == k // 4096)) | (((q + n_kv - n_q) % 4 == "
-                "0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((q + "
-                "n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k"
-                " // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + "
-                "n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=0,
-                args=('n_kv - n_q',),
-            ),
-            mask(
-                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
-                "n_q) // 4096 == k // 4096)) | (((k + 11) % 12 == 0) & ((q + n_kv - n_q"
-                " + 11) % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | (((k "
-                "+ 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q) "
-                "// 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) %"
-                " 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - "
-                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=1,
-                args=(
-                    'n_kv - n_q + 11',
-                    'n_kv - n_q',
-                    'n_kv - n_q + 1',
-                    'n_kv - n_q + 3',
-                    'n_kv - n_q + 5',
-                ),
-            ),
-            mask(
-                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
-                "4096 == k // 4096)) | (((k + 10) % 12 == 0) & ((q + n_kv - n_q + 10) %"
-                " 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | (((k + 2) % 4"
-                " == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 "
-                "== k // 8192)) | (((k + 4) % 6 == 0) & ((q + n_kv - n_q + 4) % 6 == 0)"
-                " & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // "
-                "2048 == k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=2,
-                args=('n_kv - n_q + 10', 'n_kv - n_q', 'n_kv - n_q + 2', 'n_kv - n_q + 4'),
-            ),
-            mask(
-                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
-                "n_q) // 4096 == k // 4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q +"
-                " 1) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 3) %"
-                " 6 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & ((q + n_kv - n_q) // "
-                "16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) %"
-                " 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - "
-                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=3,
-                args=(
-                    'n_kv - n_q + 9',
-                    'n_kv - n_q',
-                    'n_kv - n_q + 1',
-                    'n_kv - n_q + 1',
-                    'n_kv - n_q + 3',
-                ),
-            ),
-            mask(
-                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
-                "4096 == k // 4096)) | (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & "
-                "((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 2) % 6 == 0) & ((q +"
-                " n_kv - n_q + 2) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // "
-                "16384)) | (((k + 8) % 12 == 0) & ((q + n_kv - n_q + 8) % 12 == 0) & "
-                "((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048"
-                " == k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=4,
-                args=('n_kv - n_q + 8', 'n_kv - n_q', 'n_kv - n_q + 2'),
-            ),
-            mask(
-                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
-                "n_q) // 4096 == k // 4096)) | (((k + 1) % 6 == 0) & ((q + n_kv - n_q +"
-                " 1) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | (((k + 3)"
-                " % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q) // "
-                "8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % "
-                "12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - "
-                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=5,
-                args=(
-                    'n_kv - n_q + 7',
-                    'n_kv - n_q',
-                    'n_kv - n_q + 1',
-                    'n_kv - n_q + 3',
-                    'n_kv - n_q + 1',
-                ),
-            ),
-            mask(
-                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
-                "4096 == k // 4096)) | (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & "
-                "((q + n_kv - n_q) // 16384 == k // 16384)) | (((k + 2) % 4 == 0) & ((q"
-                " + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // "
-                "8192)) | (((k + 6) % 12 == 0) & ((q + n_kv - n_q + 6) % 12 == 0) & ((q"
-                " + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 =="
-                " k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=6,
-                args=('n_kv - n_q + 6', 'n_kv - n_q', 'n_kv - n_q + 2'),
-            ),
-            mask(
-                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
-                "n_q) // 4096 == k // 4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q +"
-                " 1) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 5) %"
-                " 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & ((q + n_kv - n_q) // "
-                "32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % "
-                "6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - "
-                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=7,
-                args=(
-                    'n_kv - n_q + 5',
-                    'n_kv - n_q',
-                    'n_kv - n_q + 1',
-                    'n_kv - n_q + 1',
-                    'n_kv - n_q + 5',
-                ),
-            ),
-        ),
-        of_head=(0, 1, 2, 3, 4, 5, 6, 7),
-        arrays=(),
-        data=(
-        ),
-        params=(),
-        kernels=(
-            kernel(
-                "cpu",
-                SOURCE["cpu"],
-                tile=(64, 64),
-                ranges=False,
-                passes=("forward", "backward"),
-            ),
-            kernel(
-                "sm_80",
-                SOURCE["sm_80"],
-                launch("attention_forward", "rows", threads=128, shared=70656),
-                tile=(128, 64),
-                ranges=False,
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a"],
-                launch("attention_forward", "items", threads=384, shared=164864),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=384,
-                    shared=197632,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                tile=(128, 128),
-                ranges=False,
-                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch("attention_backward", "stream", threads=384, shared=199680),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=199680,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                tile=(64, 128),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256},
-                row_floats=135,
-                key_floats=257,
-            ),
-        ),
-        report="""\
+REPORT = """\
 target   cpu, bfloat16, head_dim 128
 heads    0
 mask     ((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768))
@@ -911,7 +556,412 @@ plan     layout by exact numbers, because isl's budget or loop form did not suff
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
-""",
+plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
+         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
+         predicted to take fewer cycles (never for data given per sequence)
+"""
+"""What `explain()` returns."""
+
+_MASK = GeneratedMask(
+    bundle(
+        "longnet",
+        head_dim=128,
+        head_dim_v=128,
+        dtype="bfloat16",
+        n_heads=8,
+        masks=(
+            mask(
+                "((((q + n_kv - n_q) % 12 == 0) & (k % 12 == 0) & ((q + n_kv - n_q) // "
+                "32768 == k // 32768)) | (((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & "
+                "((q + n_kv - n_q) // 4096 == k // 4096)) | (((q + n_kv - n_q) % 4 == "
+                "0) & (k % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((q + "
+                "n_kv - n_q) % 6 == 0) & (k % 6 == 0) & ((q + n_kv - n_q) // 16384 == k"
+                " // 16384)) | ((q + n_kv - n_q) // 2048 == k // 2048)) & (k <= q + "
+                "n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=0,
+                args=('n_kv - n_q',),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 11) % 12 == 0) & ((q + n_kv - n_q"
+                " + 11) % 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | (((k "
+                "+ 3) % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q) "
+                "// 8192 == k // 8192)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) %"
+                " 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=1,
+                args=(
+                    'n_kv - n_q + 11',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 3',
+                    'n_kv - n_q + 5',
+                ),
+            ),
+            mask(
+                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
+                "4096 == k // 4096)) | (((k + 10) % 12 == 0) & ((q + n_kv - n_q + 10) %"
+                " 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | (((k + 2) % 4"
+                " == 0) & ((q + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 "
+                "== k // 8192)) | (((k + 4) % 6 == 0) & ((q + n_kv - n_q + 4) % 6 == 0)"
+                " & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - n_q) // "
+                "2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=2,
+                args=('n_kv - n_q + 10', 'n_kv - n_q', 'n_kv - n_q + 2', 'n_kv - n_q + 4'),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q +"
+                " 1) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 3) %"
+                " 6 == 0) & ((q + n_kv - n_q + 3) % 6 == 0) & ((q + n_kv - n_q) // "
+                "16384 == k // 16384)) | (((k + 9) % 12 == 0) & ((q + n_kv - n_q + 9) %"
+                " 12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=3,
+                args=(
+                    'n_kv - n_q + 9',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 3',
+                ),
+            ),
+            mask(
+                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
+                "4096 == k // 4096)) | (((q + n_kv - n_q) % 4 == 0) & (k % 4 == 0) & "
+                "((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 2) % 6 == 0) & ((q +"
+                " n_kv - n_q + 2) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // "
+                "16384)) | (((k + 8) % 12 == 0) & ((q + n_kv - n_q + 8) % 12 == 0) & "
+                "((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048"
+                " == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=4,
+                args=('n_kv - n_q + 8', 'n_kv - n_q', 'n_kv - n_q + 2'),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 1) % 6 == 0) & ((q + n_kv - n_q +"
+                " 1) % 6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | (((k + 3)"
+                " % 4 == 0) & ((q + n_kv - n_q + 3) % 4 == 0) & ((q + n_kv - n_q) // "
+                "8192 == k // 8192)) | (((k + 7) % 12 == 0) & ((q + n_kv - n_q + 7) % "
+                "12 == 0) & ((q + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=5,
+                args=(
+                    'n_kv - n_q + 7',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 3',
+                    'n_kv - n_q + 1',
+                ),
+            ),
+            mask(
+                "((((q + n_kv - n_q) % 2 == 0) & (k % 2 == 0) & ((q + n_kv - n_q) // "
+                "4096 == k // 4096)) | (((q + n_kv - n_q) % 6 == 0) & (k % 6 == 0) & "
+                "((q + n_kv - n_q) // 16384 == k // 16384)) | (((k + 2) % 4 == 0) & ((q"
+                " + n_kv - n_q + 2) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // "
+                "8192)) | (((k + 6) % 12 == 0) & ((q + n_kv - n_q + 6) % 12 == 0) & ((q"
+                " + n_kv - n_q) // 32768 == k // 32768)) | ((q + n_kv - n_q) // 2048 =="
+                " k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=6,
+                args=('n_kv - n_q + 6', 'n_kv - n_q', 'n_kv - n_q + 2'),
+            ),
+            mask(
+                "((((k + 1) % 2 == 0) & ((q + n_kv - n_q + 1) % 2 == 0) & ((q + n_kv - "
+                "n_q) // 4096 == k // 4096)) | (((k + 1) % 4 == 0) & ((q + n_kv - n_q +"
+                " 1) % 4 == 0) & ((q + n_kv - n_q) // 8192 == k // 8192)) | (((k + 5) %"
+                " 12 == 0) & ((q + n_kv - n_q + 5) % 12 == 0) & ((q + n_kv - n_q) // "
+                "32768 == k // 32768)) | (((k + 5) % 6 == 0) & ((q + n_kv - n_q + 5) % "
+                "6 == 0) & ((q + n_kv - n_q) // 16384 == k // 16384)) | ((q + n_kv - "
+                "n_q) // 2048 == k // 2048)) & (k <= q + n_kv - n_q)",
+                tiles(
+                    64,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    64,
+                    numeric=True,
+                ),
+                tiles(
+                    128,
+                    128,
+                    numeric=True,
+                ),
+                tiles(
+                    64,
+                    128,
+                    numeric=True,
+                ),
+                shape=7,
+                args=(
+                    'n_kv - n_q + 5',
+                    'n_kv - n_q',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 1',
+                    'n_kv - n_q + 5',
+                ),
+            ),
+        ),
+        of_head=(0, 1, 2, 3, 4, 5, 6, 7),
+        arrays=(),
+        data=(
+        ),
+        params=(),
+        kernels=(
+            kernel(
+                "cpu",
+                SOURCE["cpu"],
+                tile=(64, 64),
+                ranges=False,
+                passes=("forward", "backward"),
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80"],
+                launch("attention_forward", "rows", threads=128, shared=70656),
+                tile=(128, 64),
+                ranges=False,
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                row_floats=130,
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small"],
+                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=256,
+                    shared=99328,
+                    resident=2,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                row_floats=130,
+                form="small",
+                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                row_floats=135,
+                key_floats=256,
+            ),
+        ),
+        report=REPORT,
     )
 )
 

@@ -6,7 +6,8 @@ Mask: where(lambda q, k: (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2
       % 16 - 2) & (max(min(q % 16, 13), 2) >= k % 16 - 2))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-natten_3d.cpu.c, natten_3d.sm_80.cu, natten_3d.sm_90a.cu, natten_3d.sm_90a_backward.cu.
+natten_3d.cpu.c, natten_3d.sm_80.cu, natten_3d.sm_90a.cu, natten_3d.sm_90a_small.cu,
+natten_3d.sm_90a_backward.cu.
 """
 
 from pathlib import Path
@@ -19,9 +20,69 @@ SOURCE = {
     "cpu": (_HERE / "natten_3d.cpu.c").read_text(),
     "sm_80": (_HERE / "natten_3d.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "natten_3d.sm_90a.cu").read_text(),
+    "sm_90a_small": (_HERE / "natten_3d.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "natten_3d.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target; `_backward` where a pass has a source of its own."""
+"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
+rows."""
+
+REPORT = """\
+target   cpu, bfloat16, head_dim 128
+mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
+         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
+         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
+         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    25*N**2/256  (N >= 256, N a multiple of 256)
+flops    forward 50*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_80, bfloat16, head_dim 128
+mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
+         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
+         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
+         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    25*N**2/256  (N >= 256, N a multiple of 256)
+flops    forward 50*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_90a, bfloat16, head_dim 128
+mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
+         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
+         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
+         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
+proof    causal: no (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    25*N**2/256  (N >= 256, N a multiple of 256)
+flops    forward 50*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
+         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
+         predicted to take fewer cycles (never for data given per sequence)
+"""
+"""What `explain()` returns."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -85,6 +146,7 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
+                launch("attention_merge", "merges", threads=128, per_block=16),
                 launch(
                     "attention_forward",
                     "stream",
@@ -93,10 +155,50 @@ _MASK = GeneratedMask(
                     mode="stream",
                     macro="STREAM",
                 ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
                 tile=(128, 128),
                 ranges=False,
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                row_floats=130,
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small"],
+                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=256,
+                    shared=99328,
+                    resident=2,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                row_floats=130,
+                form="small",
+                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -133,64 +235,12 @@ _MASK = GeneratedMask(
                 ranges=False,
                 passes=("backward",),
                 maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256},
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
-                key_floats=257,
+                key_floats=256,
             ),
         ),
-        report="""\
-target   cpu, bfloat16, head_dim 128
-mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
-         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
-         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
-         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
-proof    causal: no (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    25*N**2/256  (N >= 256, N a multiple of 256)
-flops    forward 50*N**2, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
-         backward pass) from its L2 cache
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout by exact numbers, because isl's budget or loop form did not suffice
-
-target   sm_80, bfloat16, head_dim 128
-mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
-         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
-         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
-         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
-proof    causal: no (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    25*N**2/256  (N >= 256, N a multiple of 256)
-flops    forward 50*N**2, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout by exact numbers, because isl's budget or loop form did not suffice
-
-target   sm_90a, bfloat16, head_dim 128
-mask     (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2) & ((k // 16) % 16 >= max(min((q //
-         16) % 16, 13), 2) - 2) & (k % 16 >= max(min(q % 16, 13), 2) - 2) & (k // 256 >= max(min(q
-         // 256, n_kv // 256 - 3), 2) - 2) & (max(min((q // 16) % 16, 13), 2) >= (k // 16) % 16 - 2)
-         & (max(min(q % 16, 13), 2) >= k % 16 - 2)
-proof    causal: no (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    25*N**2/256  (N >= 256, N a multiple of 256)
-flops    forward 50*N**2, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout by exact numbers, because isl's budget or loop form did not suffice
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
-""",
+        report=REPORT,
     )
 )
 

@@ -3,7 +3,7 @@
 Mask: causal() & (prefix(512) | documents('doc'))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-shared_prefix.cpu.c, shared_prefix.sm_80.cu, shared_prefix.sm_90a.cu,
+shared_prefix.cpu.c, shared_prefix.sm_80.cu, shared_prefix.sm_90a.cu, shared_prefix.sm_90a_small.cu,
 shared_prefix.sm_90a_backward.cu.
 """
 
@@ -17,9 +17,60 @@ SOURCE = {
     "cpu": (_HERE / "shared_prefix.cpu.c").read_text(),
     "sm_80": (_HERE / "shared_prefix.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "shared_prefix.sm_90a.cu").read_text(),
+    "sm_90a_small": (_HERE / "shared_prefix.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "shared_prefix.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target; `_backward` where a pass has a source of its own."""
+"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
+rows."""
+
+REPORT = """\
+target   cpu, bfloat16, head_dim 128
+mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
+piece    columns: (k <= q + n_kv - n_q) & (k < 512)
+piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): which tiles live depends on data given at call time
+plan     layout by exact numbers, because it reads data
+
+target   sm_80, bfloat16, head_dim 128
+mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
+piece    columns: (k <= q + n_kv - n_q) & (k < 512)
+piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): which tiles live depends on data given at call time
+plan     layout by exact numbers, because it reads data
+
+target   sm_90a, bfloat16, head_dim 128
+mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
+piece    columns: (k <= q + n_kv - n_q) & (k < 512)
+piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): which tiles live depends on data given at call time
+plan     layout by exact numbers, because it reads data
+plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
+         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
+         predicted to take fewer cycles (never for data given per sequence)
+"""
+"""What `explain()` returns."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -80,6 +131,7 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
+                launch("attention_merge", "merges", threads=128, per_block=16),
                 launch(
                     "attention_forward",
                     "stream",
@@ -88,10 +140,50 @@ _MASK = GeneratedMask(
                     mode="stream",
                     macro="STREAM",
                 ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
                 tile=(128, 128),
                 ranges=False,
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                row_floats=130,
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small"],
+                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=256,
+                    shared=99328,
+                    resident=2,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                row_floats=130,
+                form="small",
+                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -128,55 +220,12 @@ _MASK = GeneratedMask(
                 ranges=False,
                 passes=("backward",),
                 maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256},
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
-                key_floats=257,
+                key_floats=256,
             ),
         ),
-        report="""\
-target   cpu, bfloat16, head_dim 128
-mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
-piece    columns: (k <= q + n_kv - n_q) & (k < 512)
-piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
-proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
-         backward pass) from its L2 cache
-plan     tile lists in memory (CSR): which tiles live depends on data given at call time
-plan     layout by exact numbers, because it reads data
-
-target   sm_80, bfloat16, head_dim 128
-mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
-piece    columns: (k <= q + n_kv - n_q) & (k < 512)
-piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
-proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
-plan     tile lists in memory (CSR): which tiles live depends on data given at call time
-plan     layout by exact numbers, because it reads data
-
-target   sm_90a, bfloat16, head_dim 128
-mask     ((doc.k[k] == doc.q[q]) | (k < 512)) & (k <= q + n_kv - n_q)
-piece    columns: (k <= q + n_kv - n_q) & (k < 512)
-piece    segments: (doc.k[k] == doc.q[q]) & (k >= 512) & (k <= q + n_kv - n_q)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
-proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
-         shared memory
-plan     tile lists in memory (CSR): which tiles live depends on data given at call time
-plan     layout by exact numbers, because it reads data
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
-""",
+        report=REPORT,
     )
 )
 

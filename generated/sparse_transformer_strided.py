@@ -4,12 +4,27 @@ Mask: window(127) | dilated(n_kv, stride=128)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 sparse_transformer_strided.cpu.c, sparse_transformer_strided.sm_80.cu,
-sparse_transformer_strided.sm_90a.cu, sparse_transformer_strided.sm_90a_backward.cu.
+sparse_transformer_strided.sm_90a.cu, sparse_transformer_strided.sm_90a_small.cu,
+sparse_transformer_strided.sm_90a_backward.cu, sparse_transformer_strided.part0.cpu.c,
+sparse_transformer_strided.part0.sm_90a.cu, sparse_transformer_strided.part0.sm_90a_small.cu,
+sparse_transformer_strided.part0.sm_90a_backward.cu, sparse_transformer_strided.part1.cpu.c,
+sparse_transformer_strided.part1.sm_90a.cu, sparse_transformer_strided.part1.sm_90a_small.cu,
+sparse_transformer_strided.part1.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
+from maskc.runtime.generated import (
+    GeneratedMask,
+    bundle,
+    data,
+    kernel,
+    launch,
+    loop,
+    mask,
+    part,
+    tiles,
+)
 
 _HERE = Path(__file__).parent
 
@@ -17,9 +32,85 @@ SOURCE = {
     "cpu": (_HERE / "sparse_transformer_strided.cpu.c").read_text(),
     "sm_80": (_HERE / "sparse_transformer_strided.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "sparse_transformer_strided.sm_90a.cu").read_text(),
+    "sm_90a_small": (_HERE / "sparse_transformer_strided.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "sparse_transformer_strided.sm_90a_backward.cu").read_text(),
+    "part0.cpu": (_HERE / "sparse_transformer_strided.part0.cpu.c").read_text(),
+    "part0.sm_90a": (_HERE / "sparse_transformer_strided.part0.sm_90a.cu").read_text(),
+    "part0.sm_90a_small": (_HERE / "sparse_transformer_strided.part0.sm_90a_small.cu").read_text(),
+    "part0.sm_90a_backward": (_HERE / "sparse_transformer_strided.part0.sm_90a_backward.cu").read_text(),
+    "part1.cpu": (_HERE / "sparse_transformer_strided.part1.cpu.c").read_text(),
+    "part1.sm_90a": (_HERE / "sparse_transformer_strided.part1.sm_90a.cu").read_text(),
+    "part1.sm_90a_small": (_HERE / "sparse_transformer_strided.part1.sm_90a_small.cu").read_text(),
+    "part1.sm_90a_backward": (_HERE / "sparse_transformer_strided.part1.sm_90a_backward.cu").read_text(),
 }
-"""Kernel source by target; `_backward` where a pass has a source of its own."""
+"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
+rows."""
+
+REPORT = """\
+target   cpu, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 127))
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)
+piece    lattice: ((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q - 128)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
+flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
+         backward pass) from its L2 cache
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 4 closed-form loops where n_q = n_kv, else by exact numbers
+part     tokens as they are: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127); tiles of 64 x 64,
+         closed-form tile ranges
+part     residue classes modulo 128: k < q + n_kv - n_q; tiles of 64 x 64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
+
+target   sm_80, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 127))
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)
+piece    lattice: ((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q - 128)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
+flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout by exact numbers, because isl's budget or loop form did not suffice
+
+target   sm_90a, bfloat16, head_dim 128
+mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
+         >= q + n_kv - n_q - 127))
+piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)
+piece    lattice: ((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q - 128)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
+proof    contiguous rows: no (all lengths; row hull - mask is empty)
+proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
+flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
+plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+         shared memory
+plan     tile lists in memory (CSR): some rows have gaps between their live tiles
+plan     layout from 4 closed-form loops
+plan     partial tiles: bits from a table over k - q, no pair is tested
+plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
+         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
+         predicted to take fewer cycles (never for data given per sequence)
+part     tokens as they are: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127); tiles of 128 x
+         128, closed-form tile ranges
+part     residue classes modulo 128: k < q + n_kv - n_q; tiles of 128 x 128, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
+"""
+"""What `explain()` returns."""
 
 _MASK = GeneratedMask(
     bundle(
@@ -172,6 +263,7 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
+                launch("attention_merge", "merges", threads=128, per_block=16),
                 launch(
                     "attention_forward",
                     "stream",
@@ -180,11 +272,52 @@ _MASK = GeneratedMask(
                     mode="stream",
                     macro="STREAM",
                 ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
                 tile=(128, 128),
                 ranges=False,
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                row_floats=130,
                 distances=True,
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small"],
+                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=256,
+                    shared=99328,
+                    resident=2,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                row_floats=130,
+                distances=True,
+                form="small",
+                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -221,65 +354,415 @@ _MASK = GeneratedMask(
                 ranges=False,
                 passes=("backward",),
                 maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256},
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
-                key_floats=257,
+                key_floats=256,
                 distances=True,
             ),
         ),
-        report="""\
-target   cpu, bfloat16, head_dim 128
-mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
-         >= q + n_kv - n_q - 127))
-piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)
-piece    lattice: ((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q - 128)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
-flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
-         backward pass) from its L2 cache
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 4 closed-form loops where n_q = n_kv, else by exact numbers
-
-target   sm_80, bfloat16, head_dim 128
-mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
-         >= q + n_kv - n_q - 127))
-piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)
-piece    lattice: ((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q - 128)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
-flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout by exact numbers, because isl's budget or loop form did not suffice
-
-target   sm_90a, bfloat16, head_dim 128
-mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
-         >= q + n_kv - n_q - 127))
-piece    band: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)
-piece    lattice: ((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q - 128)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    N**2/256 + 255*N/2 - 8128  (N >= 256, N a multiple of 128)
-flops    forward 2*N**2 + 65280*N - 4161536, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 4 closed-form loops
-plan     partial tiles: bits from a table over k - q, no pair is tested
-""",
+        parts=(
+            part(
+                1,
+                bundle(
+                    "sparse_transformer_strided_part0",
+                    head_dim=128,
+                    head_dim_v=128,
+                    dtype="bfloat16",
+                    n_heads=None,
+                    masks=(
+                        mask(
+                            "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127)",
+                            tiles(
+                                64,
+                                64,
+                                loop(
+                                    "(n_kv + 63) // 64 - 2",
+                                    "(n_kv + 63) // 64 - 2",
+                                    where=(
+                                        "(n_q >= 64 * ti + 2) & (n_kv >= 65) & ((n_kv + 63) % 64 + 64 * ti >= "
+                                        "n_q)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "(n_kv - n_q + 1) // 64 + ti - 1",
+                                    "(n_kv - n_q + 1) // 64 + ti - 1",
+                                    where=(
+                                        "((n_q > (n_kv + 63) % 64 + 64 * ti) | (64 * ti >= n_q - 1) | (n_kv < "
+                                        "65)) & (n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 2) & (n_kv >= 64 * "
+                                        "((n_kv - n_q + 63) // 64) + n_q - 1)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 63) // 64 - 2, 0)",
+                                    "(n_kv + 63) // 64 - 1",
+                                    where=(
+                                        "((n_q > (n_kv + 63) % 64 + 64 * ti) | (64 * ti >= n_q - 1) | (n_kv < "
+                                        "65)) & ((64 * ((n_kv - n_q + 63) // 64) + n_q >= n_kv + 2) | (n_q >= "
+                                        "n_kv + 64 * ti) | (64 * ti >= n_q - 1)) & (n_q == 64 * ti + 1)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 64 + ti - 2, 0)",
+                                    "min((n_kv - n_q + 63) // 64 + ti - 1, (n_kv + 63) // 64 - 2) - 1",
+                                    full=False,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 64 + ti, 0)",
+                                    "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti)",
+                                    where=(
+                                        "n_q >= 64 * ti + 2"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
+                                128,
+                                loop(
+                                    "(n_kv + 127) // 128 - 1",
+                                    "(n_kv + 127) // 128 - 1",
+                                    where=(
+                                        "n_q == 128 * ti + 1"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 128 + ti - 1, 0)",
+                                    "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti)",
+                                    where=(
+                                        "n_q >= 128 * ti + 2"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "(n_kv + 127) // 128 - 2",
+                                    "(n_kv + 127) // 128 - 2",
+                                    where=(
+                                        "(n_kv % 128 >= 1) & (n_kv >= 128) & (128 * ti >= n_q - 1)"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                64,
+                                128,
+                                loop(
+                                    "(n_kv + 127) // 128 - 1",
+                                    "(n_kv + 127) // 128 - 1",
+                                    where=(
+                                        "n_q == 64 * ti + 1"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 64 * ti - n_q + 1) // 128 - 1, 0)",
+                                    "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                                    where=(
+                                        "n_q >= 64 * ti + 2"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "(n_kv + 127) // 128 - 2",
+                                    "(n_kv + 127) // 128 - 2",
+                                    where=(
+                                        "(n_kv % 128 >= 1) & (n_kv >= 128) & (64 * ti >= n_q - 1)"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            shape=0,
+                            args=('n_q - n_kv + 127', 'n_kv - n_q'),
+                        ),
+                    ),
+                    of_head=(),
+                    arrays=(),
+                    data=(
+                    ),
+                    params=(),
+                    kernels=(
+                        kernel(
+                            "cpu",
+                            SOURCE["part0.cpu"],
+                            tile=(64, 64),
+                            ranges=True,
+                            passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part0.sm_90a"],
+                            launch("attention_forward", "items", threads=384, shared=164864),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=384,
+                                shared=197632,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            tile=(128, 128),
+                            ranges=True,
+                            maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                            row_floats=130,
+                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part0.sm_90a_small"],
+                            launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=256,
+                                shared=99328,
+                                resident=2,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            tile=(64, 64),
+                            ranges=True,
+                            maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                            row_floats=130,
+                            form="small",
+                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part0.sm_90a_backward"],
+                            launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                            launch("attention_backward", "stream", threads=384, shared=199680),
+                            launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                            launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                            launch(
+                                "attention_backward_prepare",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward",
+                                "stream",
+                                threads=384,
+                                shared=199680,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward_finish",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            tile=(64, 128),
+                            ranges=True,
+                            passes=("backward",),
+                            maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                            work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                            row_floats=135,
+                            key_floats=256,
+                        ),
+                    ),
+                ),
+            ),
+            part(
+                128,
+                bundle(
+                    "sparse_transformer_strided_part1",
+                    head_dim=128,
+                    head_dim_v=128,
+                    dtype="bfloat16",
+                    n_heads=None,
+                    masks=(
+                        mask(
+                            "k < q + n_kv - n_q",
+                            tiles(
+                                64,
+                                64,
+                                loop(
+                                    "0",
+                                    "(n_kv - n_q) // 64 + ti - 1",
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q) // 64 + ti, 0)",
+                                    "min((n_kv + 62) // 64 - 1, (n_kv - n_q + 62) // 64 + ti)",
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
+                                128,
+                                loop(
+                                    "0",
+                                    "(n_kv - n_q) // 128 + ti - 1",
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q) // 128 + ti, 0)",
+                                    "min((n_kv + 126) // 128 - 1, (n_kv - n_q + 126) // 128 + ti)",
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                64,
+                                128,
+                                loop(
+                                    "0",
+                                    "(n_kv + 64 * ti - n_q) // 128 - 1",
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 64 * ti - n_q) // 128, 0)",
+                                    "min((n_kv + 64 * ti - n_q + 62) // 128, (n_kv + 126) // 128 - 1)",
+                                    full=False,
+                                ),
+                            ),
+                            shape=0,
+                            args=('n_kv - n_q - 1',),
+                        ),
+                    ),
+                    of_head=(),
+                    arrays=(),
+                    data=(
+                    ),
+                    params=(),
+                    kernels=(
+                        kernel(
+                            "cpu",
+                            SOURCE["part1.cpu"],
+                            tile=(64, 64),
+                            ranges=True,
+                            passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part1.sm_90a"],
+                            launch("attention_forward", "items", threads=384, shared=164864),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=384,
+                                shared=197632,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            tile=(128, 128),
+                            ranges=True,
+                            maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                            row_floats=130,
+                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part1.sm_90a_small"],
+                            launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=256,
+                                shared=99328,
+                                resident=2,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            tile=(64, 64),
+                            ranges=True,
+                            maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                            row_floats=130,
+                            form="small",
+                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part1.sm_90a_backward"],
+                            launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                            launch("attention_backward", "stream", threads=384, shared=199680),
+                            launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                            launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                            launch(
+                                "attention_backward_prepare",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward",
+                                "stream",
+                                threads=384,
+                                shared=199680,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward_finish",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            tile=(64, 128),
+                            ranges=True,
+                            passes=("backward",),
+                            maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                            work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                            row_floats=135,
+                            key_floats=256,
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        report=REPORT,
     )
 )
 

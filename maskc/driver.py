@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -83,9 +84,20 @@ def generate(
     return module_files(merged([bundled(plan, name) for plan in plans], report), str(mask), title)
 
 
-@lru_cache(maxsize=256)
 def understood(mask: Mask, n_heads: int | None = None) -> Heads:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
+    return _understood(mask, n_heads, tuple(_places(mask)))
+
+
+def _places(mask: Mask) -> Iterator[object]:
+    """Where every term stands: equal masks of different places are told apart by these alone."""
+    yield getattr(mask, "loc", None)
+    for child in getattr(mask, "children", ()):
+        yield from _places(child)
+
+
+@lru_cache(maxsize=256)
+def _understood(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
     from maskc.analysis.facts import analyse
     from maskc.ir.decompose import decompose
     from maskc.plan.types import Heads
