@@ -136,19 +136,6 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
             shapes[mask.lifted.shape] = _shape(mask, plan.use_ranges, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
-    extra = {
-        name: getattr(plan.schedule, name)
-        for name in (
-            "warps",
-            "stages",
-            "min_blocks",
-            "keep_q",
-            "park_rows",
-            "group_keys",
-            "block_bytes",
-        )
-        if hasattr(plan.schedule, name)
-    }
     return KernelSpec(
         target=plan.target,
         dtype=plan.problem.dtype,
@@ -166,7 +153,6 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         query_run=gcd(plan.runs[1], plan.tile.q),
         schedule=plan.schedule,
         banner=_banner(plan),
-        **extra,
     )
 
 

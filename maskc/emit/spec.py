@@ -65,20 +65,6 @@ class KernelSpec:
     """For each data array of the mask: 1 (vector) or 2 (table)."""
     array_notes: tuple[str, ...]
     """For each data array what it holds, for the reader."""
-    warps: int = 4
-    """Warps per block (CUDA)."""
-    stages: int = 1
-    """Key/value tiles in flight (CUDA)."""
-    min_blocks: int = 1
-    """Resident blocks per multiprocessor the compiler should aim at (CUDA)."""
-    keep_q: bool = False
-    """Whether a warp's fragments of q stay in registers (CUDA)."""
-    park_rows: bool = False
-    """Whether the rows' running maxima and sums wait in shared memory between uses (CUDA)."""
-    group_keys: int = 1 << 16
-    """Tokens whose keys and values fit the L2 cache: heads run in groups of that size (CUDA)."""
-    block_bytes: int = 1024
-    """Shared memory reserved for what the threads of a block share beside the tiles (CUDA)."""
     distances: bool = False
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
     key_run: int = 1
@@ -86,7 +72,7 @@ class KernelSpec:
     query_run: int = 1
     """The same of queries."""
     schedule: object = None
-    """The family's own numbers: products, registers, warpgroups (sm_90a)."""
+    """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)

@@ -77,7 +77,7 @@ def test_a_mask_that_runs_whole_says_nothing_of_parts():
 
 
 def test_data_decide_at_the_call():
-    made = planned((mc.documents("doc") & mc.window(2)) | mc.dilated(6, stride=5))
+    made = planned((mc.documents("doc") & mc.window(2)) | mc.dilated(200, stride=5))
     assert lines(explain(made, 4096), "part", "parts")
     assert not lines(explain(made, 4096), "choice")
     assert parts_choice(made, 4096, 4096) == []

@@ -48,8 +48,7 @@ def spec(dim: int, dtype: DType = BF16, plan: Sm80Schedule | None = None, **chan
     made = KernelSpec(
         SM_80, dtype, dim, dim, plan.tile, Iteration.csr, (BAND, DOCUMENTS, TABLE, LATTICE),
         n_args=2, arg_notes=("c0", "c1"), table_ranks=(1, 1, 2), array_notes=("a", "b", "t"),
-        warps=plan.warps, min_blocks=plan.min_blocks, keep_q=plan.keep_q,
-        park_rows=plan.park_rows, group_keys=plan.group_keys, block_bytes=plan.block_bytes,
+        schedule=plan,
     )  # fmt: skip
     return replace(made, **changes)
 
