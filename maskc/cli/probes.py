@@ -50,11 +50,13 @@ class Probe:
     keep: np.ndarray
     """bool [heads, n_q, n_kv]."""
     seed: int
+    note: str = ""
+    """How the mask runs, where there are several ways."""
 
     @property
     def label(self) -> str:
         """How the report calls the lengths."""
-        return f"{self.case.n_q} x {self.case.n_kv}"
+        return f"{self.case.n_q} x {self.case.n_kv}{self.note}"
 
     @property
     def backward(self) -> bool:

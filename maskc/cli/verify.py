@@ -64,6 +64,8 @@ def verify(
 def _report(entry: Entry, asked: Asked, lengths: tuple[tuple[int, int], ...], seed: int) -> Report:
     """The checks of one pattern at all lengths that it has."""
     from maskc import driver
+    from maskc.runtime import CompiledMask
+    from maskc.runtime.parts import hold
 
     heads = asked.heads_for(entry.mask)
     problem = asked.problem(entry.mask)
@@ -72,11 +74,16 @@ def _report(entry: Entry, asked: Asked, lengths: tuple[tuple[int, int], ...], se
         entry.mask, head_dim=asked.head_dim, n_heads=heads, dtype=asked.dtype, target=target.name,
         name=entry.name,
     )  # fmt: skip
+    ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False)}
+    if attn.bundle.parts:  # tried at all lengths, whether or not they pay there
+        ways[", in parts"] = CompiledMask(attn.bundle, target.name, in_parts=True)
     rows: list[Check] = []
     skipped = []
     for n_q, n_kv in lengths:
         try:
-            rows += _probe(entry, attn, heads or 2, n_q, n_kv, seed).checks()
+            for note, way in ways.items():
+                if not note or hold(attn.bundle, n_q, n_kv):
+                    rows += _probe(entry, way, heads or 2, n_q, n_kv, seed, note).checks()
         except (DataShape, DataRange) as refusal:  # a table of its own fits some lengths only
             skipped.append({"case": f"{n_q} x {n_kv}", "reason": refusal.finding})
     if not rows:
@@ -91,7 +98,9 @@ def _report(entry: Entry, asked: Asked, lengths: tuple[tuple[int, int], ...], se
     }  # fmt: skip
 
 
-def _probe(entry: Entry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, seed: int) -> Probe:
+def _probe(
+    entry: Entry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, seed: int, note: str
+) -> Probe:
     import numpy as np
 
     from maskc.bench.case import Case
@@ -104,7 +113,7 @@ def _probe(entry: Entry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, se
     case = Case(
         entry.name, entry.mask, 1, heads, shared, n_q, n_kv, problem.head_dim, problem.dtype, data
     )
-    return Probe(attn, case, np.broadcast_to(keep, (heads, n_q, n_kv)), seed)
+    return Probe(attn, case, np.broadcast_to(keep, (heads, n_q, n_kv)), seed, note)
 
 
 def _write(report: Report) -> None:

@@ -22,7 +22,7 @@ from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.making import Maker, Pass
-from maskc.runtime.parts import PartedPlan, parted_plan, pays
+from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays
 from maskc.runtime.plans import Plan, Recent
 from maskc.runtime.prepare import (
     Place,
@@ -50,14 +50,17 @@ class CompiledMask:
     """
 
     def __init__(
-        self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None
-    ) -> None:
+        self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
+        *, in_parts: bool | None = None,
+    ) -> None:  # fmt: skip
         """Choose the source; nothing is built yet.
 
         Args:
             bundle: what compilation gave.
             target: one of its targets; None takes what this machine has.
             report: writes what explain() returns; None takes the bundle's own text.
+            in_parts: whether a mask that has parts runs in them wherever they hold, or never;
+                None: where they take less time.
 
         Raises:
             UnknownTarget: the bundle has no source for it.
@@ -71,7 +74,7 @@ class CompiledMask:
         if unit is None:
             raise UnknownTarget(target, ", ".join(targets), at="target")
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
-        self._report = report
+        self._report, self._in_parts = report, in_parts
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
@@ -289,8 +292,11 @@ class CompiledMask:
             return make_plan(bundle, unit, direction, None, wanted.device, place, bound.params,
                              NOTHING, outputs)  # fmt: skip
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
-        own = unit.target == self.target.name
-        if own and self._parts and pays(bundle, unit, sizes, bound.params, arrays):
+        own = unit.target == self.target.name and self._in_parts is not False
+        divided = own and self._parts and hold(bundle, sizes.n_q, sizes.n_kv)
+        if divided and self._in_parts is None:
+            divided = pays(bundle, unit, sizes, bound.params, arrays)
+        if divided:
 
             def make(number: int, features: Features, place: Place) -> Plan:
                 maker = self._parts[number]

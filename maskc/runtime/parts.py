@@ -164,18 +164,21 @@ def parted_plan(
 # ------------------------------------------------------------------ whether it pays
 
 
+def hold(whole: Bundle, n_q: int, n_kv: int) -> bool:
+    """Whether a bundle has parts that are its mask at these lengths."""
+    uneven = (part.aligned and (n_kv - n_q) % part.stride for part in whole.parts)
+    return bool(whole.parts) and not any(uneven)
+
+
 def pays(
     whole: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int],
     arrays: Callable[[], Mapping[str, np.ndarray]],
 ) -> bool:  # fmt: skip
-    """Whether the parts of a bundle hold at these lengths, and take less time than `unit` takes
-    for it whole.
+    """Whether the parts of a bundle, where they hold, take less time than `unit` takes for it
+    whole.
 
     Decided by the tiles of one head, so that no bit depends on batch, heads or card.
     """
-    far = sizes.n_kv - sizes.n_q
-    if any(part.aligned and far % part.stride for part in whole.parts):
-        return False
 
     def tiled(bundle: Bundle, own: SourceUnit, stride: int) -> Tiled:
         recipe = bundle.variants[0].recipe(own.tile)

@@ -9,7 +9,7 @@ from maskc import driver
 from maskc.core.target import TARGETS
 from maskc.plan.explain import explain, parts_choice
 from maskc.runtime.checks import Sizes
-from maskc.runtime.parts import pays
+from maskc.runtime.parts import hold, pays
 
 WHEN = "parts    taken by a call where their tiles take less time than the whole mask's"
 TARGET_NAMES = ["cpu", "sm_90a"]
@@ -103,7 +103,9 @@ def test_the_choice_is_that_of_calls(name, target):
     for n_q, n_kv in ((1, 1), (40, 700), (700, 40), (1024, 1024), (1024, 1088), (4096, 4097),
                       (16384, 16384)):  # fmt: skip
         unit = bundle.unit(target)
-        taken = pays(bundle, unit, Sizes(1, 1, 1, n_q, n_kv), params, dict)
+        taken = hold(bundle, n_q, n_kv) and pays(
+            bundle, unit, Sizes(1, 1, 1, n_q, n_kv), params, dict
+        )
         text = " ".join(parts_choice(made, n_q, n_kv))
         assert text.startswith(f"choice   {n_q} x {n_kv}: {'in parts' if taken else 'whole'}")
         tiles = [line for line in lines(explain(made, n_q, n_kv), "choice") if ": tiles" in line]

@@ -33,9 +33,8 @@ DATA = {"document or dilated": lambda n: {"doc": np.arange(n) // 9}}
 
 @pytest.fixture
 def always(monkeypatch):
-    """Whatever can run in parts does; the plans that were made."""
+    """Every stride is a part of its own; the plans that were made."""
     made = []
-    monkeypatch.setattr(compiled, "pays", lambda *_: True)
     monkeypatch.setattr(choose, "_together", relayout.alone)
     whole = compiled.parted_plan
     monkeypatch.setattr(
@@ -45,7 +44,8 @@ def always(monkeypatch):
 
 
 def mask_of(name: str, dtype="float32", dims=(32, 48)) -> CompiledMask:
-    return MASKS[name].compile(head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, target="cpu")
+    whole = MASKS[name].compile(head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, target="cpu")
+    return CompiledMask(whole.bundle, "cpu", in_parts=True)
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
