@@ -175,7 +175,7 @@ typedef unsigned long long u64;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
+[[maybe_unused]] constexpr float LN2 = 0.6931471805599453f;
 
 FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
