@@ -6,7 +6,8 @@ constexpr int TILE_Q = 128;  // queries per block
 constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 4;
 constexpr int MIN_BLOCKS = 2;  // resident per multiprocessor
-constexpr bool KEEP_Q = false;  // a warp's q stays in registers
+// A warp's q stays in registers.
+constexpr bool KEEP_Q = false;
 // Tops and sums wait in shared memory between uses.
 constexpr bool PARK_ROWS = true;
 // Keys and values of so many tokens fit the L2 cache.
@@ -64,7 +65,7 @@ struct Attention {
     const i32 *row_tiles;  // tile column * 2 + (1 if every pair is live), ascending
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
-    const i32 *work;  // [items + empty][WORK_FIELDS], see maskc/core/abi.py
+    const i32 *work;  // [items + empty + merges][WORK_FIELDS], see maskc/core/abi.py
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
@@ -186,7 +187,7 @@ typedef unsigned long long u64;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
+[[maybe_unused]] constexpr float LN2 = 0.6931471805599453f;
 
 FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 

@@ -24,7 +24,7 @@ struct Attention {
     const i32 *row_tiles;  // tile column * 2 + (1 if every pair is live), ascending
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
-    const i32 *work;  // [items + empty][WORK_FIELDS], see maskc/core/abi.py
+    const i32 *work;  // [items + empty + merges][WORK_FIELDS], see maskc/core/abi.py
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
@@ -78,7 +78,7 @@ typedef unsigned long long u64;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
+[[maybe_unused]] constexpr float LN2 = 0.6931471805599453f;
 
 FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
@@ -534,8 +534,6 @@ FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
 
 // What the copying warp tells of a tile: its index, and whether anything about it is special.
 constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
-constexpr i32 FIRST = 1 << 29;   // of its item
-constexpr i32 END = 1 << 30;     // there is no tile, and none will come
 constexpr i32 INDEX = MASKED - 1;
 
 // The word of tile `i` of an item; `end` counts the tokens along the list, of which a tile has
@@ -559,9 +557,9 @@ struct Workspace {
     float *dq;
     float *keys;
 };
-constexpr int SINK_SUM = 0, SLOPE_SUM = 1;  // shares of a tile row, in its control numbers
-constexpr int DONE = 2;                     // integer, the first tile's: blocks that are through
-constexpr int TURN = 4;  // two integers: tile columns that added to either group's part of dq
+// In the control numbers of a tile row: its shares; then, integers, of the first tile how many
+// blocks are through, and how many tile columns added to either group's part of dq.
+enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4 };
 constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
 
 FN struct Workspace workspace(const struct Attention &p) {
@@ -1015,7 +1013,7 @@ struct Operands {
     u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
 };
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
-constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
+[[maybe_unused]] constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
 FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
 FN u32 ds_stage(u32 at) { return at * (PAIR_BYTES >> 4); }
 

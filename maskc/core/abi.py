@@ -40,7 +40,7 @@ FIELDS: tuple[Field, ...] = (
     Field("row_tiles", "const i32 *", "tile column * 2 + (1 if every pair is live), ascending"),
     Field("col_ptr", "const i32 *", "backward: [lists][tile_cols + 1] offsets into col_tiles"),
     Field("col_tiles", "const i32 *", "backward: tile row * 2 + (1 if full), ascending"),
-    Field("work", "const i32 *", "[items + empty][WORK_FIELDS], see maskc/core/abi.py"),
+    Field("work", "const i32 *", "[items + empty + merges][WORK_FIELDS], see maskc/core/abi.py"),
     Field("counter", "i32 *", "[2], zero before and after every launch: the next work item"),
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),

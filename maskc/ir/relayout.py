@@ -76,7 +76,7 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
         DecompositionBroken: an inner mask reads otherwise than what was proved.
     """
     with LOCK:
-        found = list(_regrouped(ir.pieces, choose))
+        found = sorted(_regrouped(ir.pieces, choose), key=lambda group: group.stride)
     moved = {piece for group in found for piece in group.pieces}
     if not moved:
         return (Part(1, ir),)
@@ -141,7 +141,7 @@ class _Found:
 
 
 def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
-    """What is regrouped, one group a stride, ascending."""
+    """What is regrouped, one group a stride."""
     candidates = [piece for piece in pieces if _may_shift(piece)]
     if not candidates:
         return
@@ -166,8 +166,8 @@ def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
     for base in sorted(set(chosen.values()) - {1}):
         mine = [stride for stride in own if chosen[stride] == base]
         group = line.joined([one for stride in mine for one in own[stride]], base)
-        alone = (line.joined(own[stride], stride) for stride in mine)
-        yield from filter(None, [group] if group else alone)
+        apart = (line.joined(own[stride], stride) for stride in mine)
+        yield from filter(None, [group] if group else apart)
 
 
 def _may_shift(piece: Piece) -> bool:
@@ -266,7 +266,9 @@ class _Line:
 
     def joined(self, found: list[_Found], stride: int) -> _Group | None:
         """Disjoint pieces as one group of a stride that divides all theirs, their distances read as
-        a formula."""
+        a formula; None too where one holds at aligned lengths of a larger stride only."""
+        if any(one.aligned and one.stride != stride for one in found):
+            return None
         try:
             with budget():
                 near = self._united(found, stride)

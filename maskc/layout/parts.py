@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,28 @@ _ROW = {"c": 64, "cuda": 384}
 read or written once per launch."""
 _PARTIAL = 1.3
 """Time of a partial tile, a full one's being 1."""
+
+
+class Regrouped(Protocol):
+    """A part of a mask."""
+
+    @property
+    def stride(self) -> int:
+        """1: over the tokens as they are; s >= 2: over those of every residue class modulo s."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it holds only where the stride divides n_kv - n_q."""
+
+
+def obstacle(parts: Sequence[Regrouped], n_q: int, n_kv: int) -> str:
+    """Why a mask does not run in these parts at these lengths; empty where it may."""
+    odd = [part.stride for part in parts if part.aligned and (n_kv - n_q) % part.stride]
+    if odd:
+        return f"n_kv - n_q is no multiple of {' or '.join(map(str, odd))}"
+    if parts and n_kv < parts[0].stride:  # their queries would be in no launch of the first part
+        return f"some classes modulo {parts[0].stride} have no keys"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.ir.types import Piece
-from maskc.layout import Tiled, build, time_in_pairs
+from maskc.layout import Tiled, build, obstacle, time_in_pairs
 from maskc.plan.cost import choice
 from maskc.plan.types import Plan, PlannedMask, PlannedPart
 
@@ -220,9 +220,7 @@ def _parts_choice(
         return []
     where = f"{n_q} x {n_kv}"
     if times is None:
-        strides = [stride for stride in _aligned(plan.parts) if (n_kv - n_q) % stride]
-        each = " or ".join(map(str, strides))
-        return _wrapped("choice", f"{where}: whole, as n_kv - n_q is no multiple of {each}")
+        return _wrapped("choice", f"{where}: whole, as {obstacle(plan.parts, n_q, n_kv)}")
     parts, whole = times
     taken = "in parts" if parts < whole else "whole"
     each = f"{parts:,.0f} in parts, {whole:,.0f} whole"
@@ -231,8 +229,7 @@ def _parts_choice(
 
 def _times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
     """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
-    odd = any((n_kv - n_q) % stride for stride in _aligned(plan.parts))
-    if not plan.parts or odd or plan.masks[0].ir.data:
+    if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
         return None
     whole = (Tiled(plan.masks[0].recipe),)
     parts = [Tiled(part.plan.masks[0].recipe, stride=part.stride) for part in plan.parts]

@@ -21,9 +21,9 @@ from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
-from maskc.runtime.making import Maker, Pass
+from maskc.runtime.making import Arrays, Maker, Pass
 from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays
-from maskc.runtime.plans import Plan, Recent
+from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
     Place,
     check_call,
@@ -35,6 +35,8 @@ from maskc.runtime.prepare import (
 from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING
 
+_REMEMBERED = 1024
+"""Lengths and data of which it is known whether parts pay."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -80,10 +82,13 @@ class CompiledMask:
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
         self._whole = Maker(bundle, self.target)
         self._parts = tuple(
-            Maker(part.bundle, self.target) for part in bundle.parts if part.bundle.unit(target)
+            Maker(part.bundle, self.target)
+            for part in (bundle.parts if in_parts is not False else ())
+            if part.bundle.unit(target)
         )
+        self._paying: dict[object, bool] = {}
         self._plans: Recent[Plan | PartedPlan] = Recent()
-        self._last: tuple[object, Plan | None] = (None, None)
+        self._last: tuple[object, Plan | PartedPlan | None] = (None, None)
         self._sound: tuple[object, tuple[int, int]] = (None, (0, 0))
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
@@ -143,11 +148,11 @@ class CompiledMask:
         lse, unread = None, sent.lse
         if return_lse or not unread:
             lse, unread = plan.outputs[1].make(lib, q, True)
-        parts = plan.outputs[2].make(lib, q, True) if len(plan.outputs) > 2 else (None, 0)
+        space = plan.outputs[2].make(lib, q, True) if len(plan.outputs) > 2 else (None, 0)
         if names is _QKV and len(plan.outputs) == 2:
             pointers = (*places, place, unread)
         else:
-            pointers = all_pointers(names, places, out=place, lse=unread, delta=parts[1])
+            pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
         plan.run(plan, sent, pointers, scale, softcap, stream)
         return (out, lse) if return_lse else out
 
@@ -208,7 +213,7 @@ class CompiledMask:
 
     def _begin(
         self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any]
-    ) -> tuple[Plan, Library, list[int]]:
+    ) -> tuple[Plan | PartedPlan, Library, list[int]]:
         """(plan, q's library, addresses of what is given).
 
         Args:
@@ -256,7 +261,9 @@ class CompiledMask:
             self._sound = (signature.copy(), lengths)
         return self._binder.bind(data, *lengths)
 
-    def _plan(self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound) -> Plan:
+    def _plan(
+        self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound
+    ) -> Plan | PartedPlan:
         """Check everything, build what is missing, prepare and remember."""
         names, no_softcap, nan_safe, *deterministic = asked
         views = {
@@ -292,25 +299,35 @@ class CompiledMask:
             return make_plan(bundle, unit, direction, None, wanted.device, place, bound.params,
                              NOTHING, outputs)  # fmt: skip
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
-        own = unit.target == self.target.name and self._in_parts is not False
-        divided = own and self._parts and hold(bundle, sizes.n_q, sizes.n_kv)
-        if divided and self._in_parts is None:
-            divided = pays(bundle, unit, sizes, bound.params, arrays)
-        if divided:
+        if unit.target == self.target.name and self._divides(unit, sizes, bound, arrays):
+            spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
 
-            def make(number: int, features: Features, place: Place) -> Plan:
+            def make(number: int, features: Features, part: Place) -> Plan:
                 maker = self._parts[number]
-                own = maker.kernels.unit(direction, features)
-                return maker.plan(
-                    own, replace(wanted, features=features), bound, arrays, place, outputs
-                )
+                source = maker.kernels.unit(direction, features)
+                asked = replace(wanted, features=features)
+                return maker.plan(source, asked, bound, arrays, part, spared)
 
-            with suppress(NotAddressable):  # a stride that no tensor map can have
+            # A stride of a class that no tensor map can have: such a call runs whole.
+            with suppress(NotAddressable):
                 return parted_plan(
                     bundle.parts, direction, wanted.features, place,
                     bundle.problem.dtype.itemsize, outputs, make,
                 )  # fmt: skip
         return self._whole.plan(unit, wanted, bound, arrays, place, outputs)
+
+    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, arrays: Arrays) -> bool:
+        """Whether a pass of `unit` runs in parts at these lengths."""
+        if not self._parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
+            return False
+        if self._in_parts is not None:
+            return self._in_parts
+        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
+        if key not in self._paying:
+            if len(self._paying) >= _REMEMBERED:
+                self._paying.clear()
+            self._paying[key] = pays(self.bundle, unit, sizes, bound.params, arrays)
+        return self._paying[key]
 
     # -------------------------------------------------------------- kernels
 
@@ -362,7 +379,9 @@ class CompiledMask:
         self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
         head: int = 0, batch: int = 0, **data: Any,
     ) -> BlockLayout:  # fmt: skip
-        """The live tiles that a call with these lengths visits.
+        """The live tiles of the whole mask at these lengths.
+
+        A call may run it in parts or in smaller tiles, see `explain`.
 
         Args:
             n_q, n_kv: lengths; n_kv = n_q when None.

@@ -15,11 +15,12 @@ import numpy as np
 
 from maskc.core.bundle import Bundle, PartBundle, SourceUnit
 from maskc.core.problem import Direction, Feature, Features
-from maskc.layout import Classes, Tiled, classes, sequence_arrays, time_in_pairs
+from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs
 from maskc.runtime.arrays import Library, Shape
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
 from maskc.runtime.prepare import Place
+from maskc.runtime.tables import per_sequence
 
 _OF_KEYS = ("k", "v", "dk", "dv")
 _ONCE = ("sink_logits", "dsink")
@@ -105,7 +106,7 @@ class PartedPlan:
     @property
     def size(self) -> int:
         """Bytes this plan keeps alive."""
-        return sum(step.plan.size for step in self.steps)
+        return sum({id(step.plan.tables): step.plan.size for step in self.steps}.values())
 
     def place(self, library: Library, q: Any) -> tuple[Sent, int]:
         """What each launch finds on the device, and the stream to launch on; see Plan.place."""
@@ -145,7 +146,7 @@ def parted_plan(
     steps, unwritten, backward = [], False, direction is Direction.backward
     for number, part in enumerate(parts):
         own = features - {Feature.sinks} if number else features
-        for place in slices(part.stride, whole.sizes, whole.strides, itemsize, features):
+        for place in slices(part.stride, whole.sizes, whole.strides, itemsize, own):
             no_keys = not place.sizes.n_kv and (backward or number)
             if not place.sizes.n_q or no_keys:
                 unwritten |= backward and not number
@@ -153,11 +154,11 @@ def parted_plan(
             plan = make(number, own, replace(place, joins=number > 0))
             shifts = tuple(place.shifts.get(name, 0) for name in POINTERS)
             steps.append(Step(plan, shifts, number == 0))
-    place = 3 if backward else 2  # of the workspace, which some forward launches have
-    spaces = [step.plan.outputs[place] for step in steps if len(step.plan.outputs) > place]
+    at = 3 if backward else 2  # of the workspace, which some forward launches have
+    spaces = [step.plan.outputs[at] for step in steps if len(step.plan.outputs) > at]
     if spaces:
         most = max(spaces, key=lambda space: space.shape)
-        outputs = (*outputs[:place], most, *outputs[place + 1 :])
+        outputs = (*outputs[:at], most, *outputs[at + 1 :])
     return PartedPlan(tuple(steps), outputs, unwritten)
 
 
@@ -166,8 +167,7 @@ def parted_plan(
 
 def hold(whole: Bundle, n_q: int, n_kv: int) -> bool:
     """Whether a bundle has parts that are its mask at these lengths."""
-    uneven = (part.aligned and (n_kv - n_q) % part.stride for part in whole.parts)
-    return bool(whole.parts) and not any(uneven)
+    return bool(whole.parts) and not obstacle(whole.parts, n_q, n_kv)
 
 
 def pays(
@@ -179,6 +179,8 @@ def pays(
 
     Decided by the tiles of one head, so that no bit depends on batch, heads or card.
     """
+    if per_sequence(whole, arrays()):  # else the others of the batch would decide too
+        return False
 
     def tiled(bundle: Bundle, own: SourceUnit, stride: int) -> Tiled:
         recipe = bundle.variants[0].recipe(own.tile)

@@ -297,6 +297,17 @@ def test_strides_run_together():
     assert whole.ir is ir
 
 
+def test_what_holds_at_aligned_lengths_keeps_its_stride():
+    """A multiple of 4 between the lengths is enough for one piece, not for the other."""
+    eight = mc.window(40) & mc.where(lambda q, k: (q - k) % 8 == 0)
+    mask = eight | mc.dilated(7, stride=4)
+    ir = decomposed(mask)
+    found = parts(ir, lambda extents: {1: 1, 4: 4, 8: 4})
+    assert [(part.stride, part.aligned) for part in found] == [(4, False), (8, True)]
+    for n_q, n_kv in ((23, 27), (23, 31), (31, 23), (24, 28)):
+        check(mask, found, n_q, n_kv, {})
+
+
 def test_passes_are_saved_where_tiles_cost_less():
     """The planner's choice: a pass costs as much as a few tiles."""
     assert _together({1: None, 2: 127, 4: 127, 8: 127, 16: 127, 32: 127}) == {

@@ -107,6 +107,28 @@ def test_lengths_that_break_a_class_run_whole(monkeypatch):
         close(out, attention(*given_case.qkv, dense)[0], 1e-5)
 
 
+def test_other_sequences_do_not_decide():
+    """Documents of another sequence have other tiles; a sequence's bits are its own."""
+    mask = mc.documents("doc") | mc.dilated(63, stride=16)
+    attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
+    given_case = case(2048, 2048, (1, 1), 2, (16, 16))
+    same = np.arange(2048) // 700
+    outs = [
+        attn(*given_case.qkv, doc=np.stack([other, same]))[1]
+        for other in (np.arange(2048) // 64, np.zeros(2048, int))
+    ]
+    np.testing.assert_array_equal(*outs)
+
+
+def test_queries_of_a_class_without_keys():
+    """They may see keys of another part: with so few keys a mask runs whole."""
+    mask = mc.dilated(4, 4, stride=3) | mc.where(lambda q, k: (q - k) % 4 == 0)
+    whole = mask.compile(head_dim=32, head_dim_v=48, dtype="float32", target="cpu")
+    attn = CompiledMask(whole.bundle, "cpu", in_parts=True)
+    given_case = case(5, 1, extras=True)
+    compare(attn, given_case, mask.dense(5, 1), 1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "n", "parted"),
     [("wide", 32, False), ("wide", 4096, True), ("dilated", 4096, False)],
