@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
 from maskc.ir import relayout
 from maskc.layout import classes
@@ -16,6 +19,10 @@ from maskc.runtime import CompiledMask, compiled
 from maskc.runtime.checks import Sizes
 from maskc.runtime.parts import PartedPlan, slices
 from tests.support.caches import binaries  # noqa: F401
+from tests.support.fake_cuda import Tensor
+from tests.support.fake_hopper import Machine
+from tests.support.fake_hopper import compiled as on_card
+from tests.support.fake_hopper import given as tensors
 from tests.unit.test_runtime_attention import case, close, compare, path, quiet  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("binaries")
@@ -192,3 +199,22 @@ def test_classes_count_rows():
             found = classes(stride, n_q, n_kv)
             assert sum(one.count * one.n_q for one in found) == n_q
             assert sum(one.count * one.n_kv for one in found) == n_kv
+
+
+def test_launches_on_a_card(monkeypatch):
+    """Strided views, results joined, the sink once; no launch keeps an lse of its own."""
+    machine = Machine(monkeypatch)
+    own = on_card().bundle
+    parts = (PartBundle(1, own), PartBundle(4, own))
+    mask = CompiledMask(replace(own, parts=parts), "sm_90a", in_parts=True)
+    q, k, v = tensors(n=150)
+    sinks = Tensor((4,), pointer=7 << 20, dtype="float32")
+    mask(q, k, v, sink_logits=sinks)
+    assert [name for name, _, _ in machine.launched()] == ["attention_forward"] * 3
+    block = machine.driver.block  # of both sequences, tokens 2, 6, ... and 3, 7, ...
+    assert (block.joins, block.spacing, block.batch, block.heads_q) == (1, 4.0, 2, 8)
+    assert (block.n_q, block.n_kv) == (37, 37)
+    assert list(block.q_stride) == [64, 150 * 64, 4 * 64]
+    assert list(block.lse_stride) == [1, 150, 4]
+    assert block.q == (1 << 20) + 2 * 2 * 64
+    assert block.sink_logits == 0
