@@ -217,4 +217,4 @@ def test_launches_on_a_card(monkeypatch):
     assert list(block.q_stride) == [64, 150 * 64, 4 * 64]
     assert list(block.lse_stride) == [1, 150, 4]
     assert block.q == (1 << 20) + 2 * 2 * 64
-    assert block.sink_logits == 0
+    assert not block.sink_logits
