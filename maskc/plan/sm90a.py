@@ -11,16 +11,8 @@ Where rows are so short that a tile is mostly outside of the mask, a second sour
 products while another has exponentials. A call takes the source that maskc/plan/cost.toml predicts
 to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
 
-Trial runs on one H200 (CUDA 13.0, bf16, medians of bursts that took turns; outputs were checked at
-smaller sizes, and no result file is kept), TFLOP/s of live pairs, forward; ratios to
-FlashAttention-4 of the same rounds:
-
-    full 8k, D 128           653  1.02      full 8k, D 64       541  1.03
-    causal 16k, D 128        653  1.05      causal 16k, D 64    527  1.03
-    window 1024, 32k, D 128  523  1.17      full 8k, D 256      705  1.00
-    window 4096, 128k, D 128 613  1.03      causal 16k, D 256   706  1.00
-
-What decided, beyond the order of products and waits:
+Beside its rivals see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA 13.0,
+bf16, TFLOP/s of live pairs), beyond the order of products and waits:
 
 - What the copying thread does per tile. It shares a scheduler with warps that compute, so divisions
   and choices belong to an item, not to a tile: D 64 full 521 to 541, window 4096 603 to 613.

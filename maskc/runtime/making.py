@@ -87,7 +87,7 @@ class Maker:
 
         try:
             return cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
-        except (TooManyTiles, TooMuchWork):
+        except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
 
     def _bound(
