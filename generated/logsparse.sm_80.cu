@@ -365,7 +365,8 @@ struct Shared {
     float top[PARK_ROWS ? THREADS : 1][ROWS], sum[PARK_ROWS ? THREADS : 1][ROWS];
     struct Block block;
 };
-static_assert(sizeof(struct Block) <= 1024, "the mask has too many constants");
+static_assert(sizeof(struct Block) <= 1024,
+              "the mask has too many constants");
 
 // Rows and columns of a tile that a warp and a lane hold; see Scores for the others.
 FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
