@@ -82,10 +82,8 @@ class Step(NamedTuple):
     """One launch of a plan in parts."""
 
     plan: Plan
-    shifts: tuple[int, ...]
-    """Bytes to add to each of POINTERS."""
-    once: bool
-    """Whether it is of the first part."""
+    shifts: tuple[int | None, ...]
+    """Bytes to add to each of POINTERS; None where the launch has nothing to do with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +118,11 @@ class PartedPlan:
     ) -> None:  # fmt: skip
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
-        for (own, shifts, once), there in zip(self.steps, sent.owner, strict=True):
-            moved = tuple(at + by if at else 0 for at, by in zip(pointers, shifts, strict=True))
-            if not once:
-                moved = tuple(
-                    0 if name in _ONCE else at for name, at in zip(POINTERS, moved, strict=True)
-                )
+        for (own, shifts), there in zip(self.steps, sent.owner, strict=True):
+            moved = tuple(
+                at + by if at and by is not None else 0
+                for at, by in zip(pointers, shifts, strict=True)
+            )
             own.run(own, there, moved, scale, softcap, stream)
 
 
@@ -152,8 +149,10 @@ def parted_plan(
                 unwritten |= backward and not number
                 continue
             plan = make(number, own, replace(place, joins=number > 0))
-            shifts = tuple(place.shifts.get(name, 0) for name in POINTERS)
-            steps.append(Step(plan, shifts, number == 0))
+            shifts = tuple(
+                None if number and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
+            )
+            steps.append(Step(plan, shifts))
     at = 3 if backward else 2  # of the workspace, which some forward launches have
     spaces = [step.plan.outputs[at] for step in steps if len(step.plan.outputs) > at]
     if spaces:

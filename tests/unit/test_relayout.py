@@ -24,7 +24,7 @@ from maskc.ir.decompose import decompose
 from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, split_call_data
-from maskc.plan.choose import _together, plan
+from maskc.plan.choose import plan
 from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks
 
@@ -281,42 +281,6 @@ def test_exponential_dilation_is_one_band_per_stride():
     further = "(k <= q + n_kv - n_q - 32) & (k >= q + n_kv - n_q - 63)"
     assert told(found)[1:] == [(2**level, further) for level in range(1, 5)]
     assert all([piece.kind for piece in part.ir.pieces] == [PieceKind.band] for part in found)
-
-
-def test_strides_run_together():
-    """What is read is as plain as each alone; extents are given to whoever chooses."""
-    ir = published("exponential_dilation", window=64, levels=5)
-    asked = []
-    rest, four = parts(ir, lambda e: asked.append(e) or {1: 1, 2: 1, 4: 4, 8: 4, 16: 4})
-    assert asked == [{1: None, 2: 31, 4: 31, 8: 31, 16: 31}]
-    assert same(rest.ir, mc.window(63) | mc.dilated(63, stride=2))
-    inner = [mc.dilated(63, stride=2**i) - mc.dilated(31, stride=2**i) for i in range(3)]
-    assert same(four.ir, inner[0] | inner[1] | inner[2])
-    assert not parts(decomposed(mc.dilated(W, stride=4)), lambda e: {4: 4})[0].aligned
-    (whole,) = parts(ir, lambda e: dict.fromkeys(e, 1))
-    assert whole.ir is ir
-
-
-def test_what_holds_at_aligned_lengths_keeps_its_stride():
-    """A multiple of 4 between the lengths is enough for one piece, not for the other."""
-    eight = mc.window(40) & mc.where(lambda q, k: (q - k) % 8 == 0)
-    mask = eight | mc.dilated(7, stride=4)
-    ir = decomposed(mask)
-    found = parts(ir, lambda extents: {1: 1, 4: 4, 8: 4})
-    assert [(part.stride, part.aligned) for part in found] == [(4, False), (8, True)]
-    for n_q, n_kv in ((23, 27), (23, 31), (31, 23), (24, 28)):
-        check(mask, found, n_q, n_kv, {})
-
-
-def test_passes_are_saved_where_tiles_cost_less():
-    """The planner's choice: a pass costs as much as a few tiles."""
-    assert _together({1: None, 2: 127, 4: 127, 8: 127, 16: 127, 32: 127}) == {
-        1: 1, 2: 1, 4: 1, 8: 8, 16: 8, 32: 8,
-    }  # fmt: skip
-    assert _together({4: 511}) == {4: 4}
-    assert _together({1: None, 128: None}) == {1: 1, 128: 128}
-    assert _together({4: 100, 6: 10, 12: 10}) == {4: 4, 6: 6, 12: 6}
-    assert _together({1: None, 64: 500}) == {1: 1, 64: 64}
 
 
 def test_window_or_dilation():
