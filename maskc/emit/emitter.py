@@ -14,11 +14,12 @@ from maskc.core.bundle import Bundle, Grid, Launch, Mode, PartBundle, SourceUnit
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
-from maskc.emit.spec import Iteration, KernelSpec, Shape
+from maskc.emit.spec import Iteration, KernelSpec, ListsSpec, Shape
+from maskc.plan import documents
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask
 
@@ -100,9 +101,22 @@ def _emit(plan: Plan, name: str) -> Bundle:
         arrays=tuple(reads),
         data=data,
         params=tuple(sorted(found.items())),
-        units=(unit,),
+        units=(unit, _lists_unit(plan)) if plan.documents else (unit,),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
     )
+
+
+def _lists_unit(plan: Plan) -> SourceUnit:
+    """The source that makes the tile lists of documents; it knows tiles and lengths from calls."""
+    banner = (
+        f"Tile lists of documents, made on the device: {plan.target.name}.",
+        "Written by `maskc compile`; change the template, not this file.",
+    )
+    spec = ListsSpec(documents.THREADS, documents.RESULTS, banner)
+    return SourceUnit(
+        plan.target.name, render(f"{plan.target.family}/documents.cu.j2", spec), TileShape(1, 1),
+        False, (), (("usual", Mode(documents.LAUNCHES)),), form=documents.FORM,
+    )  # fmt: skip
 
 
 def _directions(plan: Plan) -> tuple[Direction, ...]:

@@ -76,6 +76,8 @@ class KernelSpec:
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
+    arguments: str = "Attention"
+    """The argument block's name."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
@@ -102,3 +104,17 @@ class KernelSpec:
         tests_pairs = not self.distances and not self.intervals
         few = getattr(self.schedule, "registers", (255,))[0] < 160
         return few and tests_pairs and not self.short_formulas
+
+
+@dataclass(frozen=True, slots=True)
+class ListsSpec:
+    """The source that makes tile lists on the device: the same for all masks."""
+
+    threads: int
+    """Per block."""
+    results: int
+    """Of a pass, at most."""
+    banner: tuple[str, ...]
+    fields: tuple[abi.Field, ...] = field(default=abi.LISTED_FIELDS)
+    arguments: str = "Listed"
+    """The argument block's name."""

@@ -15,7 +15,8 @@ from maskc.ir.lift import lift
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
-from maskc.plan import cpu, sm80, sm90a
+from maskc.layout.documents import beside_documents
+from maskc.plan import cpu, documents, sm80, sm90a
 from maskc.plan.cost import SMALL, WHEN, costs_of
 from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
@@ -65,6 +66,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     )
     if whole:
         main = replace(main, parts=_parts(heads, problem, target))
+        if target.family in documents.FAMILIES and _documents(heads):
+            main, also = _listed(main), tuple(each for each in also if each.form != SMALL)
     small = [each for each in also if each.form == SMALL]
     if not small:
         return replace(main, also=also)
@@ -101,6 +104,24 @@ def _plan(
         ), distances, runs, direction, form,
     )  # fmt: skip
     return replace(made, costs=costs_of(made)) if form else made
+
+
+def _documents(heads: Heads) -> bool:
+    """Whether all heads have one mask, of documents and something that reads no data."""
+    first = heads.masks[0]
+    return len(heads.masks) == 1 and beside_documents(first.keep, tuple(first.data)) is not None
+
+
+def _listed(plan: Plan) -> Plan:
+    """A forward plan whose tile lists may be made on the device.
+
+    Rows are then never cut, wherever lists come from, as the host cannot know in time how much
+    memory the parts would take; nor is there a choice of tiles, which would depend on all
+    documents of a sequence.
+    """
+    schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
+    reasons = (*plan.reasons, documents.REASON)
+    return replace(plan, schedule=schedule, documents=True, reasons=reasons)
 
 
 _PASS = 4

@@ -91,6 +91,8 @@ class Plan:
     parts: tuple[PlannedPart, ...] = ()
     """The same mask in parts, of which some run over residue classes; none where that is no help
     or the family cannot."""
+    documents: bool = False
+    """Whether tile lists may be made on the device, from documents that are given there."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

@@ -90,6 +90,11 @@ class Tables:
     """By device and stream: what owns the copy made there, where it starts, and its counters."""
 
     @property
+    def counted(self) -> bool:
+        """Whether they hold the counters of work items."""
+        return any(name == "counter" for name, _ in self.parts)
+
+    @property
     def size(self) -> int:
         """Bytes of one copy."""
         return self.packed[0].nbytes

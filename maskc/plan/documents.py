@@ -1,0 +1,32 @@
+"""Tile lists made on the device (templates/sm90a/documents.cu.j2), where ids of documents arrive
+there: their launches.
+
+A tile of the mask without its documents stays where the least and greatest ids of its queries and
+of its keys overlap. That is exact for documents that are packed one after another. One block per
+tile row or column; the lists are made in order, so that a block only adds up how many tiles come
+before its own.
+"""
+
+from __future__ import annotations
+
+from maskc.core.bundle import Grid, Launch
+
+THREADS = 128
+"""Of a block: about as many as a tile has tokens."""
+RESULTS = 5
+"""Of a pass: dq, dk, dv and two gradients per head."""
+FORM = "documents"
+"""Of the source, which is the same for all masks."""
+FAMILIES = ("sm90a",)
+"""That read such lists."""
+
+REASON = "where documents are given on the device, tile lists are made there; nothing waits"
+
+
+LAUNCHES = (
+    Launch("documents_tiles", Grid.tiles, THREADS),
+    Launch("documents_counts", Grid.lists, THREADS),
+    Launch("documents_lists", Grid.lists, THREADS),
+    Launch("documents_spoil", Grid.results, THREADS, resident=4),
+)
+"""The last one behind the pass, and only where ids may turn out to be wrong."""
