@@ -87,6 +87,8 @@ class Grid(Enum):
     each."""
     tiles = "tiles"
     """One per tile row and tile column of every sequence that brings documents of its own."""
+    columns = "columns"
+    """The same of tile columns, where tiles of keys begin with documents."""
     lists = "lists"
     """The same of the lists that a pass reads: by rows, by columns or both."""
     results = "results"
@@ -167,6 +169,8 @@ class SourceUnit:
     """The same per key of every tile column that several items of the work list share."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
+    by_documents: bool = False
+    """Whether its tiles of keys begin with documents, see maskc/layout/documents.py."""
     form: str = ""
     """Tells sources of one target and pass apart, where a call takes the cheapest."""
     costs: tuple[Cost, ...] = ()

@@ -83,6 +83,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         row_floats=getattr(plan.schedule, "row_floats", 0),
         key_floats=getattr(plan.schedule, "key_floats", 0),
         distances=plan.distances,
+        by_documents=plan.documents,
         form=plan.form,
         costs=plan.costs,
     )
@@ -112,7 +113,7 @@ def _lists_unit(plan: Plan) -> SourceUnit:
         f"Tile lists of documents, made on the device: {plan.target.name}.",
         "Written by `maskc compile`; change the template, not this file.",
     )
-    spec = ListsSpec(documents.THREADS, documents.RESULTS, banner)
+    spec = ListsSpec(documents.THREADS, documents.BLOCKS, documents.RESULTS, banner)
     return SourceUnit(
         plan.target.name, render(f"{plan.target.family}/documents.cu.j2", spec), TileShape(1, 1),
         False, (), (("usual", Mode(documents.LAUNCHES)),), form=documents.FORM,
@@ -163,6 +164,9 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
         distances=plan.distances,
+        document_arrays=tuple(map(reads.index, plan.masks[0].ir.data[0].arrays))
+        if plan.documents
+        else (),
         key_run=gcd(plan.runs[0], plan.tile.k),
         query_run=gcd(plan.runs[1], plan.tile.q),
         schedule=plan.schedule,

@@ -66,7 +66,7 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     )
     if whole:
         main = replace(main, parts=_parts(heads, problem, target))
-        if target.family in documents.FAMILIES and _documents(heads):
+        if target.family in documents.FAMILIES and _documents(main):
             main, also = _listed(main), tuple(each for each in also if each.form != SMALL)
     small = [each for each in also if each.form == SMALL]
     if not small:
@@ -106,10 +106,12 @@ def _plan(
     return replace(made, costs=costs_of(made)) if form else made
 
 
-def _documents(heads: Heads) -> bool:
-    """Whether all heads have one mask, of documents and something that reads no data."""
-    first = heads.masks[0]
-    return len(heads.masks) == 1 and beside_documents(first.keep, tuple(first.data)) is not None
+def _documents(plan: Plan) -> bool:
+    """Whether all heads have one mask, of documents and something that reads no data, which runs
+    whole and tests pairs one by one."""
+    mask, *others = plan.masks
+    alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
+    return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
 
 
 def _listed(plan: Plan) -> Plan:
@@ -121,7 +123,10 @@ def _listed(plan: Plan) -> Plan:
     """
     schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
     reasons = (*plan.reasons, documents.REASON)
-    return replace(plan, schedule=schedule, documents=True, reasons=reasons)
+    (mask,) = plan.masks
+    rest = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    masks = (replace(mask, intervals=intervals(rest)),)
+    return replace(plan, schedule=schedule, masks=masks, documents=True, reasons=reasons)
 
 
 _PASS = 4

@@ -48,7 +48,8 @@ class PlannedMask:
     ranges: tuple[RowRange, RowRange] | None
     """Per tile row and per tile column, over the lifted constants."""
     intervals: tuple[Interval, ...] | None = None
-    """Intervals whose union is the mask, row by row and column by column; None: no such few."""
+    """Intervals whose union is the mask, but for its documents where tiles begin with these, row by
+    row and column by column; None: no such few."""
 
 
 @dataclass(frozen=True, slots=True)

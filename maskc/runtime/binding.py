@@ -93,8 +93,7 @@ class Binder:
 
         Data are known by their content, never by identity: an array changed in place is a new
         one, an array equal to that of a recent call costs a comparison and nothing more. Data on
-        a GPU are copied to the host here, every time, which waits for the device; pass host
-        arrays to avoid that.
+        a GPU are copied to the host here, every time, which waits for the device.
 
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.

@@ -21,10 +21,10 @@ from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
-from maskc.runtime.listed import Call, ListedPlan
+from maskc.runtime.listed import Call, Planned
 from maskc.runtime.lister import Lister, Unlisted
 from maskc.runtime.making import Arrays, Maker, Pass
-from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays
+from maskc.runtime.parts import hold, parted_plan, pays
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
     Place,
@@ -38,8 +38,6 @@ from maskc.runtime.prepare import (
 from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING
 
-Planned = Plan | PartedPlan | ListedPlan
-"""How a call runs."""
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
 _QKV = ("q", "k", "v")
@@ -129,8 +127,8 @@ class CompiledMask:
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
             **data: the mask's data and parameters by name. Data are known by content: layouts
-                are built again whenever it changes, and for GPU arrays that means a copy to the
-                host, which waits for the device.
+                are built again whenever it changes, for GPU arrays from a copy on the host, which
+                waits. Where documents are all of it, those on a Hopper stay there.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
@@ -220,7 +218,7 @@ class CompiledMask:
     def _begin(
         self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Plan | PartedPlan | Call, Library, list[int]]:  # fmt: skip
+    ) -> tuple[Planned | Call, Library, list[int]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:

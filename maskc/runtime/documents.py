@@ -1,13 +1,19 @@
-"""Documents that a call gives on the device: read there, never copied to the host."""
+"""Documents of a call: what stays on the device, and lists of tiles from those on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import os
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from maskc.core.bundle import Bundle, LayoutRecipe
 from maskc.core.data import CuSeqlens
+from maskc.core.errors import TooManyTiles
+from maskc.core.layout import MAX_TILES
+from maskc.core.problem import TileShape
+from maskc.layout import beside_documents, build, check_documents, document_lists
 from maskc.runtime.arrays import LIBRARIES, Array, Device
 from maskc.runtime.checks import Sizes
 
@@ -106,3 +112,41 @@ def _source(device: Device, value: Any, length: int, batch: int, name: str) -> S
     if len(shape) == 2 and shape[0] not in (1, batch):
         return None
     return Source(found, cumulative)
+
+
+def lists_on_host(
+    bundle: Bundle, tile: TileShape, sizes: Sizes, params: Mapping[str, int],
+    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Tiles that begin with documents.
+
+    Args:
+        bundle: of a mask of documents and something that reads no data.
+        tile: of the kernel.
+        params: a value for every parameter.
+        seen: the mask and its ids, by sequence.
+
+    Returns:
+        int32 `row_ptr`, `row_tiles`, and where documents end [lists, 1, n_kv], as DocumentLists
+        has them.
+
+    Raises:
+        TooManyTiles: more than 2^30 in all.
+        CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
+    """
+    (decl,) = bundle.data
+    beside = beside_documents(bundle.variants[0].keep, bundle.data)
+    layout = build(LayoutRecipe(tile, beside, None), sizes.n_q, sizes.n_kv, params, {})
+    made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
+    if os.environ.get("MASKC_CHECK") == "1":
+        for lists, (recipe, own) in zip(made, seen, strict=True):
+            env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+            check_documents(lists, layout, recipe.keep, env)
+    starts = np.cumsum([0, *(len(lists.words) for lists in made)])
+    if starts[-1] > MAX_TILES:
+        raise TooManyTiles(int(starts[-1]))
+    return (
+        np.stack([lists.row_ptr for lists in made]) + starts[:-1, None].astype(np.int32),
+        np.concatenate([lists.words for lists in made]),
+        np.stack([lists.stops for lists in made])[:, None],
+    )

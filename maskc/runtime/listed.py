@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from maskc.core import abi
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.runtime.documents import Given
 from maskc.runtime.launch_cuda import CudaKernel, Step
+from maskc.runtime.parts import PartedPlan
 from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
 
 LISTED = abi.structure(abi.LISTED_FIELDS)
 PARTS = (
     "ids_q", "ids_k", "bounds_q", "bounds_k", "counts_q", "counts_k", "row_ptr", "col_ptr",
-    "row_tiles", "col_tiles", "work", "counter", "verdict",
+    "row_tiles", "col_tiles", "work", "counter", "runs", "starts", "stops", "packed", "verdict",
 )  # fmt: skip
 """Parts of the workspace, in the order of `struct Listed`."""
 WRITTEN = {
@@ -30,6 +32,8 @@ WRITTEN = {
 }
 """What a pass writes, among POINTERS."""
 
+_lists = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
+"""Of the parts those that the pass reads as lists."""
 _OWN = struct.Struct(f"{LISTED.result_words.offset // 8}Q")
 """The members of `struct Listed` that are pointers, its first."""
 _RESULTS = LISTED.result.size // 8
@@ -66,10 +70,10 @@ class ListedPlan:
     """The launch that spoils results, where something given may turn out to be wrong."""
     numbers: bytes
     """`struct Listed` without its pointers."""
-    room: Mapping[str, int]
-    """Bytes from the start of the workspace to each of PARTS; those left out are not made."""
-    order: tuple[int, int]
-    """Whose ids the kernel's arrays are: 0 queries', 1 keys'."""
+    room: tuple[int, ...]
+    """Bytes from the start of the workspace to each of PARTS; -1 for those that are not made."""
+    arrays: Callable[[list[int]], tuple[int, ...]]
+    """Of the parts those that the kernel's `array` starts with."""
     report: ctypes.c_int32
     """Where the device tells the host that something given was wrong."""
     name: str
@@ -96,6 +100,10 @@ class ListedPlan:
         return Call(self, given)
 
 
+Planned = Plan | PartedPlan | ListedPlan
+"""How calls of one signature run."""
+
+
 class Call:
     """One call of a `ListedPlan`."""
 
@@ -111,23 +119,20 @@ class Call:
     ) -> None:  # fmt: skip
         """Make the lists and run the pass, in order."""
         plan, own, launch = self._plan, self._plan.own, self._plan.maker.launch
+        base, (of_q, of_k) = pointers[_DELTA], self._given
+        made = [base + offset if offset >= 0 else 0 for offset in plan.room]
         row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances = _KEPT.unpack_from(
             sent.template, _KEPT_AT
         )
-        made = tuple(pointers[_DELTA] + plan.room[name] if name in plan.room else 0
-                     for name in PARTS)  # fmt: skip
-        (of_q, _), (of_k, _) = self._given
         listed = Arguments(plan.numbers, (
-            of_q.pointer, of_k.pointer, row_ptr, col_ptr, row_tiles, col_tiles, *made,
+            of_q.array.pointer, of_k.array.pointer, row_ptr, col_ptr, row_tiles, col_tiles, *made,
             *self._spoilt(pointers),
         ))  # fmt: skip
-        *ids, _, _, _, _, row_ptr, col_ptr, row_tiles, col_tiles, work, counter, _ = made
         launch(plan.before, stream, listed)
-        own.run(own, sent, (
-            *pointers, row_ptr, row_tiles, col_ptr, col_tiles, work, counter, 0, mask_args,
-            distances, ids[plan.order[0]], ids[plan.order[1]],
-        ), scale, softcap, stream)  # fmt: skip
-        launch(plan.after, stream, listed)
+        seen = (*pointers, *_lists(made), 0, mask_args, distances, *plan.arrays(made))
+        own.run(own, sent, seen, scale, softcap, stream)
+        if plan.after:
+            launch(plan.after, stream, listed)
 
     def _spoilt(self, pointers: Pointers) -> tuple[int, ...]:
         """The report, and what is spoilt."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
-from maskc.layout import Work, beside_documents, heads_per_group
+from maskc.layout import Work, beside_documents, heads_per_group, most_runs, room_of
 from maskc.runtime.arrays import Device
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
@@ -58,6 +59,12 @@ class Making:
     list, and lists by rows and by columns; else those by one of them."""
     kept: int
     """Tiles of the mask but for its documents, in one list."""
+
+    @property
+    def capacity(self) -> int:
+        """Tiles for which a list has room."""
+        rows, columns = self.tiles
+        return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
     @property
     def lists(self) -> int:
@@ -100,27 +107,30 @@ class Making:
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 
-    def room(self, start: int) -> tuple[Mapping[str, int], int]:
-        """(bytes to every part that is made, int32 entries in all) of a workspace whose first
-        `start` entries are taken."""
+    def room(self, start: int) -> tuple[tuple[int, ...], int]:
+        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all) of a
+        workspace whose first `start` entries are taken."""
         n, tiles, lists = (self.sizes.n_q, self.sizes.n_kv), self.tiles, self.lists
         counts: dict[str, int] = {"counter": 2, "verdict": 1}
         for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
-            counts |= {f"ids_{token}": lists * n[side], f"bounds_{token}": 2 * lists * tiles[side]}
+            counts |= {f"ids_{token}": lists * n[side], f"bounds_{token}": 4 * lists * tiles[side]}
             if side in self.sides:
                 counts |= {
                     f"counts_{token}": lists * tiles[side],
                     f"{line}_ptr": lists * (tiles[side] + 1),
-                    f"{line}_tiles": lists * self.kept,
+                    f"{line}_tiles": lists * self.capacity,
                 }
+        if self.unit.by_documents:
+            bits = 4 * lists * tiles[1]
+            counts |= {"runs": bits, "starts": bits, "stops": lists * n[1], "packed": lists}
         if not self.ordered:
             counts["work"] = self.items * len(WORK_FIELDS)
-        places, end = {}, start
-        for name in filter(counts.__contains__, PARTS):
+        places, end = [], start
+        for count in map(counts.get, PARTS):
             end = -(-end // _ALIGNED) * _ALIGNED
-            places[name] = _INT * end
-            end += counts[name]
-        return places, end
+            places.append(-1 if count is None else _INT * end)
+            end += count or 0
+        return tuple(places), end
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """`struct Listed` without its pointers.
@@ -138,6 +148,7 @@ class Making:
             block.source_step[side] = source.array.strides[-1]
             block.source_bytes[side] = source.element_bytes
             block.ends[side] = source.ends
+        block.room, block.most_runs = self.capacity, most_runs(self.tiles[1])
         block.lists, block.first_side = self.lists, self.sides[0]
         block.owners, block.owner_heads = self.owners, self.owner_heads
         block.item_heads = self.owner_heads
@@ -149,6 +160,8 @@ class Making:
         """How many a launch has."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
+        if launch.grid is Grid.columns:
+            return self.lists * self.tiles[1] if self.unit.by_documents else 0
         sides = (0, 1) if launch.grid is Grid.tiles else self.sides
         return self.lists * sum(self.tiles[side] for side in sides)
 
@@ -185,7 +198,7 @@ class Lister:
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
         """
-        if not self.active or os.environ.get("MASKC_CHECK") == "1":  # which checks layouts
+        if not self.active:
             return None
         (decl,) = self._maker.bundle.data
         given = given_on(device, keywords.get(decl.name), sizes, decl.name)
@@ -202,9 +215,11 @@ class Lister:
         """How a pass of `unit` runs over some tokens; arguments as in Maker.plan.
 
         Raises:
-            Unlisted: the sequences are too long.
+            Unlisted: the sequences are too long, or lists are to be checked.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
+        if os.environ.get("MASKC_CHECK") == "1":
+            raise Unlisted
         bundle, kernels, index = self._maker.bundle, self._maker.kernels, wanted.device[1]
         backward, given = wanted.direction is Direction.backward, bound.given
         kept = self._kept(unit, place.sizes, bound.params, wanted.direction)
@@ -213,7 +228,7 @@ class Lister:
             unit, place.sizes, given, backward, mode == "deterministic",
             dict(kept.parts)["row_tiles"].size,
         )  # fmt: skip
-        if making.lists * making.kept > MAX_TILES:
+        if making.lists * making.capacity > MAX_TILES:
             raise Unlisted
         kernel = kernels.get(unit, mode, wanted.features, index)
         tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
@@ -222,12 +237,13 @@ class Lister:
         own, room = _with_room(own, making)
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
+        arrays = itemgetter(*order, PARTS.index("stops"))
         maker = kernels.get(self._unit, "usual", frozenset(), index)
         *before, spoil = maker.steps(making.blocks)
         return ListedPlan(
             _with_arrays(own, making, order), maker, tuple(before),
             (spoil,) if any(source.doubtful for source in given) else (),
-            making.numbers(outputs, bundle.problem.dtype.itemsize), room, order,
+            making.numbers(outputs, bundle.problem.dtype.itemsize), room, arrays,
             self._report(index), bundle.data[0].name,
         )  # fmt: skip
 
@@ -242,7 +258,7 @@ class Lister:
         tables = self._tables.get(key)
         if tables is None:
             bundle = _without_documents(self._maker.bundle)
-            own = replace(unit, work=None)
+            own = replace(unit, work=None, by_documents=False)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
             tables = replace(tables, work=_unknown(0))
             with self._lock:
@@ -262,7 +278,7 @@ def _unknown(items: int) -> Work:
     return Work(np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS))), items, False)
 
 
-def _with_room(plan: Plan, making: Making) -> tuple[Plan, Mapping[str, int]]:
+def _with_room(plan: Plan, making: Making) -> tuple[Plan, tuple[int, ...]]:
     """The same with room for the lists behind its workspace, and where they are there."""
     at = 3 if making.backward else 2
     taken = plan.outputs[at].shape[0] if making.backward else 0
@@ -275,6 +291,6 @@ def _with_arrays(plan: Plan, making: Making, order: tuple[int, ...]) -> Plan:
     """The same, with how far apart the ids of two sequences are."""
     block = ATTENTION.from_buffer_copy(plan.numbers)
     lengths = making.sizes.n_q, making.sizes.n_kv
-    for place, side in enumerate(order):
+    for place, side in enumerate((*order, 1)):
         block.array_batch[place] = lengths[side] if making.lists > 1 else 0
     return replace(plan, numbers=bytes(block))

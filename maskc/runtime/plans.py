@@ -25,10 +25,10 @@ LISTED_POINTERS = (
     "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
     "distances",
 )  # fmt: skip
-"""Those behind them, which a call sets as well, and two of `array`, where it makes its lists."""
+"""Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
 _BLOCKS = {
     count: struct.Struct(f"{count}Q")
-    for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 2)
+    for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
@@ -52,7 +52,7 @@ _thread = _Thread()
 
 Pointers = tuple[int, ...]
 """Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks; or those of
-LISTED_POINTERS and of two arrays too."""
+LISTED_POINTERS and of three arrays too."""
 
 
 def fill(block: Any, pointers: Pointers, scale: float | None, softcap: float | None) -> None:
