@@ -91,13 +91,13 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
 
 Behind all items come, in the same form, the rows to be merged: `tile`, `head`, in `first` the
 number of the first part and in `count` that of parts; or the columns that several items add to, by
-number: `tile` and `head`.
+number: `tile` and `head`. Of a list made on the device `items` counts those without tiles too, which
+are its last.
 """
 
 LISTED_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "ids [lists][n], or cumulative lengths [lists][ends]", 2),
-    Field("kept_ptr", "const i32 *", "[tiles + 1]: the mask but for its documents, by rows and "
-          "columns", 2),
+    Field("kept_ptr", "const i32 *", "[tiles + 1]: lists of the mask but for its documents", 2),
     Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
     Field("ids", "i32 *", "[lists][n]", 2),
     Field("bounds", "i32 *", "[lists][tiles][4]: least and greatest id of a tile, what is odd", 2),
@@ -131,8 +131,8 @@ LISTED_FIELDS: tuple[Field, ...] = (
     Field("group_owners", "i32", "of a list that share the cache"),
     Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
 )  # fmt: skip
-"""What the kernels take that make tile lists of documents on the device. Pairs are queries and
-keys, or rows and columns; for the latter the queries are theirs and keys those of the lists."""
+"""What kernels take that make lists of tiles from documents. Of two values the first is of queries
+and tile rows, the second of keys and tile columns."""
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 

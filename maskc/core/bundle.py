@@ -237,7 +237,7 @@ class Bundle:
         """The source of one pass, the first where there is a choice, None where there is none."""
         return next(iter(self.choice(target, direction)), None)
 
-    def maker(self, target: str) -> SourceUnit | None:
+    def list_source(self, target: str) -> SourceUnit | None:
         """The source that makes tile lists on the device, None where there is none."""
         return next((u for u in self.units if u.target == target and not u.directions), None)
 

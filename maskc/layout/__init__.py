@@ -27,6 +27,7 @@ from maskc.layout.spans import Spans as Spans
 from maskc.layout.spans import list_spans as list_spans
 from maskc.layout.spans import range_spans as range_spans
 from maskc.layout.spans import stack_spans as stack_spans
+from maskc.layout.work import MAX_ITEMS as MAX_ITEMS
 from maskc.layout.work import Work as Work
 from maskc.layout.work import backward_work as backward_work
 from maskc.layout.work import forward_work as forward_work

@@ -23,7 +23,10 @@ FORM = "documents"
 FAMILIES = ("sm90a",)
 """That read such lists."""
 
-REASON = "where documents are given on the device, tile lists are made there; nothing waits"
+REASON = (
+    "tiles of keys begin with documents where these are packed; given on the device, their lists are "
+    "made there and nothing waits"
+)
 
 
 LAUNCHES = (

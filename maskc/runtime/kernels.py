@@ -120,8 +120,8 @@ class Kernels:
             TargetNotBuilt: no forward pass has these features; NoDevice, BuildFailed.
         """
         units = self.units(Direction.forward, features)
-        maker = self._bundle.maker(units[0].target)
-        units += () if maker is None else (maker,)
+        lists = self._bundle.list_source(units[0].target)
+        units += () if lists is None else (lists,)
         with suppress(TargetNotBuilt):  # a call of it says so
             units += self.units(Direction.backward, features)
         jobs = {

@@ -63,7 +63,8 @@ class ListedPlan:
 
     own: Plan
     """The pass itself. Its tables are those of what the mask asks besides."""
-    maker: CudaKernel
+    lists: CudaKernel
+    """Makes them."""
     before: tuple[Step, ...]
     """Launches that make the lists."""
     after: tuple[Step, ...]
@@ -118,7 +119,7 @@ class Call:
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists and run the pass, in order."""
-        plan, own, launch = self._plan, self._plan.own, self._plan.maker.launch
+        plan, own, launch = self._plan, self._plan.own, self._plan.lists.launch
         base, (of_q, of_k) = pointers[_DELTA], self._given
         made = [base + offset if offset >= 0 else 0 for offset in plan.room]
         row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances = _KEPT.unpack_from(

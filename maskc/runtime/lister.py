@@ -21,7 +21,14 @@ from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
-from maskc.layout import Work, beside_documents, heads_per_group, most_runs, room_of
+from maskc.layout import (
+    MAX_ITEMS,
+    Work,
+    beside_documents,
+    heads_per_group,
+    most_runs,
+    room_of,
+)
 from maskc.runtime.arrays import Device
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
@@ -185,7 +192,7 @@ class Lister:
 
     def __init__(self, maker: Maker, binder: Binder, target: str) -> None:
         self._maker, self._binder = maker, binder
-        self._unit = maker.bundle.maker(target)
+        self._unit = maker.bundle.list_source(target)
         self._tables: Recent[Tables] = Recent()
         self._report = cache(host_word)  # of a device
         self._lock = threading.Lock()
@@ -215,7 +222,7 @@ class Lister:
         """How a pass of `unit` runs over some tokens; arguments as in Maker.plan.
 
         Raises:
-            Unlisted: the sequences are too long, or lists are to be checked.
+            Unlisted: sequences are too long or too many, or lists are to be checked.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         if os.environ.get("MASKC_CHECK") == "1":
@@ -228,7 +235,7 @@ class Lister:
             unit, place.sizes, given, backward, mode == "deterministic",
             dict(kept.parts)["row_tiles"].size,
         )  # fmt: skip
-        if making.lists * making.capacity > MAX_TILES:
+        if making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS:
             raise Unlisted
         kernel = kernels.get(unit, mode, wanted.features, index)
         tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
@@ -238,10 +245,10 @@ class Lister:
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
         arrays = itemgetter(*order, PARTS.index("stops"))
-        maker = kernels.get(self._unit, "usual", frozenset(), index)
-        *before, spoil = maker.steps(making.blocks)
+        lists = kernels.get(self._unit, "usual", frozenset(), index)
+        *before, spoil = lists.steps(making.blocks)
         return ListedPlan(
-            _with_arrays(own, making, order), maker, tuple(before),
+            _with_arrays(own, making, order), lists, tuple(before),
             (spoil,) if any(source.doubtful for source in given) else (),
             making.numbers(outputs, bundle.problem.dtype.itemsize), room, arrays,
             self._report(index), bundle.data[0].name,

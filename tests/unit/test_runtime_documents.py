@@ -191,13 +191,13 @@ def test_the_host_makes_these_lists(machine, monkeypatch, how):
 
 def test_other_masks_have_no_such_source():
     for mask in (mc.causal(), MASK | mc.sinks(1), MASK & mc.flags("f")):
-        assert compiled(mask).bundle.maker("sm_90a") is None
+        assert compiled(mask).bundle.list_source("sm_90a") is None
     several = mc.per_head([MASK, mc.documents("doc")]).compile(head_dim=64, n_heads=2,
                                                                target="sm_90a")  # fmt: skip
-    assert several.bundle.maker("sm_90a") is None
+    assert several.bundle.list_source("sm_90a") is None
     bundle = compiled().bundle
-    assert bundle.maker("sm_90a") in bundle.units
-    assert bundle.maker("sm_80") is None
+    assert bundle.list_source("sm_90a") in bundle.units
+    assert bundle.list_source("sm_80") is None
     assert [unit.by_documents for unit in bundle.units if unit.directions] == [True, False, False]
 
 
