@@ -43,10 +43,10 @@ def take_turns(
 
     Each round gives every rival a burst of calls, in an order drawn anew: a card at its power limit
     keeps the clock that the rival before has left it, so no rival may always follow the same one.
-    The draw is the same in every run. On a GPU a burst is four launches between two CUDA events, behind an untimed one; where the host is
-    slower than the kernels, the GPU first waits until the burst is queued, so that kernels are
-    timed and not Python. On a CPU bursts last about 20 ms (1 to 8 calls after an untimed one,
-    which also lets the last rival's idle threads fall asleep).
+    The draw is the same in every run. On a GPU a burst is four launches between two CUDA events,
+    behind an untimed one; where the host is slower than the kernels, the GPU first waits until the
+    burst is queued, so that kernels are timed and not Python. On a CPU bursts last about 20 ms (1
+    to 8 calls after an untimed one, which also lets the last rival's idle threads fall asleep).
 
     Args:
         rivals: warmed up.
