@@ -129,6 +129,7 @@ def test_opcheck(name: str):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_device():
     inputs = tensors(512)
     out = mc.attention(*inputs, MASKS["in parts"])
