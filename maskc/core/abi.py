@@ -91,8 +91,8 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
 
 Behind all items come, in the same form, the rows to be merged: `tile`, `head`, in `first` the
 number of the first part and in `count` that of parts; or the columns that several items add to, by
-number: `tile` and `head`. Of a list made on the device `items` counts those without tiles too, which
-are its last.
+number: `tile` and `head`. Of a list made on the device `items` counts those without tiles too,
+which are its last.
 """
 
 LISTED_FIELDS: tuple[Field, ...] = (
