@@ -1,9 +1,9 @@
 """Tile lists made on the device (templates/sm90a/documents.cu.j2), where ids of documents arrive
 there: their launches.
 
-A tile that the mask would have without its documents stays where the ids of its queries, between the
-least and the greatest, and those of its keys overlap. One block makes the list of one tile row or
-column; it adds up how many tiles come before, so that the lists are those of the host, in order.
+A tile that the mask would have without its documents stays where the ids of its queries, from the
+least to the greatest, and those of its keys overlap. One block makes the list of one tile row or
+column; it adds up how many tiles come before, so that the lists are in the order of the host's.
 
 On one H200 (CUDA 13.0), with 128k tokens and documents of 64 to 4095, causal: 4, 7, 7 and 11 us for
 the four launches of a forward pass, 33 us from the first to the pass itself.
