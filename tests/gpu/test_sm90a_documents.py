@@ -241,6 +241,18 @@ def test_streams_at_the_same_time():
     assert not any(alike(x, want[i % 4]) for i, x in enumerate(found))
 
 
+def test_cupy():
+    cupy = pytest.importorskip("cupy")
+    attn, doc = compiled(MASKS["causal"], 64, "float16"), ids("packed", 2, 400)
+    made = tensors(400, 400, 64, torch.float16)
+    given = [cupy.from_dlpack(x) for x in made]
+    want = called(attn, *made, {"doc": doc}, deterministic=True)
+    for other in (cupy.asarray(doc.astype("i8")), on_device(doc)):
+        found = called(attn, *given, {"doc": other}, deterministic=True)
+        assert listed(attn)
+        assert all(cupy.array_equal(cupy.from_dlpack(x), found[name]) for name, x in want.items())
+
+
 def test_autograd():
     made, doc = tensors(500, 500, 64, torch.bfloat16), ids("packed", 2, 500)
     gradients = []
