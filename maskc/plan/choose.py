@@ -122,11 +122,18 @@ def _listed(plan: Plan) -> Plan:
     documents of a sequence.
     """
     schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
-    reasons = (*plan.reasons, documents.REASON)
     (mask,) = plan.masks
-    rest = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
-    masks = (replace(mask, intervals=intervals(rest)),)
-    return replace(plan, schedule=schedule, masks=masks, documents=True, reasons=reasons)
+    found = intervals(beside_documents(mask.lifted.shape, tuple(mask.ir.data)))
+    *reasons, partial = plan.reasons
+    if found is not None:
+        several = f"{len(found)} interval{'s' * (len(found) != 1)}"
+        partial = (
+            f"partial tiles of one document: bits of {several} per row; of others pairs are tested"
+        )
+    return replace(
+        plan, schedule=schedule, masks=(replace(mask, intervals=found),), documents=True,
+        reasons=(*reasons, partial, documents.REASON),
+    )  # fmt: skip
 
 
 _PASS = 4
