@@ -79,6 +79,11 @@ class Making:
         return lists_of(self.given)
 
     @property
+    def doubtful(self) -> bool:
+        """Whether something given may turn out to be wrong."""
+        return any(source.doubtful for source in self.given)
+
+    @property
     def tiles(self) -> tuple[int, int]:
         """Tile rows and columns."""
         tile, sizes = self.unit.tile, self.sizes
@@ -118,7 +123,7 @@ class Making:
         """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all) of a
         workspace whose first `start` entries are taken."""
         n, tiles, lists = (self.sizes.n_q, self.sizes.n_kv), self.tiles, self.lists
-        counts: dict[str, int] = {"counter": 2, "verdict": 1}
+        counts: dict[str, int] = {"counter": 2}
         for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
             counts |= {f"ids_{token}": lists * n[side], f"bounds_{token}": 4 * lists * tiles[side]}
             if side in self.sides:
@@ -130,6 +135,8 @@ class Making:
         if self.unit.by_documents:
             bits = 4 * lists * tiles[1]
             counts |= {"runs": bits, "starts": bits, "stops": lists * n[1], "packed": lists}
+        if self.doubtful:
+            counts["verdict"] = 1
         if not self.ordered:
             counts["work"] = self.items * len(WORK_FIELDS)
         places, end = [], start
@@ -249,7 +256,7 @@ class Lister:
         *before, spoil = lists.steps(making.blocks)
         return ListedPlan(
             _with_arrays(own, making, order), lists, tuple(before),
-            (spoil,) if any(source.doubtful for source in given) else (),
+            (spoil,) if making.doubtful else (),
             making.numbers(outputs, bundle.problem.dtype.itemsize), room, arrays,
             self._report(index), bundle.data[0].name,
         )  # fmt: skip

@@ -149,6 +149,7 @@ def test_what_may_be_wrong_is_looked_at(machine):
     mask, arrays = compiled(), given(n=300)
     mask(*arrays, doc=ids((300,)))
     assert "documents_spoil" not in names(machine)
+    assert machine.driver.listed.verdict is None
     for value in (ids((300,), "int64"), mc.cu_seqlens(ids((5,)))):
         mask(*arrays, doc=value)
         assert names(machine)[-1] == "documents_spoil"
