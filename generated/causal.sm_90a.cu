@@ -135,6 +135,7 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 128;  // queries per tile row
 constexpr int TILE_K = 128;  // keys per step
+constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
@@ -603,8 +604,9 @@ FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i3
     const struct Mask mask = load_mask(&p, batch, head);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+        const i32 row = min_i32(q + 8 * r, n_q - 1);
         struct Bounds keys[INTERVALS];
-        keys_of(keys, mask, min_i32(q + 8 * r, n_q - 1), n_q, n_kv);
+        keys_of(keys, mask, row, n_q, n_kv);
 #pragma unroll
         for (int i = 0; i < INTERVALS; i++) {
             const i32 from = own_before(keys[i].first - k);
@@ -761,7 +763,8 @@ constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 // The word of a tile of an item, the last of the row first; END where there is no item.
 FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
     if (work.count == 0) return END;
-    return word_of(work, left, p.row_tiles, TILE_K, p.n_kv) | (flips(p) ? MASKED : 0);
+    const i32 end = p.n_kv + KEY_STEP - TILE_K;
+    return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
 }
 FN struct Work item(const struct Attention &p, i32 index) {
     struct Work none = {};
@@ -804,7 +807,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         if (STREAM && work.count == 1) coming = item(p, atomicAdd(p.counter, 1));
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
-            const i32 first_k = (word & INDEX) * TILE_K;
+            const i32 first_k = (word & INDEX) * KEY_STEP;
             if (left > 0)
                 word = word_at(p, work, left - 1);
             else
@@ -846,7 +849,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
 
 // The thread's first query's position minus its first key of a tile.
 FN i32 distance(const struct Attention &p, i32 query, i32 word) {
-    return query + p.n_kv - p.n_q - ((word & INDEX) * TILE_K + threadIdx.x % 4 * 2);
+    return query + p.n_kv - p.n_q - ((word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2);
 }
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
@@ -854,7 +857,7 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
     if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
     return seen;
 }
 // Scores become logits, and those of dead pairs -inf.
@@ -865,7 +868,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
         hide_rest(s, seen);
     }
 }
@@ -1121,8 +1124,9 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 FN void store_empty(const struct Attention &p) {
     if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
-    for (i32 index = p.items + blockIdx.x; index < p.items + p.empty; index += gridDim.x) {
+    for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);
+        if (work.count > 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = work.tile * TILE_Q, rows = min_i32(TILE_Q, p.n_q - first);
         for (i32 i = thread; i < rows * (HEAD_DIM / 8); i += 128 * GROUPS) {

@@ -101,6 +101,7 @@ def kernel(
     row_floats: int = 0,
     key_floats: int = 0,
     distances: bool = False,
+    by_documents: bool = False,
     form: str = "",
     costs: tuple[tuple[str, int, int, int], ...] = (),
 ) -> SourceUnit:
@@ -122,6 +123,7 @@ def kernel(
         row_floats=row_floats,
         key_floats=key_floats,
         distances=distances,
+        by_documents=by_documents,
         form=form,
         costs=tuple(Cost(*each) for each in costs),
     )

@@ -8,7 +8,7 @@ from functools import cache
 import jinja2
 
 from maskc.core.package import template_folder
-from maskc.emit.spec import KernelSpec
+from maskc.emit.spec import KernelSpec, ListsSpec
 
 
 def _finalize(value: object) -> object:
@@ -35,8 +35,8 @@ def environment() -> jinja2.Environment:
     )
 
 
-def render(template: str, spec: KernelSpec) -> str:
-    """The source text of one kernel."""
+def render(template: str, spec: KernelSpec | ListsSpec) -> str:
+    """The text of one source."""
     text = environment().get_template(template).render(spec=spec)
     lines = [line.rstrip() for line in text.splitlines()]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]

@@ -21,11 +21,14 @@ from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
+from maskc.runtime.listed import Call, Planned
+from maskc.runtime.lister import Lister, Unlisted
 from maskc.runtime.making import Arrays, Maker, Pass
-from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays
+from maskc.runtime.parts import hold, parted_plan, pays
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
     Place,
+    Sound,
     check_call,
     launches,
     make_plan,
@@ -87,11 +90,12 @@ class CompiledMask:
             if part.bundle.unit(target)
         )
         self._paying: dict[object, bool] = {}
-        self._plans: Recent[Plan | PartedPlan] = Recent()
-        self._last: tuple[object, Plan | PartedPlan | None] = (None, None)
-        self._sound: tuple[object, tuple[int, int]] = (None, (0, 0))
+        self._plans: Recent[Planned] = Recent()
+        self._last: tuple[object, Planned | None] = (None, None)
+        self._lister = Lister(self._whole, self._binder, target)
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
+        self._sound = Sound(bundle.problem, self.target, self._unaligned)
 
     # -------------------------------------------------------------- calls
 
@@ -123,8 +127,8 @@ class CompiledMask:
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
             **data: the mask's data and parameters by name. Data are known by content: layouts
-                are built again whenever it changes, and for GPU arrays that means a copy to the
-                host, which waits for the device.
+                are built again whenever it changes, for GPU arrays from a copy on the host, which
+                waits. Where documents are all of it, those on a Hopper stay there.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
@@ -212,17 +216,19 @@ class CompiledMask:
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any]
-    ) -> tuple[Plan | PartedPlan, Library, list[int]]:
+        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        listed: bool = True,
+    ) -> tuple[Planned | Call, Library, list[int]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
             asked: the names of what is given, then the options that a plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
+            listed: whether tile lists may be made on the device.
         """
         lib, signature, places = read(asked[0], given)
         if data or self._needs_data:
-            bound = self._bind(given, data, signature, places)
+            bound = self._bind(given, data, signature, places, listed and not asked[2])
         else:
             bound = self._default
         signature += (bound.key, asked)
@@ -231,7 +237,12 @@ class CompiledMask:
             key = tuple(signature)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plan(key, asked, given, bound)
+                try:
+                    plan = self._plan(key, asked, given, bound)
+                except (NotAddressable, Unlisted):
+                    if bound.given is None:
+                        raise
+                    return self._begin(asked, given, data, False)
             self._last = (signature, plan)
         if self._unaligned:
             tensors = places[0] | places[1] | places[2]
@@ -239,31 +250,22 @@ class CompiledMask:
                 tensors |= places[3] | places[4]
             if tensors & self._unaligned:  # which the signature does not tell
                 self._plan(tuple(signature), asked, given, bound)
-        return plan, lib, places
+        return (plan if bound.given is None else plan.called(bound.given)), lib, places
 
     def _bind(
         self, given: list[Any], data: Mapping[str, Any], signature: list[object],
-        places: list[int],
+        places: list[int], listed: bool,
     ) -> Bound:  # fmt: skip
-        """Parameters and data; the lengths must be sound before data are compared with them.
-
-        Tensors of the signature that was sound last, and no worse aligned, are sound.
-        """
+        """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
-        last, lengths = self._sound
-        if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:
-            views = (
-                LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
-            )
-            sizes = checks.check_inputs(*views, self.bundle.problem, self.target)
-            lengths = sizes.n_q, sizes.n_kv
-            self._sound = (signature.copy(), lengths)
-        return self._binder.bind(data, *lengths)
+        sizes, device = self._sound.sizes(given, signature, places)
+        bound = self._lister.bind(data, sizes, device) if listed else None
+        return bound or self._binder.bind(data, sizes.n_q, sizes.n_kv)
 
     def _plan(
         self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound
-    ) -> Plan | PartedPlan:
+    ) -> Planned:
         """Check everything, build what is missing, prepare and remember."""
         names, no_softcap, nan_safe, *deterministic = asked
         views = {
@@ -280,7 +282,7 @@ class CompiledMask:
             plan = self._planned(unit, *rest)
         except NotAddressable:
             spare = self._whole.kernels.spare_unit()
-            if direction is Direction.backward or spare is None:
+            if direction is Direction.backward or spare is None or bound.given is not None:
                 raise
             plan = self._planned(spare, *rest)
         with self._lock:
@@ -290,7 +292,7 @@ class CompiledMask:
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
         bound: Bound, ordered: bool,
-    ) -> Plan | PartedPlan:  # fmt: skip
+    ) -> Planned:  # fmt: skip
         """The plan of a checked call: in parts where these take less time, else whole."""
         bundle, direction = self.bundle, wanted.direction
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
@@ -298,6 +300,8 @@ class CompiledMask:
         if not launches(sizes, direction):
             return make_plan(bundle, unit, direction, None, wanted.device, place, bound.params,
                              NOTHING, outputs)  # fmt: skip
+        if bound.given is not None:
+            return self._lister.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
         if unit.target == self.target.name and self._divides(unit, sizes, bound, arrays):
             spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))

@@ -120,19 +120,21 @@ class Kernels:
             TargetNotBuilt: no forward pass has these features; NoDevice, BuildFailed.
         """
         units = self.units(Direction.forward, features)
+        lists = self._bundle.list_source(units[0].target)
+        units += () if lists is None else (lists,)
         with suppress(TargetNotBuilt):  # a call of it says so
             units += self.units(Direction.backward, features)
         jobs = {
-            (unit.key, mode): (unit, mode)
+            (unit.key, mode): (unit, mode, features if unit.directions else frozenset())
             for unit in units
             for mode in (dict(unit.modes) or ("usual",))
         }
         if len(jobs) == 1:
-            ((unit, mode),) = jobs.values()
-            self.get(unit, mode, features, device)
+            (job,) = jobs.values()
+            self.get(*job, device)
             return
         with ThreadPoolExecutor(len(jobs)) as pool:
-            for _ in pool.map(lambda job: self.get(*job, features, device), jobs.values()):
+            for _ in pool.map(lambda job: self.get(*job, device), jobs.values()):
                 pass
 
     @property
