@@ -22,6 +22,8 @@ from maskc.runtime.plans import Kernel
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
+_SOFTMAX_ONLY = "its kernels know softmax only"
+_ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
 
 Key = tuple[str, str, Features, int]
@@ -55,6 +57,9 @@ class Kernels:
             TargetNotBuilt: there is none.
         """
         name = self._target.name
+        if Feature.entmax in features and self._target.language == "cuda":
+            raise TargetNotBuilt(name, f"entmax {direction.value}", _SOFTMAX_ONLY,
+                                 _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
         if Feature.nan_safe in features and name in _EXACT:
             return (self._exact_unit(direction),)
         units = self._bundle.choice(name, direction)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import Array, Device, Shape, contiguous, out_strides
@@ -47,6 +47,18 @@ def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> 
 
 
 @dataclass(frozen=True, slots=True)
+class Pass:
+    """Which pass a call is, and how it is to run."""
+
+    direction: Direction
+    features: Features
+    deterministic: bool
+    device: Device
+    alpha_minus_1: float = 0.0
+    """Of entmax; 0 with softmax."""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """The tokens that a launch runs over: those of a call, or a part of them."""
 
@@ -64,9 +76,8 @@ class Place:
 def make_plan(
     bundle: Bundle,
     unit: SourceUnit,
-    direction: Direction,
+    wanted: Pass,
     kernel: Kernel | None,
-    device: Device,
     place: Place,
     params: Mapping[str, int],
     tables: Tables,
@@ -86,12 +97,13 @@ def make_plan(
     sizes, strides = place.sizes, place.strides
     block = _block(bundle, unit, strides, sizes, tables)
     block.spacing, block.joins = place.spacing, place.joins
+    block.alpha_minus_1 = wanted.alpha_minus_1
     steps, maps = (), None
     if kernel is not None and unit.modes:
         steps = kernel.steps(partial(_blocks, unit, sizes, tables))
         made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target)
         maps = kernel.maps(made, bundle.problem.dtype.value)
-    if kernel is not None and direction is Direction.backward:
+    if kernel is not None and wanted.direction is Direction.backward:
         if unit.modes:
             floats = _workspace(unit, sizes, tables)
         else:
@@ -100,9 +112,9 @@ def make_plan(
     elif kernel is not None and tables.work is not None and tables.work.parts:
         outputs = (*outputs, Output((tables.work.parts * unit.tile.q * unit.row_floats,)))
     return Plan(
-        direction=direction,
+        direction=wanted.direction,
         kernel=kernel,
-        device=device,
+        device=wanted.device,
         params=params,
         tables=tables,
         numbers=bytes(block),

@@ -57,7 +57,7 @@ def function() -> Any:
             def run(v: Any, out: Any, dout: Any) -> Any:
                 return backward(ctx.attn, ctx.call, q, k, v, out, lse, dout, slopes, sinks, data)
 
-            found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+            found = gradients(run, ctx.call, v, out, lse, slopes, sinks, dout, dlse)
             return None, None, *found, *(None for _ in data)
 
     return MaskedAttention

@@ -15,7 +15,7 @@ from maskc.integrations.torch.keywords import Call
 
 _CALL = (
     "Tensor[] data, str mask, str layout, SymInt[] values, float? scale, float? softcap, "
-    "bool nan_safe, bool deterministic"
+    "str normalizer, float? alpha, bool nan_safe, bool deterministic"
 )
 _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
 FORWARD = f"(Tensor q, Tensor k, Tensor v, {_HEADS}, {_CALL}) -> (Tensor, Tensor)"
@@ -114,7 +114,8 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
             q, k, v, out, lse, dout, slopes, sinks, data, *ctx.rest
         )
 
-    found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+    _, *numbers = ctx.rest
+    found = gradients(run, _call(tuple(numbers)), v, out, lse, slopes, sinks, dout, dlse)
     # torch wants an empty list where an empty list came in, of integers too
     others = ([] if x == [] else None for x in ctx.rest)
     return *found, [None for _ in data], *others
