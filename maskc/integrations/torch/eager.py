@@ -46,6 +46,8 @@ def function() -> Any:
             out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
             ctx.set_materialize_grads(False)
             ctx.attn, ctx.call = attn, call
+            if call.entmax:
+                ctx.mark_non_differentiable(lse)
             ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *data)
             return out, lse
 
@@ -57,7 +59,7 @@ def function() -> Any:
             def run(v: Any, out: Any, dout: Any) -> Any:
                 return backward(ctx.attn, ctx.call, q, k, v, out, lse, dout, slopes, sinks, data)
 
-            found = gradients(run, ctx.call, v, out, lse, slopes, sinks, dout, dlse)
+            found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
             return None, None, *found, *(None for _ in data)
 
     return MaskedAttention

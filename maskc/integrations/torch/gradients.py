@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from maskc.core.errors import BadOption
-from maskc.integrations.torch.keywords import Call
-
 
 def gradients(
-    backward: Callable[[Any, Any, Any], Any], call: Call, v: Any, out: Any, lse: Any, slopes: Any,
-    sinks: Any, dout: Any, dlse: Any,
+    backward: Callable[[Any, Any, Any], Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
+    dout: Any, dlse: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(dq, dk, dv, dslopes, dsinks); None where there is none.
 
@@ -22,16 +19,10 @@ def gradients(
 
     Args:
         backward: (v, out, dout) -> gradients as CompiledMask.backward gives them.
-        call: the other options.
         v, out, lse: of the call.
         slopes, sinks: alibi_slopes and sink_logits, or None.
         dout, dlse: None where nothing depends on the result.
-
-    Raises:
-        BadOption: something depends on the lse of entmax.
     """
-    if dlse is not None and call.entmax:
-        raise BadOption("lse", "left out of the loss with entmax", "a gradient of it", at="lse")
     found = None if dout is None else backward(v, out, dout)
     if dlse is not None:
         more = _through_lse(backward, v, lse, sinks, dlse)

@@ -100,6 +100,9 @@ def _like(x: Any, dim: Any) -> Any:
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     q, k, v, slopes, sinks, data, *ctx.rest = inputs
+    _, *numbers = ctx.rest
+    if _call(tuple(numbers)).entmax:
+        ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, slopes, sinks, *data)
 
@@ -114,8 +117,7 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
             q, k, v, out, lse, dout, slopes, sinks, data, *ctx.rest
         )
 
-    _, *numbers = ctx.rest
-    found = gradients(run, _call(tuple(numbers)), v, out, lse, slopes, sinks, dout, dlse)
+    found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
     # torch wants an empty list where an empty list came in, of integers too
     others = ([] if x == [] else None for x in ctx.rest)
     return *found, [None for _ in data], *others
