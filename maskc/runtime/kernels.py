@@ -22,6 +22,8 @@ from maskc.runtime.plans import Kernel
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
+_ENTMAX = {("cpu", Direction.forward), ("cpu", Direction.backward), ("sm_90a", Direction.forward)}
+"""Passes that have kernels with entmax."""
 _SOFTMAX_ONLY = "its kernels know softmax only"
 _ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
@@ -57,7 +59,7 @@ class Kernels:
             TargetNotBuilt: there is none.
         """
         name = self._target.name
-        if Feature.entmax in features and self._target.language == "cuda":
+        if Feature.entmax in features and (name, direction) not in _ENTMAX:
             raise TargetNotBuilt(name, f"entmax {direction.value}", _SOFTMAX_ONLY,
                                  _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
         if Feature.nan_safe in features and name in _EXACT:
@@ -67,7 +69,7 @@ class Kernels:
             missing = "the bundle has no source of it"
             remedy = "compile the mask for another target"
             raise TargetNotBuilt(name, direction.value, missing, remedy, at="target")
-        return units
+        return units[:1] if Feature.entmax in features else units
 
     def _exact_unit(self, direction: Direction) -> SourceUnit:
         name = self._target.name
@@ -128,9 +130,7 @@ class Kernels:
         with suppress(TargetNotBuilt):  # a call of it says so
             units += self.units(Direction.backward, features)
         jobs = {
-            (unit.key, mode): (unit, mode)
-            for unit in units
-            for mode in (dict(unit.modes) or ("usual",))
+            (unit.key, mode): (unit, mode) for unit in units for mode in modes_of(unit, features)
         }
         if len(jobs) == 1:
             ((unit, mode),) = jobs.values()
@@ -157,6 +157,11 @@ class Kernels:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
         return {key[:3]: report for key, report in self._reports.items()}
+
+
+def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
+    """The modes that calls with these features may run in."""
+    return tuple(dict(unit.modes)) if unit.modes and Feature.entmax not in features else ("usual",)
 
 
 def _outside() -> int:

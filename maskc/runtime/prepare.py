@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
-from maskc.core.problem import Direction, Features
+from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import Array, Device, Shape, contiguous, out_strides
@@ -155,11 +155,20 @@ def _blocks(
     return queries // unit.tile.q
 
 
-def mode_of(unit: SourceUnit, direction: Direction, deterministic: bool, tables: Tables) -> str:
+def uncut(unit: SourceUnit) -> SourceUnit:
+    """The same source for whole rows: what entmax makes of parts could not be merged."""
+    if unit.work is None:
+        return unit
+    return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
+
+
+def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables) -> str:
     """The name of the mode a call runs in."""
     names = dict(unit.modes)
-    if direction is Direction.backward:
-        return "deterministic" if deterministic and "deterministic" in names else "usual"
+    if wanted.direction is Direction.backward:
+        return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
+    if Feature.entmax in wanted.features:
+        return "usual"
     work, rule = tables.work, unit.work
     short = work is not None and rule is not None and work.mean < rule.stream_below
     return "stream" if short and "stream" in names else "usual"
