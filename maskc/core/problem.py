@@ -18,7 +18,7 @@ class Feature(Enum):
     sinks = "sinks"
     """One extra logit per head in the softmax denominator."""
     entmax = "entmax"
-    """alpha-entmax instead of softmax (Peters, Niculae and Martins, 2019; CPU only)."""
+    """alpha-entmax instead of softmax (Peters, Niculae and Martins, 2019)."""
     nan_safe = "nan_safe"
     """Non-finite rows of V never reach a query that does not see them, at a price (GPU only)."""
 

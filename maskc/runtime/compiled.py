@@ -125,7 +125,7 @@ class CompiledMask:
             softcap: scores become softcap * tanh(score / softcap) first; > 0.
             alibi_slopes: fp32 [Hq]; -slope * |p - k| joins the scores.
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
-            normalizer: "softmax", or "entmax" (on CPUs): weights are 0 below a threshold.
+            normalizer: "softmax", or "entmax" (forward: CPUs and sm_90a; backward: CPUs).
             alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
@@ -284,7 +284,7 @@ class CompiledMask:
         try:
             plan = self._planned(unit, *rest)
         except NotAddressable:
-            spare = self._whole.kernels.spare_unit()
+            spare = self._whole.kernels.spare_unit(features)
             if direction is Direction.backward or spare is None:
                 raise
             plan = self._planned(spare, *rest)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import ml_dtypes
 import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadOption, TargetNotBuilt
-from maskc.core.problem import Feature
+from maskc.core.bundle import WorkList
+from maskc.core.errors import BadOption, NotAddressable, TargetNotBuilt
+from maskc.core.problem import Direction, Feature
 from maskc.reference.attention import attention, gradients
 from maskc.runtime import CompiledMask
 from tests.support.bundles import bundle
 from tests.support.caches import binaries  # noqa: F401
+from tests.support.fake_cuda import Tensor
+from tests.support.fake_hopper import BACKWARD, FORWARD, SPARE, Machine, given
+from tests.support.fake_hopper import compiled as on_card
 
 pytestmark = pytest.mark.usefixtures("binaries")
 
@@ -125,19 +132,68 @@ def test_refused_options(options: dict, text: str) -> None:
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-def test_no_entmax_on_a_gpu_says_so(target: str) -> None:
-    import ml_dtypes
-
+@pytest.mark.parametrize(("target", "direction"), [("sm_80", "forward"), ("sm_90a", "backward")])
+def test_passes_without_entmax_say_so(target: str, direction: str) -> None:
     attn = mc.causal().compile(head_dim=64, target=target)
     q = np.zeros((1, 2, 4, 64), ml_dtypes.bfloat16)
+    call = attn if direction == "forward" else attn.backward
+    rest = () if direction == "forward" else (q, q[..., 0], q)
     with pytest.raises(TargetNotBuilt) as caught:
-        attn(q, q, q, normalizer="entmax")
+        call(q, q, q, *rest, normalizer="entmax")
     assert str(caught.value) == (
-        f"MC503 normalizer  target {target} has no entmax forward kernels yet: its kernels know "
-        "softmax only\n"
+        f"MC503 normalizer  target {target} has no entmax {direction} kernels yet: its kernels "
+        "know softmax only\n"
         "    hint: use target='cpu' with tensors on the CPU, or leave normalizer out"
     )
+
+
+# ------------------------------------------------------------------ on a Hopper, made up
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_hopper_runs_whole_rows(machine) -> None:
+    mask, tensors = on_card(), given(n=600)
+    mask(*tensors)
+    assert machine.driver.block.shared_items == 0
+    assert machine.driver.block.alpha_minus_1 == 0
+    cut = replace(FORWARD, work=WorkList(1 << 16, 2), row_floats=66)
+    mask = on_card(units=(cut, BACKWARD, SPARE))
+    mask(*tensors)
+    assert machine.driver.block.shared_items > 0
+    machine.launched()
+    mask(*tensors, normalizer="entmax", alpha=1.25)
+    assert machine.driver.block.shared_items == 0
+    assert machine.driver.block.alpha_minus_1 == 0.25
+    assert machine.launched() == [("attention_forward", 2 * 4 * 10, 384)]
+    assert machine.built[-1] == ("forward", "usual", ["entmax"])
+    mask(*tensors)
+    assert machine.driver.block.shared_items > 0
+    assert machine.driver.block.alpha_minus_1 == 0
+
+
+def test_a_hopper_streams_no_entmax(machine) -> None:
+    mask, tensors = on_card("band"), given(n=60)  # rows of one tile
+    mask(*tensors)
+    mask(*tensors, normalizer="entmax")
+    assert [name for _, name, _ in machine.built] == ["stream", "usual"]
+    mask.warmup(["entmax"])
+    assert len(machine.built) == 2
+
+
+def test_no_spare_kernel_stands_in_for_entmax(machine) -> None:
+    mask, tensors = on_card(), given()
+    with pytest.raises(TargetNotBuilt, match=r"no nan_safe forward kernels.*\n.*target='cpu'"):
+        mask(*tensors, normalizer="entmax", nan_safe=True)
+    odd = Tensor((2, 4, 150, 64), pointer=1 << 20, strides=(4 * 150 * 72, 150 * 72, 72, 1))
+    mask(odd, *tensors[1:])  # an ordinary view
+    huge = Tensor((2, 4, 150, 64), pointer=1 << 20, strides=(1 << 43, 1 << 20, 64, 1))
+    with pytest.raises(NotAddressable):
+        mask(huge, *tensors[1:], normalizer="entmax")
+    assert not any(text == "spare" for text, _, _ in machine.built)
 
 
 # ------------------------------------------------------------------ torch
@@ -207,6 +263,23 @@ def test_no_gradient_through_lse(backend: str | None) -> None:
     out, lse = run(*leaves())
     assert out.requires_grad
     assert not lse.requires_grad
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_no_backward_kernels_is_said_at_the_call(monkeypatch, compiling: bool) -> None:
+    monkeypatch.setattr("maskc.runtime.kernels._ENTMAX", {("cpu", Direction.forward)})
+    mask = mc.causal() & mc.window(3000)  # a handle that no other test has filled
+
+    def call(q, k, v):
+        return mc.attention(q, k, v, mask, normalizer="entmax")
+
+    torch._dynamo.reset()
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiling else call
+    with pytest.raises(TargetNotBuilt, match="cpu has no entmax backward kernels"):
+        run(*leaves())
+    with torch.no_grad():
+        assert run(*leaves()).shape == (1, 2, 30, 16)
     torch._dynamo.reset()
 
 
