@@ -57,6 +57,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 #ifndef WITH_SOFTCAP
@@ -67,6 +68,9 @@ struct Attention {
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
@@ -142,7 +146,8 @@ constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 232;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI)
+#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI \
+                && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE = WITH_SOFTCAP && GROUPS == 3 ? 0 : STREAM ? 1 : 2;
@@ -694,6 +699,10 @@ struct Shared {
     i32 first_word;           // of the block's first tile
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
+#if WITH_ENTMAX
+    u64 decided;
+    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+#endif
 };
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
@@ -718,6 +727,9 @@ struct Ring {
 
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
+#if WITH_ENTMAX
+    barrier_init(shared.decided, 4 * GROUPS);
+#endif
     for (int i = 0; i < Q_TILES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.q_free[i], GROUPS);
@@ -1058,7 +1070,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
+        float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
         const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
         const float higher = fmaxf(base, sink);
@@ -1073,7 +1086,9 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         share[r] = __fmul_rn(share[r], inverse);
         if (lane % 4 == 0 && query + 8 * r < p.n_q)
             lse[(query + 8 * r) * p.lse_stride[2]] =
-                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
+                empty ? MINUS_INFINITY
+                : WITH_ENTMAX ? base
+                              : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
@@ -1252,7 +1267,6 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     store(o, softmax.top, softmax.sum, unit, row, p, maps, tile, group);
     if (leader) stores_done<0>();
 }
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
@@ -1262,10 +1276,18 @@ attention_forward(const __grid_constant__ struct Attention p,
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
         give_registers<COPY_REGISTERS>();
+#if WITH_ENTMAX
+        if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
+#else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#endif
     } else {
         take_registers<COMPUTE_REGISTERS>();
+#if WITH_ENTMAX
+        compute_passes(shared, p, maps, group - 1);
+#else
         compute(shared, p, maps, group - 1);
+#endif
         store_empty(p);
     }
 }

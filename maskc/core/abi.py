@@ -75,6 +75,7 @@ FIELDS: tuple[Field, ...] = (
     Field("spacing", "float", "ALiBi's distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "read only by kernels built WITH_SOFTCAP"),
+    Field("alpha_minus_1", "float", "of entmax; read only by kernels built WITH_ENTMAX"),
 )  # fmt: skip
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (

@@ -23,10 +23,11 @@ from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.listed import Call, Planned
 from maskc.runtime.lister import Lister, Unlisted
-from maskc.runtime.making import Arrays, Maker, Pass
+from maskc.runtime.making import Arrays, Maker
 from maskc.runtime.parts import hold, parted_plan, pays
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
+    Pass,
     Place,
     Sound,
     check_call,
@@ -35,7 +36,7 @@ from maskc.runtime.prepare import (
     outputs_of,
     strides_of,
 )
-from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
+from maskc.runtime.signature import all_pointers, alpha_less_1, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING
 
 _REMEMBERED = 1024
@@ -50,6 +51,9 @@ class CompiledMask:
     Kernels are built on first use, or by `warmup`; later calls only launch, on the caller's
     current stream, and nothing waits. Arrays may be torch, CuPy or NumPy arrays, or anything with
     DLPack or `__cuda_array_interface__`; results follow q in library, device and dtype.
+
+    With alpha-entmax, a = alpha - 1, a row's weights are max(0, 1 + a * (score - lse)) ** (1 / a):
+    its lse is softmax's as alpha falls to 1, and the threshold tau of a * score is a * lse - 1.
 
     To capture a call in a CUDA graph, make one with the same shapes and data before.
     """
@@ -110,6 +114,8 @@ class CompiledMask:
         softcap: float | None = None,
         alibi_slopes: Any = None,
         sink_logits: Any = None,
+        normalizer: str = "softmax",
+        alpha: float | None = None,
         nan_safe: bool = False,
         **data: Any,
     ) -> Any:
@@ -117,13 +123,14 @@ class CompiledMask:
 
         Args:
             q: [B, Hq, Nq, D]; any strides with a contiguous last dimension, as for k and v.
-            k: [B, Hkv, Nkv, D], Hq a multiple of Hkv.
-            v: [B, Hkv, Nkv, Dv].
+            k, v: [B, Hkv, Nkv, D] and [B, Hkv, Nkv, Dv], Hq a multiple of Hkv.
             scale: factor of q . k; D^-1/2 when None.
             return_lse: also return the log-sum-exp of every row.
             softcap: scores become softcap * tanh(score / softcap) first; > 0.
             alibi_slopes: fp32 [Hq]; -slope * |p - k| joins the scores.
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
+            normalizer: "softmax", or "entmax" (forward: CPUs and sm_90a; backward: CPUs).
+            alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
             **data: the mask's data and parameters by name. Data are known by content: layouts
@@ -140,11 +147,9 @@ class CompiledMask:
         names, given = _QKV, [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
             names = with_heads(names, given, alibi_slopes, sink_logits)
-        if scale is not None:
-            scale = checks.number("scale", scale, positive=False)
-        if softcap is not None:
-            softcap = checks.number("softcap", softcap, positive=True)
-        key = (names, softcap is None, bool(nan_safe))
+        if scale is not None or softcap is not None:
+            scale, softcap = checks.numbers(scale, softcap)
+        key = (names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe))
         plan, lib, places = self._begin(key, given, data)
         q = given[0]
         sent, stream = plan.place(lib, q)
@@ -173,6 +178,8 @@ class CompiledMask:
         softcap: float | None = None,
         alibi_slopes: Any = None,
         sink_logits: Any = None,
+        normalizer: str = "softmax",
+        alpha: float | None = None,
         deterministic: bool = False,
         nan_safe: bool = False,
         **data: Any,
@@ -194,11 +201,10 @@ class CompiledMask:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
         names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
-        if scale is not None:
-            scale = checks.number("scale", scale, positive=False)
-        if softcap is not None:
-            softcap = checks.number("softcap", softcap, positive=True)
-        key = (names, softcap is None, bool(nan_safe), bool(deterministic))
+        if scale is not None or softcap is not None:
+            scale, softcap = checks.numbers(scale, softcap)
+        options = alpha_less_1(normalizer, alpha), bool(nan_safe), bool(deterministic)
+        key = (names, softcap is None, *options)
         plan, lib, places = self._begin(key, given, data)
         q = given[0]
         sent, stream = plan.place(lib, q)
@@ -228,7 +234,8 @@ class CompiledMask:
         """
         lib, signature, places = read(asked[0], given)
         if data or self._needs_data:
-            bound = self._bind(given, data, signature, places, listed and not asked[2])
+            listed = listed and not any(asked[2:4])  # entmax, nan_safe
+            bound = self._bind(given, data, signature, places, listed)
         else:
             bound = self._default
         signature += (bound.key, asked)
@@ -267,21 +274,21 @@ class CompiledMask:
         self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound
     ) -> Planned:
         """Check everything, build what is missing, prepare and remember."""
-        names, no_softcap, nan_safe, *deterministic = asked
+        names, no_softcap, alpha, nan_safe, *deterministic = asked
         views = {
             name: LIBRARIES[type(x)].view(x, name) for name, x in zip(names, given, strict=True)
         }
         direction = Direction.backward if "lse" in views else Direction.forward
-        features = features_asked(names, not no_softcap, nan_safe)
+        features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
         unit = self._whole.kernels.unit(direction, features)
         sizes = check_call(views, self.bundle, unit)
         ordered = LIBRARIES[type(given[0])].ordered
-        wanted = Pass(direction, features, any(deterministic), views["q"].device)
+        wanted = Pass(direction, features, any(deterministic), views["q"].device, alpha)
         rest = (wanted, views, sizes, bound, ordered)
         try:
             plan = self._planned(unit, *rest)
         except NotAddressable:
-            spare = self._whole.kernels.spare_unit()
+            spare = self._whole.kernels.spare_unit(features)
             if direction is Direction.backward or spare is None or bound.given is not None:
                 raise
             plan = self._planned(spare, *rest)
@@ -298,12 +305,12 @@ class CompiledMask:
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
         place = Place(sizes, strides_of(views, outputs))
         if not launches(sizes, direction):
-            return make_plan(bundle, unit, direction, None, wanted.device, place, bound.params,
-                             NOTHING, outputs)  # fmt: skip
+            return make_plan(bundle, unit, wanted, None, place, bound.params, NOTHING, outputs)
         if bound.given is not None:
             return self._lister.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
-        if unit.target == self.target.name and self._divides(unit, sizes, bound, arrays):
+        own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
+        if own and self._divides(unit, sizes, bound, arrays):
             spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
 
             def make(number: int, features: Features, part: Place) -> Plan:
@@ -338,11 +345,9 @@ class CompiledMask:
     def warmup(self, features: Iterable[Feature | str] = ()) -> None:
         """Build and load now what calls would build on first use; after it nothing compiles.
 
-        Sources are compiled side by side.
-
         Args:
             features: what the calls will ask for, all together: `softcap`, `alibi`, `sinks`,
-                `nan_safe`. Other combinations are other kernels: warm up each.
+                `entmax`, `nan_safe`. Other combinations are other kernels: warm up each.
 
         Raises:
             BadOption: an unknown feature.
@@ -352,7 +357,7 @@ class CompiledMask:
         device = current_device() if self.target.language == "cuda" else 0
         self._whole.kernels.build_all(wanted, device)
         own = self._whole.kernels.unit(Direction.forward, wanted).target == self.target.name
-        for number, maker in enumerate(self._parts if own else ()):
+        for number, maker in enumerate(self._parts if own and Feature.entmax not in wanted else ()):
             maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
 
     @property

@@ -35,9 +35,9 @@ from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Given, given_on, lists_of
 from maskc.runtime.launch_cuda import host_word
 from maskc.runtime.listed import LISTED, PARTS, ListedPlan
-from maskc.runtime.making import Maker, Pass
+from maskc.runtime.making import Maker
 from maskc.runtime.plans import ATTENTION, Output, Plan, Recent
-from maskc.runtime.prepare import Place, make_plan, mode_of
+from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.tables import Tables, make_tables
 
 _INT = 4
@@ -237,7 +237,7 @@ class Lister:
         bundle, kernels, index = self._maker.bundle, self._maker.kernels, wanted.device[1]
         backward, given = wanted.direction is Direction.backward, bound.given
         kept = self._kept(unit, place.sizes, bound.params, wanted.direction)
-        mode = mode_of(unit, wanted.direction, wanted.deterministic, kept)
+        mode = mode_of(unit, wanted, kept)
         making = Making(
             unit, place.sizes, given, backward, mode == "deterministic",
             dict(kept.parts)["row_tiles"].size,
@@ -246,8 +246,7 @@ class Lister:
             raise Unlisted
         kernel = kernels.get(unit, mode, wanted.features, index)
         tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
-        own = make_plan(bundle, unit, wanted.direction, kernel, wanted.device, place, bound.params,
-                        tables, outputs)  # fmt: skip
+        own = make_plan(bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
         own, room = _with_room(own, making)
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)

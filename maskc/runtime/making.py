@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
-from maskc.core.problem import Direction, Features
+from maskc.core.problem import Feature
 from maskc.core.target import Target
-from maskc.runtime.arrays import Device
 from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
-from maskc.runtime.prepare import Place, make_plan, mode_of
+from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, uncut
 from maskc.runtime.tables import Tables, make_tables
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Which pass a call is, and how it is to run."""
-
-    direction: Direction
-    features: Features
-    deterministic: bool
-    device: Device
-
 
 Arrays = Callable[[], Mapping[str, np.ndarray]]
 """The mask's data as int32 arrays, found when asked for."""
@@ -62,16 +49,16 @@ class Maker:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         rest = (wanted, place.sizes, bound, arrays)
-        unit = self._cheapest(unit, *rest)
+        if Feature.entmax in wanted.features:
+            unit = uncut(unit)
+        else:
+            unit = self._cheapest(unit, *rest)
         tables = self._bound(unit, *rest, not unit.ranges)
-        mode = mode_of(unit, wanted.direction, wanted.deterministic, tables)
+        mode = mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and unit.ranges:
             tables = self._bound(unit, *rest, True)
-        return make_plan(
-            self.bundle, unit, wanted.direction, kernel, wanted.device, place, bound.params,
-            tables, outputs,
-        )  # fmt: skip
+        return make_plan(self.bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
 
     def _cheapest(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
@@ -98,7 +85,7 @@ class Maker:
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
         direction = wanted.direction
-        key = (unit.key, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
             params = {name: bound.params[name] for name, _ in self.bundle.params}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
-from maskc.core.problem import Direction, Problem
+from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import (
@@ -84,6 +84,18 @@ class Sound:
 
 
 @dataclass(frozen=True, slots=True)
+class Pass:
+    """Which pass a call is, and how it is to run."""
+
+    direction: Direction
+    features: Features
+    deterministic: bool
+    device: Device
+    alpha_minus_1: float = 0.0
+    """Of entmax; 0 with softmax."""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """The tokens that a launch runs over: those of a call, or a part of them."""
 
@@ -101,9 +113,8 @@ class Place:
 def make_plan(
     bundle: Bundle,
     unit: SourceUnit,
-    direction: Direction,
+    wanted: Pass,
     kernel: Kernel | None,
-    device: Device,
     place: Place,
     params: Mapping[str, int],
     tables: Tables,
@@ -123,12 +134,13 @@ def make_plan(
     sizes, strides = place.sizes, place.strides
     block = _block(bundle, unit, strides, sizes, tables)
     block.spacing, block.joins = place.spacing, place.joins
+    block.alpha_minus_1 = wanted.alpha_minus_1
     steps, maps = (), None
     if kernel is not None and unit.modes:
         steps = kernel.steps(partial(_blocks, unit, sizes, tables))
         made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target)
         maps = kernel.maps(made, bundle.problem.dtype.value)
-    if kernel is not None and direction is Direction.backward:
+    if kernel is not None and wanted.direction is Direction.backward:
         if unit.modes:
             floats = _workspace(unit, sizes, tables)
         else:
@@ -137,9 +149,9 @@ def make_plan(
     elif kernel is not None and tables.work is not None and tables.work.parts:
         outputs = (*outputs, Output((tables.work.parts * unit.tile.q * unit.row_floats,)))
     return Plan(
-        direction=direction,
+        direction=wanted.direction,
         kernel=kernel,
-        device=device,
+        device=wanted.device,
         params=params,
         tables=tables,
         numbers=bytes(block),
@@ -180,11 +192,20 @@ def _blocks(
     return queries // unit.tile.q
 
 
-def mode_of(unit: SourceUnit, direction: Direction, deterministic: bool, tables: Tables) -> str:
+def uncut(unit: SourceUnit) -> SourceUnit:
+    """The same source for whole rows: what entmax makes of parts could not be merged."""
+    if unit.work is None:
+        return unit
+    return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
+
+
+def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables) -> str:
     """The name of the mode a call runs in."""
     names = dict(unit.modes)
-    if direction is Direction.backward:
-        return "deterministic" if deterministic and "deterministic" in names else "usual"
+    if wanted.direction is Direction.backward:
+        return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
+    if Feature.entmax in wanted.features:
+        return "usual"
     work, rule = tables.work, unit.work
     short = work is not None and rule is not None and work.mean < rule.stream_below
     return "stream" if short and "stream" in names else "usual"

@@ -22,8 +22,8 @@ FOLDER = Path(__file__).parents[2] / "patterns"
 PATTERNS = sorted(FOLDER.glob("*.py"))
 SM_80 = TARGETS["sm_80"]
 LIMIT = 99 * 1024
-NONE, ALL = frozenset(), frozenset(Feature)
-SINGLE = [frozenset({feature}) for feature in Feature]
+NONE, ALL = frozenset(), frozenset(Feature) - {Feature.entmax}
+SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 
 
 @cache

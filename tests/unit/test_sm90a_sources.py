@@ -37,7 +37,8 @@ PATTERNS = sorted(FOLDER.glob("*.py"))
 SM_90A = Target.named("sm_90a")
 FORWARD, BACKWARD = Direction.forward, Direction.backward
 NONE = frozenset()
-ALL = frozenset(Feature) - {Feature.nan_safe}  # which another target serves
+ALL = frozenset(Feature) - {Feature.nan_safe, Feature.entmax}
+"""The first is served by another target, the second is a kernel of its own: test_sm90a_entmax."""
 SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 CROWDED = {(BACKWARD, 64)}
 """Where soft-cap and ALiBi together are known to spill; see test_softcap_with_alibi."""
