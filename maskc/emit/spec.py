@@ -9,6 +9,7 @@ from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import Target
+from maskc.emit.boxes import BoxText
 
 
 class Iteration(Enum):
@@ -71,6 +72,8 @@ class KernelSpec:
     """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
     query_run: int = 1
     """The same of queries."""
+    boxes: BoxText | None = None
+    """Where tiles are boxes of a grid: partial ones then come as bits by coordinates."""
     schedule: object = None
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
@@ -80,10 +83,15 @@ class KernelSpec:
 
     @property
     def intervals(self) -> int:
-        """Intervals that a row's live pairs consist of at most; 0 where pairs must be tested."""
-        if any(shape.key_bounds is None for shape in self.shapes):
+        """Intervals that a row's live pairs consist of at most; 0 where they are no help."""
+        if self.boxes is not None or any(shape.key_bounds is None for shape in self.shapes):
             return 0
         return max(len(shape.key_bounds or ()) for shape in self.shapes)
+
+    @property
+    def tests_pairs(self) -> bool:
+        """Whether the predicate decides in partial tiles (sm_90a)."""
+        return not self.distances and not self.intervals and self.boxes is None
 
     @property
     def short_formulas(self) -> bool:
@@ -99,6 +107,5 @@ class KernelSpec:
     @property
     def crowded(self) -> bool:
         """Whether pairs are tested by a long formula where registers are few (sm_90a)."""
-        tests_pairs = not self.distances and not self.intervals
         few = getattr(self.schedule, "registers", (255,))[0] < 160
-        return few and tests_pairs and not self.short_formulas
+        return few and self.tests_pairs and not self.short_formulas

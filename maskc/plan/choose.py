@@ -8,6 +8,7 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
+from maskc.core.boxes import Boxes
 from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
@@ -16,7 +17,8 @@ from maskc.ir.relayout import Extents, parts
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
-from maskc.plan.cost import SMALL, WHEN, costs_of
+from maskc.plan.boxes import box_note, boxes_for, grid_masks
+from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
 from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
@@ -32,15 +34,23 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("cpu", _FORWARD, ""): cpu.schedule,
     ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
+    ("sm90a", _FORWARD, GRID): sm90a.forward_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
+    ("sm90a", _BACKWARD, GRID): backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
 _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
-    "sm_90a": (("sm_90a", _FORWARD, SMALL), ("sm_90a", _BACKWARD, ""), ("sm_80", _FORWARD, "")),
+    "sm_90a": (
+        ("sm_90a", _FORWARD, GRID),
+        ("sm_90a", _FORWARD, SMALL),
+        ("sm_90a", _BACKWARD, ""),
+        ("sm_90a", _BACKWARD, GRID),
+        ("sm_80", _FORWARD, ""),
+    ),
 }
-"""For a target the sources that go along: its smaller tiles, its other pass, and what runs calls
-it cannot."""
+"""For a target the sources that go along: boxes of a grid, its smaller tiles, its other pass, and
+what runs calls it cannot."""
 
 
 _PARTED = ("cpu", "sm90a")
@@ -57,19 +67,36 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         MaskcError: the target has no kernel for this problem.
     """
     main = _plan(heads, problem, target, _FORWARD, "")
-    also = tuple(
+    made = (
         _plan(heads, problem, TARGETS[name], direction, form)
         for name, direction, form in _ALONG.get(target.name, ())
-        if (whole or name == target.name)
+        if (whole or (name == target.name and form != GRID))
         and (form != SMALL or problem.head_dim in sm90a.SMALL_HEAD_DIMS)
     )
+    also = tuple(each for each in made if each.form != GRID or each.boxes is not None)
     if whole:
         main = replace(main, parts=_parts(heads, problem, target))
-    small = [each for each in also if each.form == SMALL]
-    if not small:
+    return _with_choice(main, also)
+
+
+def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
+    """The plan and those that go along, with costs where a call chooses between two of a pass."""
+    chosen = {each.direction for each in also if each.form}
+    also = tuple(
+        replace(each, costs=costs_of(each))
+        if each.target == main.target and each.direction in chosen else each
+        for each in also
+    )  # fmt: skip
+    others = [each for each in also if each.form and each.direction is main.direction]
+    if not others:
         return replace(main, also=also)
-    reasons = (*main.reasons, *(f"or {each.schedule.reason}: {WHEN}" for each in small))
+    reasons = (*main.reasons, *map(_why_other, others))
     return replace(main, also=also, costs=costs_of(main), reasons=reasons)
+
+
+def _why_other(plan: Plan) -> str:
+    how = f"boxes of a grid, {box_note(plan.boxes)}" if plan.boxes else plan.schedule.reason
+    return f"or {how}: {WHEN}"
 
 
 def _plan(
@@ -93,14 +120,30 @@ def _plan(
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     by_distance = _with_distances(masks) if target.family == "sm90a" else None
     masks, distances = by_distance or masks, by_distance is not None
-    made = Plan(
+    boxes = None
+    if form == GRID:
+        masks, boxes, distances = *_with_boxes(masks, schedule, direction, runs), False
+    return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
             *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
-        ), distances, runs, direction, form,
+        ), distances, runs, direction, form, boxes=boxes,
     )  # fmt: skip
-    return replace(made, costs=costs_of(made)) if form else made
+
+
+def _with_boxes(
+    masks: tuple[PlannedMask, ...], schedule: Schedule, direction: Direction, runs: tuple[int, int]
+) -> tuple[tuple[PlannedMask, ...], Boxes | None]:
+    """The masks as products over the axes of a grid, and its boxes; None where they are no such
+    products, or tiles of consecutive tokens are as good."""
+    tile = schedule.tile
+    found = grid_masks(tuple(mask.ir for mask in masks))
+    if not found or not (runs[0] % tile.k or runs[1] % tile.q):
+        return masks, None
+    seen = schedule.score_queries if direction is _BACKWARD else tile.k
+    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(masks, found, strict=True))
+    return masks, boxes_for(found, tile, seen, direction)
 
 
 _PASS = 4

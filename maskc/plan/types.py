@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.analysis.facts import MaskFacts
+from maskc.core.boxes import Boxes
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.cost import Cost
+from maskc.core.expr import Expr
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
@@ -49,6 +51,9 @@ class PlannedMask:
     """Per tile row and per tile column, over the lifted constants."""
     intervals: tuple[Interval, ...] | None = None
     """Intervals whose union is the mask, row by row and column by column; None: no such few."""
+    axes: tuple[Expr, ...] = ()
+    """The same as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
+    plan's tiles are boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class Plan:
     parts: tuple[PlannedPart, ...] = ()
     """The same mask in parts, of which some run over residue classes; none where that is no help
     or the family cannot."""
+    boxes: Boxes | None = None
+    """Where tiles are boxes of a grid instead of consecutive tokens."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

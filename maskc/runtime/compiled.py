@@ -22,7 +22,7 @@ from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.making import Arrays, Maker, Pass
-from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays
+from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays, whole_plan
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
     Place,
@@ -306,6 +306,7 @@ class CompiledMask:
                 maker = self._parts[number]
                 source = maker.kernels.unit(direction, features)
                 asked = replace(wanted, features=features)
+                source = maker.chosen(source, asked, part.sizes, bound, arrays)
                 return maker.plan(source, asked, bound, arrays, part, spared)
 
             # A stride of a class that no tensor map can have: such a call runs whole.
@@ -314,7 +315,7 @@ class CompiledMask:
                     bundle.parts, direction, wanted.features, place,
                     bundle.problem.dtype.itemsize, outputs, make,
                 )  # fmt: skip
-        return self._whole.plan(unit, wanted, bound, arrays, place, outputs)
+        return whole_plan(self._whole, unit, wanted, bound, arrays, place, outputs)
 
     def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, arrays: Arrays) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""

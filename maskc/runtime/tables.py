@@ -33,6 +33,7 @@ from maskc.layout import (
     sequence_arrays,
     stack_spans,
 )
+from maskc.layout.boxes import axis_relations, box_layout, box_words
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 
@@ -150,9 +151,10 @@ def make_tables(
     slots = tuple(make_slot(name, arrays[name], bundle.data, sizes) for name in bundle.arrays)
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    parts = [("mask_args", _mask_args(cases, values))]
-    if of_head is not None:
-        parts.append(("head_variant", of_head))
+    heads = [] if of_head is None else [("head_variant", of_head)]
+    parts = [("mask_args", _mask_args(cases, values)), *heads]
+    if unit.boxes is not None:
+        return _box_tables(unit, parts, cases, of_head, sizes, params, direction)
     if unit.distances:
         words = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
         parts.append(("distances", np.concatenate(words)))
@@ -179,11 +181,32 @@ def make_tables(
             spans = stack_spans([_spans(recipe, sizes, params, own, backward)
                                  for recipe, own in seen])  # fmt: skip
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
-        items = np.concatenate([work.items, work.merges])
-        parts += [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
+        parts += _work_parts(work)
         if unit.costs and not per_sequence(bundle, arrays):
             tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
+
+
+def _box_tables(
+    unit: SourceUnit, parts: list[tuple[str, np.ndarray]], cases: tuple[Case, ...],
+    of_head: np.ndarray | None, sizes: Sizes, params: Mapping[str, int], direction: Direction,
+) -> Tables:  # fmt: skip
+    """The rest for tiles that are boxes; masks with data have none."""
+    backward, boxes = direction is Direction.backward, unit.boxes
+    grid = boxes.grid(sizes.n_q)
+    relations = [axis_relations(case.variant.axes, grid, params) for case in cases]
+    words = [box_words(boxes, each, keys=backward) for each in relations]
+    layouts = [box_layout(boxes, each) for each in relations]
+    parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
+    spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
+    work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
+    parts += _work_parts(work)
+    return Tables(tuple(parts), (), 0, {}, work, _tally_of_lists(layouts))
+
+
+def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:
+    items = np.concatenate([work.items, work.merges])
+    return [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:

@@ -1,0 +1,75 @@
+"""Tiles as boxes of a grid of tokens, instead of consecutive tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+MOST_ALONG = 2048
+"""Largest extent of a grid: what kernels read of an axis grows with its square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """How tiles lie in a grid whose tokens are numbered row by row.
+
+    Axes come outermost first, as the numbering has them. The first axis has as many steps as
+    tokens allow, the others are constant.
+    """
+
+    extents: tuple[int, ...]
+    """Of all axes but the first."""
+    q: tuple[int, ...]
+    """Extents of a tile of queries, the first axis included."""
+    k: tuple[int, ...]
+    """The same of keys."""
+    seen: int
+    """Columns of a tile that a warpgroup looks at at once: keys, or queries in a backward pass."""
+
+    @property
+    def period(self) -> int:
+        """Tokens of one step along the first axis."""
+        return prod(self.extents)
+
+    @property
+    def folds(self) -> bool:
+        """Whether copies have no dimension left for sequences, which are then as heads."""
+        return len(self.extents) > 1
+
+    def hold(self, n_q: int, n_kv: int) -> bool:
+        """Whether so many queries and keys are one grid that kernels can run over."""
+        along = n_q // self.period
+        whole = n_q == n_kv and n_q == along * self.period
+        return whole and along > 0 and max(along, *self.extents) <= MOST_ALONG
+
+    def grid(self, tokens: int) -> tuple[int, ...]:
+        """Extents of all axes."""
+        return (tokens // self.period, *self.extents)
+
+    def counts(self, tokens: int) -> tuple[int, int]:
+        """Tiles of queries, and of keys."""
+        grid = self.grid(tokens)
+        return prod(boxes_along(grid, self.q)), prod(boxes_along(grid, self.k))
+
+
+def boxes_along(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    """How many boxes cover each axis; the last ones may reach beyond."""
+    return tuple(-(-extent // side) for extent, side in zip(grid, box, strict=True))
+
+
+def steps_of(box: tuple[int, ...]) -> tuple[int, ...]:
+    """How far apart neighbours on each axis are where a box is numbered row by row."""
+    return tuple(prod(box[axis + 1 :]) for axis in range(len(box)))
+
+
+def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
+    """The box that the first `tokens` tokens of a box are; None where they are none."""
+    sides: list[int] = []
+    left = tokens
+    for side in reversed(box):
+        own = side if left % side == 0 else left
+        if side % own:
+            return None
+        sides.insert(0, own)
+        left //= own
+    return tuple(sides) if left == 1 else None
