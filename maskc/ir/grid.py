@@ -46,6 +46,7 @@ def grid_mask(keep: Expr) -> GridMask | None:
     """
     if E.arrays(keep):
         return None
+    keep = E.transform(keep, _reduced)
     terms = keep.terms if isinstance(keep, E.All) else (keep,)
     cuts = _cuts([_extent(list(_spans(term))) for term in terms])
     while len(cuts) > MOST_AXES:
@@ -63,6 +64,15 @@ def grid_mask(keep: Expr) -> GridMask | None:
         axes.insert(0, found)
     extents = (high // low for low, high in pairwise(cuts))
     return GridMask(tuple(extents)[::-1], tuple(axes))
+
+
+def _reduced(node: Expr) -> Expr | None:
+    """(t + 5) mod 8 as (t mod 8 + 5) mod 8, which reads a coordinate of t."""
+    if not isinstance(node, E.Mod) or not isinstance(node.num, E.Sum):
+        return None
+    terms = ((factor, E.transform(term, _reduced)) for factor, term in node.num.terms)
+    moved = ((factor, E.mod(term, node.den) if _span(term) else term) for factor, term in terms)
+    return E.mod(E.linear(node.num.const, moved), node.den)
 
 
 def _span(node: Expr) -> _Span | None:

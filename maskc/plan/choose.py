@@ -8,7 +8,6 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
-from maskc.core.boxes import Boxes
 from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
@@ -34,23 +33,19 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("cpu", _FORWARD, ""): cpu.schedule,
     ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
-    ("sm90a", _FORWARD, GRID): sm90a.forward_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
-    ("sm90a", _BACKWARD, GRID): backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
 _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
     "sm_90a": (
-        ("sm_90a", _FORWARD, GRID),
         ("sm_90a", _FORWARD, SMALL),
         ("sm_90a", _BACKWARD, ""),
-        ("sm_90a", _BACKWARD, GRID),
         ("sm_80", _FORWARD, ""),
     ),
 }
-"""For a target the sources that go along: boxes of a grid, its smaller tiles, its other pass, and
-what runs calls it cannot."""
+"""For a target the sources that go along: its smaller tiles, its other pass, and what runs calls
+it cannot."""
 
 
 _PARTED = ("cpu", "sm90a")
@@ -67,14 +62,15 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         MaskcError: the target has no kernel for this problem.
     """
     main = _plan(heads, problem, target, _FORWARD, "")
-    made = (
+    also = tuple(
         _plan(heads, problem, TARGETS[name], direction, form)
         for name, direction, form in _ALONG.get(target.name, ())
-        if (whole or (name == target.name and form != GRID))
+        if (whole or name == target.name)
         and (form != SMALL or problem.head_dim in sm90a.SMALL_HEAD_DIMS)
     )
-    also = tuple(each for each in made if each.form != GRID or each.boxes is not None)
     if whole:
+        forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
+        also = tuple(filter(None, (forward, *also, *others)))
         main = replace(main, parts=_parts(heads, problem, target))
     return _with_choice(main, also)
 
@@ -120,30 +116,30 @@ def _plan(
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     by_distance = _with_distances(masks) if target.family == "sm90a" else None
     masks, distances = by_distance or masks, by_distance is not None
-    boxes = None
-    if form == GRID:
-        masks, boxes, distances = *_with_boxes(masks, schedule, direction, runs), False
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
             *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
-        ), distances, runs, direction, form, boxes=boxes,
+        ), distances, runs, direction, form,
     )  # fmt: skip
 
 
-def _with_boxes(
-    masks: tuple[PlannedMask, ...], schedule: Schedule, direction: Direction, runs: tuple[int, int]
-) -> tuple[tuple[PlannedMask, ...], Boxes | None]:
-    """The masks as products over the axes of a grid, and its boxes; None where they are no such
-    products, or tiles of consecutive tokens are as good."""
-    tile = schedule.tile
-    found = grid_masks(tuple(mask.ir for mask in masks))
-    if not found or not (runs[0] % tile.k or runs[1] % tile.q):
-        return masks, None
-    seen = schedule.score_queries if direction is _BACKWARD else tile.k
-    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(masks, found, strict=True))
-    return masks, boxes_for(found, tile, seen, direction)
+def _in_boxes(plan: Plan) -> Plan | None:
+    """The same in boxes of a grid; None where the masks are no products over one, or tiles of
+    consecutive tokens are as good."""
+    if plan.target.family != "sm90a":
+        return None
+    tile, schedule = plan.tile, plan.schedule
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
+        return None
+    seen = schedule.score_queries if plan.direction is _BACKWARD else tile.k
+    boxes = boxes_for(found, tile, seen, plan.direction)
+    if boxes is None:
+        return None
+    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
+    return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False)
 
 
 _PASS = 4

@@ -105,11 +105,11 @@ def test_heads_with_masks_of_their_own():
     masks = [FLAT["image"], FLAT["strides"], FLAT["image"], FLAT["causal"]]
     each = mc.per_head(masks)
     attn = compiled(each, 128, heads=4, mode="grid")
-    live = torch.stack([live_pairs(mask, 260, 260) for mask in masks])
+    live = live_pairs(each, 260, 260, heads=4)
     check(attn, tensors(260, 260, 128, half("bfloat16"), 3), live)
-    solids = [SOLID["video"], SOLID["groups"]] * 2
-    attn = compiled(mc.per_head(solids), 128, heads=4, mode="grid")
-    live = torch.stack([live_pairs(mask, 630, 630) for mask in solids])
+    each = mc.per_head([SOLID["video"], SOLID["groups"]] * 2)
+    attn = compiled(each, 128, heads=4, mode="grid")
+    live = live_pairs(each, 630, 630, heads=4)
     check(attn, tensors(630, 630, 128, half("bfloat16"), 3), live)
 
 

@@ -83,6 +83,8 @@ def test_other_patterns():
 
 def test_an_axis_of_which_nothing_is_said():
     same(mc.where(lambda q, k: k % 7 <= q % 7), (7,))
+    same(mc.where(lambda q, k: (k % 7 == 3) & (q // 7 - k // 7 < 2)), (7,))
+    same(mc.where(lambda q, k: (q // 7 == k // 7) & ((q + 2 * k) % 7 == 3)), (7,))
     same(mc.where(lambda q, k: (k // 7 <= q // 7) & (q // 7 < mc.n_kv // 7 - 1)), (7,))
 
 

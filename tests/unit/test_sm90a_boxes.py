@@ -177,3 +177,4 @@ def test_a_generated_module_has_the_boxes(tmp_path, monkeypatch):
     assert [unit.boxes for unit in again.units] == [unit.boxes for unit in bundle.units]
     assert [unit.maps for unit in again.units] == [unit.maps for unit in bundle.units]
     assert prod(again.units[1].boxes.q) == 128
+    assert again.unit("sm_90a", Direction.backward).boxes is None
