@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
 
 MOST_ALONG = 2048
 """Largest extent of a grid: what kernels read of an axis grows with its square."""
@@ -73,3 +80,22 @@ def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
         sides.insert(0, own)
         left //= own
     return tuple(sides) if left == 1 else None
+
+
+def axis_relations(
+    axes: Sequence[Expr], grid: tuple[int, ...], params: Mapping[str, object]
+) -> list[np.ndarray]:
+    """For every axis which coordinates of queries see which of keys: bool [extent, extent].
+
+    Args:
+        axes: over q, k, n_q, n_kv (the extent of the first axis) and parameters.
+        grid: extents of all axes.
+        params: values of parameters; others keep their defaults.
+    """
+    found = []
+    for formula, extent in zip(axes, grid, strict=True):
+        own = np.arange(extent)
+        env = {**E.params(formula), **params, "n_q": grid[0], "n_kv": grid[0]}
+        live = evaluate(formula, {**env, "q": own[:, None], "k": own[None, :]})
+        found.append(np.broadcast_to(np.asarray(live, bool), (extent, extent)))
+    return found

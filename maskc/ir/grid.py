@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from maskc.core import expr as E
@@ -39,6 +40,7 @@ class _Span:
     """A multiple of low; None: t // low."""
 
 
+@cache
 def grid_mask(keep: Expr) -> GridMask | None:
     """The mask as a product over two or three axes; None where the formula does not show one.
 

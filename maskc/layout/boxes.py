@@ -7,39 +7,17 @@ is live if a bit of every axis is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
 import numpy as np
 
-from maskc.core import expr as E
 from maskc.core.boxes import Boxes, boxes_along, steps_of
 from maskc.core.errors import TooManyTiles
-from maskc.core.evaluate import evaluate
-from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL, BlockLayout, frozen
 from maskc.core.problem import TileShape
-
-
-def axis_relations(
-    axes: Sequence[Expr], grid: tuple[int, ...], params: Mapping[str, object]
-) -> list[np.ndarray]:
-    """For every axis which coordinates of queries see which of keys: bool [extent, extent].
-
-    Args:
-        axes: over q, k, n_q, n_kv (the extent of the first axis) and parameters.
-        grid: extents of all axes.
-        params: values of parameters; others keep their defaults.
-    """
-    found = []
-    for formula, extent in zip(axes, grid, strict=True):
-        own = np.arange(extent)
-        env = {**E.params(formula), **params, "n_q": grid[0], "n_kv": grid[0]}
-        live = evaluate(formula, {**env, "q": own[:, None], "k": own[None, :]})
-        found.append(np.broadcast_to(np.asarray(live, bool), (extent, extent)))
-    return found
 
 
 @dataclass(frozen=True, eq=False)

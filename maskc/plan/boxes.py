@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import product
 from math import prod
 
-from maskc.core.boxes import MOST_ALONG, Boxes, sub_box
+from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
 from maskc.core.problem import Direction, TileShape
 from maskc.ir.grid import GridMask, grid_mask
 from maskc.ir.types import MaskIR
-from maskc.layout.boxes import axis_relations, sides
+from maskc.layout.boxes import sides
 
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
@@ -23,15 +22,10 @@ _LONGEST = 256
 
 def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
     """Masks as products over the axes of one grid; none where some mask is no such product."""
-    found = [_grid_mask(ir) for ir in masks]
+    found = [grid_mask(ir.keep) for ir in masks]
     if None in found or len({mask.extents for mask in found if mask}) > 1:
         return ()
     return tuple(mask for mask in found if mask)
-
-
-@cache
-def _grid_mask(ir: MaskIR) -> GridMask | None:
-    return grid_mask(ir.keep)
 
 
 def boxes_for(

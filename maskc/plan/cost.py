@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from maskc.core.boxes import axis_relations
 from maskc.core.cost import Cost, Tally, cheapest, cycles
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
@@ -56,7 +57,7 @@ def tally_of(layouts: list[BlockLayout]) -> Tally:
 def layout_at(plan: Plan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
     """The tiles of one of a plan's masks, which reads no data, at parameters' defaults."""
     from maskc.layout import build
-    from maskc.layout.boxes import axis_relations, box_layout
+    from maskc.layout.boxes import box_layout
 
     if plan.boxes is None:
         return build(mask.recipe, n_q, n_kv, {}, {})

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from maskc.core.boxes import axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
 from maskc.core.data import DataDecl
@@ -33,7 +34,7 @@ from maskc.layout import (
     sequence_arrays,
     stack_spans,
 )
-from maskc.layout.boxes import axis_relations, box_layout, box_words
+from maskc.layout.boxes import box_layout, box_words
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 

@@ -12,14 +12,14 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.build import build
-from maskc.core.boxes import Boxes
+from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAddressable
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
 from maskc.emit.module import module_files
-from maskc.layout.boxes import axis_relations, box_layout
+from maskc.layout.boxes import box_layout
 from maskc.plan.explain import explain
 from maskc.plan.sm90a_backward import backward_schedule
 from maskc.runtime import tensor_maps
