@@ -96,7 +96,7 @@ def _words(
     steps, found, start = steps_of((1, *counts)), [], 0
     for axis in range(len(counts), 0, -1):
         along = _times(_digit("box", steps[axis], counts[axis - 1]), lengths[axis - 1])
-        found.append(f"{start} + ({along} + at.{names[axis]}) * {quads}")
+        found.append(f"{f'{start} + ' if start else ''}({along} + at.{names[axis]}) * {quads}")
         start += counts[axis - 1] * lengths[axis - 1] * quads
     found.append(f"{start} + ({_digit('box', steps[0], 0)} * rows + at.{names[0]}) * {quads}")
     return tuple(found), start
