@@ -185,10 +185,13 @@ class SourceUnit:
         modes = dict(self.modes)
         return modes.get(name) or modes["usual"]
 
+    def offers(self, features: Features) -> bool:
+        """Whether it has them; ALiBi's distances are not those of a grid."""
+        return self.boxes is None or Feature.alibi not in features
+
     def serves(self, features: Features, n_q: int, n_kv: int) -> bool:
-        """Whether it can run such a call; ALiBi's distances are not those of a grid."""
-        boxes = self.boxes
-        return boxes is None or (Feature.alibi not in features and boxes.hold(n_q, n_kv))
+        """Whether it can run such a call."""
+        return self.offers(features) and (self.boxes is None or self.boxes.hold(n_q, n_kv))
 
     def tiles(self, n_q: int, n_kv: int) -> tuple[int, int]:
         """Tile rows and tile columns."""

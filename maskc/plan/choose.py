@@ -71,7 +71,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     if whole:
         forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
         also = tuple(filter(None, (forward, *also, *others)))
-        main = replace(main, parts=_parts(heads, problem, target))
+        reasons = main.reasons if forward else (*main.reasons, *_why_no_boxes(main))
+        main = replace(main, parts=_parts(heads, problem, target), reasons=reasons)
     return _with_choice(main, also)
 
 
@@ -83,16 +84,24 @@ def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
         if each.target == main.target and each.direction in chosen else each
         for each in also
     )  # fmt: skip
-    others = [each for each in also if each.form and each.direction is main.direction]
-    if not others:
-        return replace(main, also=also)
-    reasons = (*main.reasons, *map(_why_other, others))
-    return replace(main, also=also, costs=costs_of(main), reasons=reasons)
+    reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
+    costs = costs_of(main) if main.direction in chosen else ()
+    return replace(main, also=also, costs=costs, reasons=reasons)
 
 
 def _why_other(plan: Plan) -> str:
     how = f"boxes of a grid, {box_note(plan.boxes)}" if plan.boxes else plan.schedule.reason
-    return f"or {how}: {WHEN}"
+    which = "backward: " if plan.direction is _BACKWARD else ""
+    return f"{which}or {how}: {WHEN}"
+
+
+def _why_no_boxes(plan: Plan) -> tuple[str, ...]:
+    """Something to say only of products over a grid."""
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or plan.target.family != "sm90a":
+        return ()
+    grid = " x ".join(map(str, ("N", *found[0].extents)))
+    return (f"a product over a grid of {grid}: tiles of consecutive tokens are as good as boxes",)
 
 
 def _plan(

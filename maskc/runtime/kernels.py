@@ -125,6 +125,7 @@ class Kernels:
         jobs = {
             (unit.key, mode): (unit, mode)
             for unit in units
+            if unit.offers(features)
             for mode in (dict(unit.modes) or ("usual",))
         }
         if len(jobs) == 1:
