@@ -69,6 +69,16 @@ def steps_of(box: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(box[axis + 1 :]) for axis in range(len(box)))
 
 
+def tokens_of(grid: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """int64 [boxes, tokens of a box]: the tokens of every box; -1 beyond the grid."""
+    counts = boxes_along(grid, box)
+    at = np.indices((*counts, *box)).reshape(2, len(grid), prod(counts), prod(box))
+    sides = np.reshape(box, (-1, 1, 1))
+    points, extents = at[0] * sides + at[1], np.reshape(grid, (-1, 1, 1))
+    tokens = np.ravel_multi_index(tuple(np.minimum(points, extents - 1)), grid)
+    return np.where((points < extents).all(axis=0), tokens, -1)
+
+
 def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
     """The box that the first `tokens` tokens of a box are; None where they are none."""
     sides: list[int] = []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc import driver
+from maskc.analysis.counts import count_pairs
 from maskc.core.evaluate import evaluate
 from maskc.ir.grid import MOST_AXES, GridMask, grid_mask
 
@@ -122,3 +123,13 @@ def test_what_is_no_product(mask):
 @pytest.mark.parametrize("name", ["axial", "natten_1d", "longformer", "full"])
 def test_patterns_that_are_none(name):
     assert grid_mask(driver.lowered(pattern(name)()).keep) is None
+
+
+@pytest.mark.parametrize("n", [126, 127, 42, 0])
+def test_pairs_are_counted_axis_by_axis(n):
+    """And otherwise where the lengths are no grid."""
+    mask = pattern("natten_3d")(height=6, width=7, kernel=(2, 3, 4), stride=(1, 2, 1))
+    assert mask.count(n) == int(mask.dense(n).sum())
+    keep = driver.lowered(mask).keep
+    assert n % 42 or count_pairs(keep, n, n, {}) == int(mask.dense(n).sum())
+    assert mask.count(42, 84) == int(mask.dense(42, 84).sum())

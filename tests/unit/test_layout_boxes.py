@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskc.core.boxes import MOST_ALONG, Boxes, boxes_along, steps_of, sub_box
+from maskc.core.boxes import MOST_ALONG, Boxes, boxes_along, steps_of, sub_box, tokens_of
 from maskc.core.layout import FULL, PARTIAL
 from maskc.layout.boxes import box_layout, box_words, sides
 from tests.support.host_bits import places
@@ -120,6 +120,13 @@ def test_the_first_tokens_of_a_box(box, tokens, want):
         first = np.array([np.ravel_multi_index(at, box) for at in np.ndindex(*want)])
         np.testing.assert_array_equal(first, np.arange(tokens))
     assert steps_of(box)[-1] == 1
+
+
+@pytest.mark.parametrize(("grid", "box"), [
+    ((5, 20), (4, 8)), ((1, 7), (2, 4)), ((3, 9, 10), (2, 4, 4)), ((4, 8, 8), (4, 8, 8)),
+])  # fmt: skip
+def test_tokens_of_boxes(grid, box):
+    np.testing.assert_array_equal(tokens_of(grid, box).ravel(), places(grid, box))
 
 
 def test_which_lengths_are_a_grid():

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.core.boxes import Boxes
+from maskc.core.errors import CheckFailed
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS
+from maskc.runtime import tables as runtime_tables
 from maskc.runtime.binding import Binder
 from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Maker, Pass
 from maskc.runtime.parts import slices
+from maskc.runtime.tables import make_tables
 
 SM_90A = TARGETS["sm_90a"]
 FLAT = mc.load(Path(__file__).parents[2] / "patterns" / "natten_2d.py")["natten_2d"]
@@ -59,6 +64,29 @@ def test_sequences_one_by_one(tokens_first, features, by_head):
 def test_nothing_is_moved_unless_asked():
     (found,) = slices(1, SIZES, strides(True), 2, NONE)
     assert (found.sizes, found.strides, found.shifts) == (SIZES, strides(True), {})
+
+
+# ------------------------------------------------------------------ checks
+
+
+def tables(n: int, direction: Direction):
+    mask = FLAT(width=20, kernel=(5, 7))
+    problem = driver.problem(128, None, None, "bfloat16")
+    bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
+    (unit,) = (unit for unit in bundle.choice("sm_90a", direction) if unit.boxes)
+    return make_tables(bundle, unit, Sizes(1, 1, 1, n, n), {}, {}, direction, True)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_layouts_are_checked(monkeypatch, direction):
+    monkeypatch.setenv("MASKC_CHECK", "1")
+    for n in (20, 260, 740):
+        tables(n, direction)
+    whole = runtime_tables.box_layout
+    full = whole(Boxes((20,), (8, 16), (8, 16), 128), [np.ones((13, 13)), np.ones((20, 20))])
+    monkeypatch.setattr(runtime_tables, "box_layout", lambda *_: full)
+    with pytest.raises(CheckFailed, match=r"(full|empty), which it is not"):
+        tables(260, direction)
 
 
 # ------------------------------------------------------------------ choice
