@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
-from pathlib import Path
 
 import jinja2
 
-import maskc
+from maskc.core.package import template_folder
 from maskc.emit.spec import KernelSpec
-
-
-def template_folder() -> Path:
-    """templates/ inside an installed wheel, or beside the package in a checkout."""
-    package = Path(maskc.__file__).resolve().parent
-    inside = package / "templates"
-    return inside if inside.is_dir() else package.parent / "templates"
 
 
 def _finalize(value: object) -> object:

@@ -144,7 +144,7 @@ def _of_heads(
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
-    from maskc.ir.lower import differs_by_head
+    from maskc.ir.heads import differs_by_head
 
     if not differs_by_head(mask):
         return [driver.lowered(mask, 0)]
