@@ -16,6 +16,7 @@ from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAddressable
+from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
 from maskc.emit.module import module_files
@@ -177,4 +178,5 @@ def test_a_generated_module_has_the_boxes(tmp_path, monkeypatch):
     assert [unit.boxes for unit in again.units] == [unit.boxes for unit in bundle.units]
     assert [unit.maps for unit in again.units] == [unit.maps for unit in bundle.units]
     assert prod(again.units[1].boxes.q) == 128
+    assert from_text(to_text(bundle)) == bundle
     assert again.unit("sm_90a", Direction.backward).boxes is None
