@@ -69,6 +69,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     a product over a grid of N x 64: tiles of consecutive tokens are as good as boxes
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)

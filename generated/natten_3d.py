@@ -6,8 +6,8 @@ Mask: where(lambda q, k: (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2
       % 16 - 2) & (max(min(q % 16, 13), 2) >= k % 16 - 2))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-natten_3d.cpu.c, natten_3d.sm_80.cu, natten_3d.sm_90a.cu, natten_3d.sm_90a_small.cu,
-natten_3d.sm_90a_backward.cu.
+natten_3d.cpu.c, natten_3d.sm_80.cu, natten_3d.sm_90a.cu, natten_3d.sm_90a_grid.cu,
+natten_3d.sm_90a_small.cu, natten_3d.sm_90a_backward.cu, natten_3d.sm_90a_grid_backward.cu.
 """
 
 from pathlib import Path
@@ -20,8 +20,10 @@ SOURCE = {
     "cpu": (_HERE / "natten_3d.cpu.c").read_text(),
     "sm_80": (_HERE / "natten_3d.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "natten_3d.sm_90a.cu").read_text(),
+    "sm_90a_grid": (_HERE / "natten_3d.sm_90a_grid.cu").read_text(),
     "sm_90a_small": (_HERE / "natten_3d.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "natten_3d.sm_90a_backward.cu").read_text(),
+    "sm_90a_grid_backward": (_HERE / "natten_3d.sm_90a_grid_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -78,9 +80,15 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     or boxes of a grid, 2 x 4 x 16 queries x 4 x 2 x 16 keys of N x 16 x 16: taken by a call
+         when the exact tiles of its lengths are predicted to take fewer cycles (never for data
+         given per sequence)
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+plan     backward: or boxes of a grid, 2 x 2 x 16 queries x 2 x 4 x 16 keys of N x 16 x 16: taken by
+         a call when the exact tiles of its lengths are predicted to take fewer cycles (never for
+         data given per sequence)
 """
 """What `explain()` returns."""
 
@@ -120,6 +128,18 @@ _MASK = GeneratedMask(
                 ),
                 shape=0,
                 args=('n_kv // 256 - 3', '2', '2', '2', 'n_kv // 256 - 3', '2', '2', '2'),
+                axes=(
+                    (
+                        "(k >= max(min(n_kv - 3, q), 2) - 2) & (k <= max(min(n_kv - 3, q), 2) +"
+                        " 2)"
+                    ),
+                    (
+                        "(k >= max(min(13, q), 2) - 2) & (k <= max(min(13, q), 2) + 2)"
+                    ),
+                    (
+                        "(k >= max(min(13, q), 2) - 2) & (k <= max(min(13, q), 2) + 2)"
+                    ),
+                ),
             ),
         ),
         of_head=(),
@@ -169,6 +189,41 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
                 costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_grid"],
+                launch("attention_forward", "items", threads=384, shared=164864),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=197632,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 128),
+                ranges=False,
+                maps=(
+                    ("q", 128, (2, 4, 16)),
+                    ("k", 128, (4, 2, 16)),
+                    ("v", 128, (4, 2, 16)),
+                    ("out", 64, (1, 4, 16)),
+                ),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                row_floats=130,
+                form="grid",
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                boxes=((16, 16), (2, 4, 16), (4, 2, 16), 128),
             ),
             kernel(
                 "sm_90a",
@@ -238,6 +293,56 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
+                costs=(("usual", 8000, 3600, 500),),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_grid_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(
+                    ("q", 64, (2, 2, 16)),
+                    ("dout", 64, (2, 2, 16)),
+                    ("k", 128, (2, 4, 16)),
+                    ("v", 128, (2, 4, 16)),
+                    ("dk", 64, (1, 4, 16)),
+                    ("dv", 64, (1, 4, 16)),
+                ),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                row_floats=135,
+                key_floats=256,
+                form="grid",
+                costs=(("usual", 8000, 3600, 500),),
+                boxes=((16, 16), (2, 2, 16), (2, 4, 16), 64),
             ),
         ),
         report=REPORT,

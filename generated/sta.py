@@ -76,6 +76,7 @@ plan     tile lists in memory (CSR): some rows have gaps between their live tile
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     partial tiles: pairs are tested, one for 128 keys, as a query's keys are not a few
          intervals
+plan     a product over a grid of N x 10 x 384: tiles of consecutive tokens are as good as boxes
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)

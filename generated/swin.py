@@ -4,7 +4,8 @@ Mask: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 +
       + 4) // 8))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-swin.cpu.c, swin.sm_80.cu, swin.sm_90a.cu, swin.sm_90a_small.cu, swin.sm_90a_backward.cu.
+swin.cpu.c, swin.sm_80.cu, swin.sm_90a.cu, swin.sm_90a_small.cu, swin.sm_90a_backward.cu,
+swin.sm_90a_grid_backward.cu.
 """
 
 from pathlib import Path
@@ -19,6 +20,7 @@ SOURCE = {
     "sm_90a": (_HERE / "swin.sm_90a.cu").read_text(),
     "sm_90a_small": (_HERE / "swin.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "swin.sm_90a_backward.cu").read_text(),
+    "sm_90a_grid_backward": (_HERE / "swin.sm_90a_grid_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -67,9 +69,13 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     a product over a grid of N x 64: tiles of consecutive tokens are as good as boxes
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+plan     backward: or boxes of a grid, 4 x 16 queries x 4 x 32 keys of N x 64: taken by a call when
+         the exact tiles of its lengths are predicted to take fewer cycles (never for data given per
+         sequence)
 """
 """What `explain()` returns."""
 
@@ -173,6 +179,14 @@ _MASK = GeneratedMask(
                 ),
                 shape=0,
                 args=(),
+                axes=(
+                    (
+                        "(k + 4) // 8 == (q + 4) // 8"
+                    ),
+                    (
+                        "(k + 4) // 8 == (q + 4) // 8"
+                    ),
+                ),
             ),
         ),
         of_head=(),
@@ -291,6 +305,56 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
+                costs=(("usual", 8000, 3600, 500),),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_grid_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=384,
+                    shared=199680,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 128),
+                ranges=False,
+                passes=("backward",),
+                maps=(
+                    ("q", 64, (4, 16)),
+                    ("dout", 64, (4, 16)),
+                    ("k", 128, (4, 32)),
+                    ("v", 128, (4, 32)),
+                    ("dk", 64, (2, 32)),
+                    ("dv", 64, (2, 32)),
+                ),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                row_floats=135,
+                key_floats=256,
+                form="grid",
+                costs=(("usual", 8000, 3600, 500),),
+                boxes=((64,), (4, 16), (4, 32), 64),
             ),
         ),
         report=REPORT,

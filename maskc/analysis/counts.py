@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import lcm
+from math import lcm, prod
 
 import islpy as isl
 import sympy
 
 from maskc.core import expr as E
+from maskc.core.boxes import MOST_ALONG, axis_relations
 from maskc.core.expr import Expr
+from maskc.ir.grid import grid_mask
 from maskc.ir.sets import TooHard, budget, mask_set
 
 
 def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
-    """Live pairs at these lengths, by isl; None where it is too hard or the mask reads data."""
+    """Live pairs at these lengths, axis by axis of a grid or by isl; None where it is too hard or
+    the mask reads data."""
     if E.arrays(keep):
         return None
+    if (found := _count_on_grid(keep, n_q, n_kv, params)) is not None:
+        return found
     try:
         with budget():
             values = {**E.params(keep), **params}
@@ -31,6 +36,17 @@ def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> i
             return None if text is None else int(text)
     except TooHard:
         return None
+
+
+def _count_on_grid(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
+    """The product of the pairs of each axis; None where the mask or the lengths have no grid."""
+    mask = grid_mask(keep)
+    if mask is None or n_q != n_kv or n_q % prod(mask.extents):
+        return None
+    grid = (n_q // prod(mask.extents), *mask.extents)
+    if max(grid) > MOST_ALONG:
+        return None
+    return prod(int(axis.sum()) for axis in axis_relations(mask.axes, grid, params))
 
 
 @dataclass(frozen=True, slots=True)

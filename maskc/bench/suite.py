@@ -13,6 +13,7 @@ from maskc.bench import correctness
 from maskc.bench.anchors import ANCHORS, CPU, SM80, Anchor
 from maskc.bench.contest import Ask, Measured, Progress
 from maskc.bench.environment import environment
+from maskc.bench.grids import GRIDS
 from maskc.bench.prepare import jobs, prepare, use_caches
 from maskc.bench.report import reason
 from maskc.bench.rivals import IMPLS
@@ -50,6 +51,7 @@ SUITES = {
     "anchors": Suite(
         ANCHORS, None, DType.bfloat16, ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4"), True
     ),
+    "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
 """Timed suites by name; `correctness` is the other one."""
 

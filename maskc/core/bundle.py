@@ -8,10 +8,11 @@ from enum import Enum
 from functools import cached_property
 from hashlib import sha256
 
+from maskc.core.boxes import Boxes
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
 from maskc.core.source import SourceLoc
 
 _COMMENT = re.compile(r"//.*")
@@ -59,6 +60,9 @@ class Variant:
     """Values of the formula's constants c0, c1, ..., over n_q, n_kv and parameters."""
     recipes: tuple[LayoutRecipe, ...]
     """One per tile shape of the units."""
+    axes: tuple[Expr, ...] = ()
+    """The same as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
+    boxes; none where there are none."""
 
     def recipe(self, tile: TileShape) -> LayoutRecipe:
         """The recipe for a tile shape; numeric when none was prepared."""
@@ -120,6 +124,10 @@ class Mode:
     """Defined as 1 when the source is compiled for this mode."""
 
 
+OF_KEYS = ("k", "v", "dk", "dv")
+"""Tensors that have a row for each key; the others have one for each query."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMap:
     """A tensor that copies of whole boxes move: 64 elements of `rows` tokens at a time."""
@@ -127,6 +135,8 @@ class TensorMap:
     tensor: str
     """Member of `struct Attention`."""
     rows: int
+    box: tuple[int, ...] = ()
+    """How these lie in a grid; none where they are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +185,8 @@ class SourceUnit:
     """Tells sources of one target and pass apart, where a call takes the cheapest."""
     costs: tuple[Cost, ...] = ()
     """By mode, where there is a choice of sources."""
+    boxes: Boxes | None = None
+    """Where tiles are boxes of a grid: it then serves only calls that have one."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -182,6 +194,22 @@ class SourceUnit:
         """A way to launch it; `usual` where it has none of that name."""
         modes = dict(self.modes)
         return modes.get(name) or modes["usual"]
+
+    def offers(self, features: Features) -> bool:
+        """Whether it has them: ALiBi's distances are not those of a grid, and entmax is in the
+        source with the largest tiles alone."""
+        distances = self.boxes is not None and Feature.alibi in features
+        return not distances and not (self.form and Feature.entmax in features)
+
+    def serves(self, features: Features, n_q: int, n_kv: int) -> bool:
+        """Whether it can run such a call."""
+        return self.offers(features) and (self.boxes is None or self.boxes.hold(n_q, n_kv))
+
+    def tiles(self, n_q: int, n_kv: int) -> tuple[int, int]:
+        """Tile rows and tile columns."""
+        if self.boxes is not None:
+            return self.boxes.counts(n_q)
+        return -(-n_q // self.tile.q), -(-n_kv // self.tile.k)
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from base64 import b85decode
 from collections.abc import Mapping
 
+from maskc.core.boxes import Boxes
 from maskc.core.bundle import (
     Bundle,
     Grid,
@@ -47,13 +48,16 @@ def tiles(
     return TileShape(q, k), None if numeric else loops, fixed, square
 
 
-def mask(keep: str, *layouts: tuple, shape: int = 0, args: tuple[str, ...] = ()) -> Variant:
+def mask(
+    keep: str, *layouts: tuple, shape: int = 0, args: tuple[str, ...] = (),
+    axes: tuple[str, ...] = (),
+) -> Variant:  # fmt: skip
     """One of the distinct masks among the heads."""
     formula = parse_expr(keep)
     recipes = tuple(
         LayoutRecipe(tile, formula, loops, fixed, square) for tile, loops, fixed, square in layouts
     )
-    return Variant(formula, shape, tuple(map(_parse, args)), recipes)
+    return Variant(formula, shape, tuple(map(_parse, args)), recipes, tuple(map(_parse, axes)))
 
 
 def _parse(text: str) -> Expr:
@@ -96,7 +100,7 @@ def kernel(
     tile: tuple[int, int],
     ranges: bool,
     passes: tuple[str, ...] = ("forward",),
-    maps: tuple[tuple[str, int], ...] = (),
+    maps: tuple[tuple, ...] = (),
     work: Mapping[str, int] | None = None,
     row_floats: int = 0,
     key_floats: int = 0,
@@ -104,9 +108,11 @@ def kernel(
     by_documents: bool = False,
     form: str = "",
     costs: tuple[tuple[str, int, int, int], ...] = (),
+    boxes: tuple | None = None,
 ) -> SourceUnit:
-    """One source and how to launch it: `maps` as (tensor, rows), `work` as fields of WorkList,
-    `costs` as (mode, cycles per row, per tile, more per masked tile)."""
+    """One source and how to launch it: `maps` as (tensor, rows) or (tensor, rows, box), `work`
+    as fields of WorkList, `costs` as (mode, cycles per row, per tile, more per masked tile),
+    `boxes` as fields of Boxes."""
     modes: dict[str, Mode] = {}
     for mode, macro, launched in launches:
         before = modes[mode].launches if mode in modes else ()
@@ -118,7 +124,7 @@ def kernel(
         ranges,
         directions=tuple(map(Direction, passes)),
         modes=tuple(modes.items()),
-        maps=tuple(TensorMap(tensor, rows) for tensor, rows in maps),
+        maps=tuple(TensorMap(*each) for each in maps),
         work=None if work is None else WorkList(**work),
         row_floats=row_floats,
         key_floats=key_floats,
@@ -126,6 +132,7 @@ def kernel(
         by_documents=by_documents,
         form=form,
         costs=tuple(Cost(*each) for each in costs),
+        boxes=None if boxes is None else Boxes(*boxes),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from maskc.core.boxes import Boxes
 from maskc.core.problem import TileShape
 
 
@@ -55,6 +56,10 @@ class Costed(Protocol):
     def costs(self) -> tuple[Cost, ...]:
         """One per mode."""
 
+    @property
+    def boxes(self) -> Boxes | None:
+        """Where tiles are boxes of a grid."""
+
 
 Source = TypeVar("Source", bound=Costed)
 
@@ -84,10 +89,11 @@ def cheapest(
 ) -> Source:  # fmt: skip
     """The source of least cycles, of equal ones the first.
 
-    Tiles are counted only for sources that might take less than one counted before.
+    Tiles are counted only for sources that might take less than one counted before; what boxes of
+    a grid take cannot be told from other tiles.
 
     Args:
-        sources: the one with the largest tiles first.
+        sources: the one with the largest tiles first, which are no boxes.
         tally_of: counts the tiles of a source.
         n_kv: keys.
     """
@@ -95,8 +101,10 @@ def cheapest(
     first = tally_of(best)
     least = cycles(best, first)
     for source in others:
-        if cycles(source, at_least(first, sources[0].tile, source.tile, n_kv)) >= least:
-            continue
+        if source.boxes is None:
+            fewest = at_least(first, sources[0].tile, source.tile, n_kv)
+            if cycles(source, fewest) >= least:
+                continue
         found = cycles(source, tally_of(source))
         if found < least:
             best, least = source, found

@@ -10,12 +10,24 @@ import textwrap
 from dataclasses import replace
 from math import gcd
 
-from maskc.core.bundle import Bundle, Grid, Launch, Mode, PartBundle, SourceUnit, Variant
+from maskc.core.boxes import sub_box
+from maskc.core.bundle import (
+    OF_KEYS,
+    Bundle,
+    Grid,
+    Launch,
+    Mode,
+    PartBundle,
+    SourceUnit,
+    TensorMap,
+    Variant,
+)
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
+from maskc.emit.boxes import box_text
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
 from maskc.emit.spec import Iteration, KernelSpec, ListsSpec, Shape
@@ -49,8 +61,12 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
     """One bundle with the units and recipes of all; they are of one mask."""
     first = bundles[0]
     variants = tuple(
-        replace(variant, recipes=tuple({recipe.tile: recipe for bundle in bundles
-                                        for recipe in bundle.variants[i].recipes}.values()))
+        replace(
+            variant,
+            recipes=tuple({recipe.tile: recipe for bundle in bundles
+                           for recipe in bundle.variants[i].recipes}.values()),
+            axes=max((bundle.variants[i].axes for bundle in bundles), key=len),
+        )
         for i, variant in enumerate(first.variants)
     )  # fmt: skip
     units = {unit.key: unit for bundle in bundles for unit in bundle.units}
@@ -78,7 +94,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         plan.use_ranges,
         directions=_directions(plan),
         modes=_modes(plan),
-        maps=getattr(plan.schedule, "maps", ()),
+        maps=_maps(plan),
         work=getattr(plan.schedule, "work", None),
         row_floats=getattr(plan.schedule, "row_floats", 0),
         key_floats=getattr(plan.schedule, "key_floats", 0),
@@ -86,6 +102,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         by_documents=plan.documents,
         form=plan.form,
         costs=plan.costs,
+        boxes=plan.boxes,
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
@@ -95,7 +112,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         name=name,
         problem=plan.problem,
         variants=tuple(
-            Variant(m.ir.keep, shapes.index(m.lifted.shape), m.lifted.args, (m.recipe,))
+            Variant(m.ir.keep, shapes.index(m.lifted.shape), m.lifted.args, (m.recipe,), m.axes)
             for m in plan.masks
         ),
         head_variant=plan.of_head,
@@ -118,6 +135,17 @@ def _lists_unit(plan: Plan) -> SourceUnit:
         plan.target.name, render(f"{plan.target.family}/documents.cu.j2", spec), TileShape(1, 1),
         False, (), (("usual", Mode(documents.LAUNCHES)),), form=documents.FORM,
     )  # fmt: skip
+
+
+def _maps(plan: Plan) -> tuple[TensorMap, ...]:
+    """What copies move, as boxes where tiles are."""
+    maps, boxes = getattr(plan.schedule, "maps", ()), plan.boxes
+    if boxes is None:
+        return maps
+    return tuple(
+        replace(each, box=sub_box(boxes.k if each.tensor in OF_KEYS else boxes.q, each.rows) or ())
+        for each in maps
+    )
 
 
 def _directions(plan: Plan) -> tuple[Direction, ...]:
@@ -167,6 +195,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         document_arrays=tuple(map(reads.index, plan.masks[0].ir.data[0].arrays))
         if plan.documents
         else (),
+        boxes=None if plan.boxes is None else box_text(plan.boxes, plan.direction),
         key_run=gcd(plan.runs[0], plan.tile.k),
         query_run=gcd(plan.runs[1], plan.tile.q),
         schedule=plan.schedule,

@@ -42,6 +42,7 @@ class _Mask:
     recipes: tuple[_Recipe, ...]
     shape: int
     args: str
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,10 @@ def _kernel(unit: SourceUnit, key: str) -> str:
     if unit.directions != (Direction.forward,):
         words.append(_several("passes=(", [_word(d.value) for d in unit.directions], 16))
     if unit.maps:
-        pairs = [f"({_word(each.tensor)}, {each.rows})" for each in unit.maps]
+        pairs = [
+            f"({_word(each.tensor)}, {each.rows}{f', {each.box}' if each.box else ''})"
+            for each in unit.maps
+        ]
         words.append(_several("maps=(", pairs, 16))
     if unit.work is not None:
         found = {name: getattr(unit.work, name) for name in WorkList.__dataclass_fields__}
@@ -156,6 +160,9 @@ def _kernel(unit: SourceUnit, key: str) -> str:
     if unit.costs:
         each = [f"({_word(c.mode)}, {c.row}, {c.tile}, {c.masked})" for c in unit.costs]
         words.append(_several("costs=(", each, 16))
+    if unit.boxes is not None:
+        own = unit.boxes
+        words.append(f"boxes=({own.extents}, {own.q}, {own.k}, {own.seen})")
     return ",\n".join(words)
 
 
@@ -212,7 +219,8 @@ def _quoted(expr: E.Expr, width: int = 70) -> str:
 def _mask(variant: Variant) -> _Mask:
     recipes = tuple(map(_recipe, variant.recipes))
     args = _several("args=(", [repr(to_python(arg)) for arg in variant.args], 16)
-    return _Mask(_quoted(variant.keep), recipes, variant.shape, args)
+    axes = tuple(map(_quoted, variant.axes))
+    return _Mask(_quoted(variant.keep), recipes, variant.shape, args, axes)
 
 
 def _recipe(recipe: LayoutRecipe) -> _Recipe:

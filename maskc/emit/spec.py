@@ -9,6 +9,7 @@ from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import Target
+from maskc.emit.boxes import BoxText
 
 
 class Iteration(Enum):
@@ -74,6 +75,8 @@ class KernelSpec:
     """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
     query_run: int = 1
     """The same of queries."""
+    boxes: BoxText | None = None
+    """Where tiles are boxes of a grid: partial ones then come as bits by coordinates."""
     schedule: object = None
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
@@ -89,17 +92,19 @@ class KernelSpec:
         return bool(self.document_arrays)
 
     @property
-    def tests_pairs(self) -> bool:
-        """Whether pairs are tested; by documents only where a tile has several."""
-        return not self.distances and (self.by_documents or not self.intervals)
-
-    @property
     def intervals(self) -> int:
         """Intervals that a row's live pairs consist of at most, but for documents where tiles begin
-        with these; 0 where pairs must be tested."""
-        if any(shape.key_bounds is None for shape in self.shapes):
+        with these; 0 where they are no help."""
+        if self.boxes is not None or any(shape.key_bounds is None for shape in self.shapes):
             return 0
         return max(len(shape.key_bounds or ()) for shape in self.shapes)
+
+    @property
+    def tests_pairs(self) -> bool:
+        """Whether the predicate decides in partial tiles (sm_90a); by documents only where a tile
+        has several."""
+        bits = self.distances or self.boxes is not None
+        return not bits and (self.by_documents or not self.intervals)
 
     @property
     def short_formulas(self) -> bool:

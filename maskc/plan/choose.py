@@ -17,7 +17,8 @@ from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
 from maskc.plan import cpu, documents, sm80, sm90a
-from maskc.plan.cost import SMALL, WHEN, costs_of
+from maskc.plan.boxes import box_note, boxes_for, grid_masks
+from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
 from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
@@ -38,7 +39,11 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
 _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
-    "sm_90a": (("sm_90a", _FORWARD, SMALL), ("sm_90a", _BACKWARD, ""), ("sm_80", _FORWARD, "")),
+    "sm_90a": (
+        ("sm_90a", _FORWARD, SMALL),
+        ("sm_90a", _BACKWARD, ""),
+        ("sm_80", _FORWARD, ""),
+    ),
 }
 """For a target the sources that go along: its smaller tiles, its other pass, and what runs calls
 it cannot."""
@@ -65,14 +70,41 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         and (form != SMALL or problem.head_dim in sm90a.SMALL_HEAD_DIMS)
     )
     if whole:
-        main = replace(main, parts=_parts(heads, problem, target))
+        forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
+        also = tuple(filter(None, (forward, *also, *others)))
+        reasons = main.reasons if forward else (*main.reasons, *_why_no_boxes(main))
+        main = replace(main, parts=_parts(heads, problem, target), reasons=reasons)
         if target.family in documents.FAMILIES and _documents(main):
             main, also = _listed(main), tuple(each for each in also if each.form != SMALL)
-    small = [each for each in also if each.form == SMALL]
-    if not small:
-        return replace(main, also=also)
-    reasons = (*main.reasons, *(f"or {each.schedule.reason}: {WHEN}" for each in small))
-    return replace(main, also=also, costs=costs_of(main), reasons=reasons)
+    return _with_choice(main, also)
+
+
+def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
+    """The plan and those that go along, with costs where a call chooses between two of a pass."""
+    chosen = {each.direction for each in also if each.form}
+    also = tuple(
+        replace(each, costs=costs_of(each))
+        if each.target == main.target and each.direction in chosen else each
+        for each in also
+    )  # fmt: skip
+    reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
+    costs = costs_of(main) if main.direction in chosen else ()
+    return replace(main, also=also, costs=costs, reasons=reasons)
+
+
+def _why_other(plan: Plan) -> str:
+    how = f"boxes of a grid, {box_note(plan.boxes)}" if plan.boxes else plan.schedule.reason
+    which = "backward: " if plan.direction is _BACKWARD else ""
+    return f"{which}or {how}: {WHEN}"
+
+
+def _why_no_boxes(plan: Plan) -> tuple[str, ...]:
+    """Something to say only of products over a grid."""
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or plan.target.family != "sm90a":
+        return ()
+    grid = " x ".join(map(str, ("N", *found[0].extents)))
+    return (f"a product over a grid of {grid}: tiles of consecutive tokens are as good as boxes",)
 
 
 def _plan(
@@ -96,14 +128,30 @@ def _plan(
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     by_distance = _with_distances(masks) if target.family == "sm90a" else None
     masks, distances = by_distance or masks, by_distance is not None
-    made = Plan(
+    return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
             *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
         ), distances, runs, direction, form,
     )  # fmt: skip
-    return replace(made, costs=costs_of(made)) if form else made
+
+
+def _in_boxes(plan: Plan) -> Plan | None:
+    """The same in boxes of a grid; None where the masks are no products over one, or tiles of
+    consecutive tokens are as good."""
+    if plan.target.family != "sm90a":
+        return None
+    tile, schedule = plan.tile, plan.schedule
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
+        return None
+    seen = schedule.score_queries if plan.direction is _BACKWARD else tile.k
+    boxes = boxes_for(found, tile, seen, plan.direction)
+    if boxes is None:
+        return None
+    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
+    return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False)
 
 
 def _documents(plan: Plan) -> bool:

@@ -7,16 +7,24 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from maskc.core.boxes import axis_relations
 from maskc.core.cost import Cost, Tally, cheapest, cycles
 from maskc.core.layout import FULL, BlockLayout
-from maskc.plan.types import Plan
+from maskc.core.problem import Direction
+from maskc.plan.types import Plan, PlannedMask
 
 SMALL = "small"
 """The form of a source for short rows."""
+GRID = "grid"
+"""The form of a source whose tiles are boxes of a grid."""
 WHEN = (
     "taken by a call when the exact tiles of its lengths are predicted to take fewer cycles "
     "(never for data given per sequence)"
 )
+
+
+_COEFFICIENTS = {"": "large", GRID: "large"}
+"""Whose coefficients forms of a forward pass have, where these are not their own."""
 
 
 @cache
@@ -27,7 +35,9 @@ def _coefficients() -> Mapping[str, Mapping]:
 def costs_of(plan: Plan) -> tuple[Cost, ...]:
     """What a plan's modes take; none where nothing is known."""
     forms = _coefficients().get(plan.target.name, {})
-    modes = forms.get(plan.form or "large", {}).get(str(plan.problem.head_dim), {})
+    backward = plan.direction is Direction.backward
+    name = "backward" if backward else _COEFFICIENTS.get(plan.form, plan.form)
+    modes = forms.get(name, {}).get(str(plan.problem.head_dim), {})
     return tuple(
         Cost(mode, *(found[name] for name in ("row", "tile", "masked")))
         for mode, found in modes.items()
@@ -44,21 +54,40 @@ def tally_of(layouts: list[BlockLayout]) -> Tally:
     )
 
 
+def layout_at(plan: Plan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
+    """The tiles of one of a plan's masks, which reads no data, at parameters' defaults."""
+    from maskc.layout import build
+    from maskc.layout.boxes import box_layout
+
+    if plan.boxes is None:
+        return build(mask.recipe, n_q, n_kv, {}, {})
+    return box_layout(plan.boxes, axis_relations(mask.axes, plan.boxes.grid(n_q), {}))
+
+
+def title(plan: Plan) -> str:
+    """The tiles of a plan in a few words."""
+    size = f"{plan.tile.q} x {plan.tile.k}"
+    return f"{'boxes' if plan.boxes else 'tiles'} of {size}"
+
+
 def choice(plan: Plan, n_q: int, n_kv: int) -> tuple[Plan, dict[str, int]] | None:
     """(the plan whose source a call takes, predicted cycles of each by its tiles); None where there
     is no choice, or it depends on data.
 
     Cycles count every distinct mask once.
     """
-    from maskc.layout import build
-
-    plans = [plan, *(each for each in plan.also if each.form and each.costs)]
+    plans = [
+        plan,
+        *(each for each in plan.also
+          if each.form and each.direction is plan.direction and (each.boxes is None or
+          each.boxes.hold(n_q, n_kv))),
+    ]  # fmt: skip
     if len(plans) == 1 or any(mask.ir.data for mask in plan.masks):
         return None
     found = {
-        each.form: tally_of([build(mask.recipe, n_q, n_kv, {}, {}) for mask in each.masks])
+        each.form: tally_of([layout_at(each, mask, n_q, n_kv) for mask in each.masks])
         for each in plans
     }
     taken = cheapest(plans, lambda each: found[each.form], n_kv)
-    named = {f"{p.tile.q} x {p.tile.k}": cycles(p, found[p.form]) for p in plans}
+    named = {title(p): cycles(p, found[p.form]) for p in plans}
     return taken, named

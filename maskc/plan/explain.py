@@ -14,7 +14,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.ir.types import Piece
 from maskc.layout import Tiled, build, obstacle, time_in_pairs
-from maskc.plan.cost import choice
+from maskc.plan.cost import choice, title
 from maskc.plan.types import Plan, PlannedMask, PlannedPart
 
 
@@ -203,8 +203,8 @@ def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
     chosen = None if in_parts else choice(plan, n_q, n_kv)
     if chosen is not None:
         taken, cycles = chosen
-        each = ", ".join(f"{count} by tiles of {tile}" for tile, count in cycles.items())
-        yield from _wrapped("choice", f"{n_q} x {n_kv}: tiles of {_tile(taken)}; cycles: {each}")
+        each = ", ".join(f"{count} by {tiles}" for tiles, count in cycles.items())
+        yield from _wrapped("choice", f"{n_q} x {n_kv}: {title(taken)}; cycles: {each}")
 
 
 def parts_choice(plan: Plan, n_q: int, n_kv: int) -> list[str]:

@@ -8,6 +8,7 @@ that holds everywhere, and the result is the same to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import islpy as isl
 
@@ -41,6 +42,7 @@ class RowRange:
 NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 
 
+@cache
 def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
     """Ranges per tile row and per tile column of a lifted formula; None where there are none."""
     if E.arrays(shape):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.analysis.facts import MaskFacts
+from maskc.core.boxes import Boxes
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.cost import Cost
+from maskc.core.expr import Expr
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
@@ -50,6 +52,9 @@ class PlannedMask:
     intervals: tuple[Interval, ...] | None = None
     """Intervals whose union is the mask, but for its documents where tiles begin with these, row by
     row and column by column; None: no such few."""
+    axes: tuple[Expr, ...] = ()
+    """The same as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
+    plan's tiles are boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class Plan:
     or the family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
+    boxes: Boxes | None = None
+    """Where tiles are boxes of a grid instead of consecutive tokens."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

@@ -24,7 +24,7 @@ from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.listed import Call, Planned
 from maskc.runtime.lister import Lister, Unlisted
 from maskc.runtime.making import Arrays, Maker
-from maskc.runtime.parts import hold, parted_plan, pays
+from maskc.runtime.parts import hold, parted_plan, pays, whole_plan
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
     Pass,
@@ -317,6 +317,7 @@ class CompiledMask:
                 maker = self._parts[number]
                 source = maker.kernels.unit(direction, features)
                 asked = replace(wanted, features=features)
+                source = maker.chosen(source, asked, part.sizes, bound, arrays)
                 return maker.plan(source, asked, bound, arrays, part, spared)
 
             # A stride of a class that no tensor map can have: such a call runs whole.
@@ -325,7 +326,7 @@ class CompiledMask:
                     bundle.parts, direction, wanted.features, place,
                     bundle.problem.dtype.itemsize, outputs, make,
                 )  # fmt: skip
-        return self._whole.plan(unit, wanted, bound, arrays, place, outputs)
+        return whole_plan(self._whole, unit, wanted, bound, arrays, place, outputs)
 
     def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, arrays: Arrays) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""

@@ -135,6 +135,7 @@ class Kernels:
         jobs = {
             (unit.key, mode): (unit, mode, features if unit.directions else frozenset())
             for unit in units
+            if unit.offers(features)
             for mode in modes_of(unit, features)
         }
         if len(jobs) == 1:

@@ -215,9 +215,9 @@ class _Bindings:
             self._driver.cuCtxPopCurrent()
 
     def _encoder(self, target: str) -> Encode:
-        def encode(address: int, dims: Shape, strides: Shape, rows: int, dtype: str) -> bytes:
+        def encode(address: int, dims: Shape, strides: Shape, box: Shape, dtype: str) -> bytes:
             with self._entered():
-                made = encode_with(self._driver, address, dims, strides, rows, dtype)
+                made = encode_with(self._driver, address, dims, strides, box, dtype)
             return ctypes.string_at(int(self._check(made).getPtr()), BYTES)
 
         return encode

@@ -40,7 +40,7 @@ class Maker:
         """How a pass runs over some tokens.
 
         Args:
-            unit: its source; where it is the first of a choice, the cheapest of these.
+            unit: its source.
             bound, arrays: the mask's parameters and data.
             place: the tokens.
             outputs: of the call.
@@ -51,8 +51,6 @@ class Maker:
         rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features:
             unit = uncut(unit)
-        else:
-            unit = self._cheapest(unit, *rest)
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
@@ -60,13 +58,18 @@ class Maker:
             tables = self._bound(unit, *rest, True)
         return make_plan(self.bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
 
-    def _cheapest(
+    def chosen(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
     ) -> SourceUnit:
-        """The source predicted to take least for this mask at these lengths; the first, with the
-        largest tiles, where that would depend on more."""
+        """The source of a pass: where `unit` is the first of a choice, the one predicted to take
+        least for this mask at these lengths; the first, with the largest tiles, where that would
+        depend on more."""
         units = self.bundle.choice(unit.target, wanted.direction)
-        if len(units) == 1 or unit is not units[0]:
+        if unit is not units[0]:
+            return unit
+        served = (wanted.features, sizes.n_q, sizes.n_kv)
+        units = tuple(each for each in units if each.serves(*served))
+        if len(units) < 2:
             return unit
 
         def tally(each: SourceUnit) -> Tally | None:

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, PartBundle, SourceUnit
+from maskc.core.bundle import OF_KEYS, Bundle, PartBundle, SourceUnit
 from maskc.core.problem import Direction, Feature, Features
 from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs
 from maskc.runtime.arrays import Library, Shape
+from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
+from maskc.runtime.making import Arrays, Maker, Pass
 from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
 from maskc.runtime.prepare import Place
 from maskc.runtime.tables import per_sequence
 
-_OF_KEYS = ("k", "v", "dk", "dv")
 _ONCE = ("sink_logits", "dsink")
 """What the first part alone takes into account."""
 _PER_HEAD = (Feature.alibi, Feature.sinks)
@@ -31,8 +32,9 @@ _SINGLE = 4
 
 
 def slices(
-    stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int, features: Features
-) -> Iterator[Place]:
+    stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int, features: Features,
+    *, fold: bool = False, by_head: bool = False,
+) -> Iterator[Place]:  # fmt: skip
     """The launches of a part.
 
     Sequences are launched one by one where a tensor's heads are not equally far apart across
@@ -44,13 +46,14 @@ def slices(
         strides: of its tensors and lse, in elements.
         itemsize: bytes of an element.
         features: of the call.
+        fold: whether sequences become heads where nothing is regrouped, too.
+        by_head: whether heads have masks of their own.
     """
-    if stride == 1:
+    if stride == 1 and not fold:
         yield Place(sizes, strides)
         return
-    one_by_one = sizes.batch > 1 and (
-        any(feature in features for feature in _PER_HEAD) or not _even(sizes, strides)
-    )
+    by_head = by_head or any(feature in features for feature in _PER_HEAD)
+    one_by_one = sizes.batch > 1 and (by_head or not _even(sizes, strides))
     rounds = sizes.batch if one_by_one else 1
     heads = 1 if one_by_one else sizes.batch
     for found in classes(stride, sizes.n_q, sizes.n_kv):
@@ -67,13 +70,13 @@ def slices(
 
 
 def _first(name: str, found: Classes) -> int:
-    return found.first if name in _OF_KEYS else found.first_query
+    return found.first if name in OF_KEYS else found.first_query
 
 
 def _even(sizes: Sizes, strides: Mapping[str, Shape]) -> bool:
     """Whether the heads of all sequences are equally far apart, in every tensor."""
     return all(
-        by[0] == (sizes.heads_kv if name in _OF_KEYS else sizes.heads_q) * by[1]
+        by[0] == (sizes.heads_kv if name in OF_KEYS else sizes.heads_q) * by[1]
         for name, by in strides.items()
     )
 
@@ -153,12 +156,44 @@ def parted_plan(
                 None if number and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
             )
             steps.append(Step(plan, shifts))
-    at = 3 if backward else 2  # of the workspace, which some forward launches have
+    return _in_order(steps, direction, outputs, unwritten)
+
+
+def _in_order(
+    steps: list[Step], direction: Direction, outputs: tuple[Output, ...], unwritten: bool
+) -> PartedPlan:
+    """One after another, in a workspace that is enough for each."""
+    at = 3 if direction is Direction.backward else 2  # a few forward launches have one too
     spaces = [step.plan.outputs[at] for step in steps if len(step.plan.outputs) > at]
     if spaces:
         most = max(spaces, key=lambda space: space.shape)
         outputs = (*outputs[:at], most, *outputs[at + 1 :])
     return PartedPlan(tuple(steps), outputs, unwritten)
+
+
+def whole_plan(
+    maker: Maker, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+    outputs: tuple[Output, ...],
+) -> Plan | PartedPlan:  # fmt: skip
+    """The plan of a call that runs whole, by the best source where `unit` is the first of several.
+
+    Sequences become heads, or launches of their own, where its copies need that.
+    """
+    unit = maker.chosen(unit, wanted, place.sizes, bound, arrays)
+    rest = (unit, wanted, bound, arrays)
+    if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
+        return maker.plan(*rest, place, outputs)
+    steps = [
+        Step(
+            maker.plan(*rest, own, outputs),
+            tuple(own.shifts.get(name, 0) for name in POINTERS),
+        )
+        for own in slices(
+            1, place.sizes, place.strides, maker.bundle.problem.dtype.itemsize, wanted.features,
+            fold=True, by_head=bool(maker.bundle.head_variant),
+        )
+    ]  # fmt: skip
+    return _in_order(steps, wanted.direction, outputs, False)
 
 
 # ------------------------------------------------------------------ whether it pays

@@ -138,7 +138,7 @@ def make_plan(
     steps, maps = (), None
     if kernel is not None and unit.modes:
         steps = kernel.steps(partial(_blocks, unit, sizes, tables))
-        made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target)
+        made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target, unit.boxes)
         maps = kernel.maps(made, bundle.problem.dtype.value)
     if kernel is not None and wanted.direction is Direction.backward:
         if unit.modes:
@@ -163,7 +163,7 @@ def make_plan(
 
 def _padded(unit: SourceUnit, sizes: Sizes) -> int:
     """Queries of all padded tile rows, heads and sequences."""
-    return -(-sizes.n_q // unit.tile.q) * unit.tile.q * sizes.heads_q * sizes.batch
+    return unit.tiles(sizes.n_q, sizes.n_kv)[0] * unit.tile.q * sizes.heads_q * sizes.batch
 
 
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
@@ -265,8 +265,7 @@ def _block(
         block.array_row[number] = slot.row
     block.batch, block.heads_q, block.heads_kv = sizes.batch, sizes.heads_q, sizes.heads_kv
     block.n_q, block.n_kv = sizes.n_q, sizes.n_kv
-    block.tile_rows = -(-sizes.n_q // unit.tile.q)
-    block.tile_cols = -(-sizes.n_kv // unit.tile.k)
+    block.tile_rows, block.tile_cols = unit.tiles(sizes.n_q, sizes.n_kv)
     block.list_batch = tables.list_batch
     if tables.work is not None:
         block.items, block.empty = tables.work.filled, tables.work.empty

@@ -11,10 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
+from maskc.core.boxes import axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
 from maskc.core.data import DataDecl
-from maskc.core.errors import CheckFailed, DataRange, DataShape
+from maskc.core.errors import DataRange, DataShape
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import FULL, BlockLayout
@@ -33,8 +34,10 @@ from maskc.layout import (
     sequence_arrays,
     stack_spans,
 )
+from maskc.layout.boxes import box_layout, box_words
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
+from maskc.runtime.covering import check_layout, check_spans
 from maskc.runtime.documents import lists_on_host
 
 _INT32 = np.iinfo(np.int32)
@@ -156,9 +159,10 @@ def make_tables(
     slots = tuple(make_slot(name, arrays[name], bundle.data, sizes) for name in bundle.arrays)
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    parts = [("mask_args", _mask_args(cases, values))]
-    if of_head is not None:
-        parts.append(("head_variant", of_head))
+    heads = [] if of_head is None else [("head_variant", of_head)]
+    parts = [("mask_args", _mask_args(cases, values)), *heads]
+    if unit.boxes is not None:
+        return _box_tables(unit, parts, cases, of_head, sizes, params, direction)
     if unit.distances:
         words = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
         parts.append(("distances", np.concatenate(words)))
@@ -183,8 +187,7 @@ def make_tables(
             spans = stack_spans([_spans(recipe, sizes, params, own, backward)
                                  for recipe, own in seen])  # fmt: skip
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
-        items = np.concatenate([work.items, work.merges])
-        parts += [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
+        parts += _work_parts(work)
         if unit.costs and not per_sequence(bundle, arrays):
             tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
@@ -200,6 +203,32 @@ def _seen(
         for sequence in range(sequences)
         for recipe, head in recipes
     ]
+
+
+def _box_tables(
+    unit: SourceUnit, parts: list[tuple[str, np.ndarray]], cases: tuple[Case, ...],
+    of_head: np.ndarray | None, sizes: Sizes, params: Mapping[str, int], direction: Direction,
+) -> Tables:  # fmt: skip
+    """The rest for tiles that are boxes; masks with data have none."""
+    backward, boxes = direction is Direction.backward, unit.boxes
+    grid = boxes.grid(sizes.n_q)
+    relations = [axis_relations(case.variant.axes, grid, params) for case in cases]
+    words = [box_words(boxes, each, keys=backward) for each in relations]
+    layouts = [box_layout(boxes, each) for each in relations]
+    if os.environ.get("MASKC_CHECK") == "1":
+        for case, layout in zip(cases, layouts, strict=True):
+            env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+            check_layout(layout, case.variant.keep, env, (boxes, grid))
+    parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
+    spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
+    work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
+    parts += _work_parts(work)
+    return Tables(tuple(parts), (), 0, {}, work, _tally_of_lists(layouts))
+
+
+def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:
+    items = np.concatenate([work.items, work.merges])
+    return [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
@@ -324,46 +353,3 @@ def _spans(
         layout = _layout(recipe, sizes, params, arrays)
         check_spans(spans, layout.transpose() if columns else layout)
     return spans
-
-
-def check_spans(spans: Spans, layout: BlockLayout) -> None:
-    """Compare ranges of tiles with a layout by the same rows or columns.
-
-    Raises:
-        CheckFailed: other tiles are live, or one is not full.
-    """
-    kinds = layout.to_dense().T if layout.transposed else layout.to_dense()
-    for tile, row in enumerate(kinds):
-        first, full_first = int(spans.first[0, tile]), int(spans.full_first[0, tile])
-        last, full_last = first + int(spans.count[0, tile]), int(spans.full_last[0, tile])
-        live = np.flatnonzero(row)
-        if (
-            not np.array_equal(live, np.arange(first, last))
-            or (row[full_first:full_last] != FULL).any()
-        ):
-            which = "column" if layout.transposed else "row"
-            raise CheckFailed(
-                f"tile {which} {tile} is said to have tiles {first} to {last - 1}, of which "
-                f"{full_first} to {full_last - 1} full; it has {live.tolist()}"
-            )
-
-
-def check_layout(layout: BlockLayout, keep: Expr, env: Mapping[str, object]) -> None:
-    """Compare a layout with the mask pair by pair, a tile row at a time.
-
-    Raises:
-        CheckFailed: a live pair outside the live tiles, or a dead one in a full tile.
-    """
-    keys = np.arange(layout.n_kv)
-    classes = np.repeat(layout.to_dense(), layout.tile.k, axis=1)[:, : layout.n_kv]
-    for row, kinds in enumerate(classes):
-        start = row * layout.tile.q
-        queries = np.arange(start, min(start + layout.tile.q, layout.n_q))
-        live = evaluate(keep, {**env, "q": queries[:, None], "k": keys[None, :]})
-        live = np.broadcast_to(live, (len(queries), len(keys)))
-        wrong = np.where(kinds == 0, live, (kinds == FULL) & ~live)
-        if wrong.any():
-            query, key = np.argwhere(wrong)[0]
-            kind = "empty" if kinds[key] == 0 else "full"
-            pair = f"query {start + query}, key {key}"
-            raise CheckFailed(f"the layout calls the tile of {pair} {kind}, which it is not")

@@ -45,20 +45,24 @@ def compiled(
 ):  # fmt: skip
     """A compiled mask, made to run forward passes in one of WAYS, to cut columns every `most_tiles`
     tiles in backward passes, or rows every `row_tiles` in forward passes, whatever the lengths.
-    `mode` may be a form alone (`small`, or `large`), which leaves the mode to the lengths. What is
+    `mode` may be a form alone (`small`, `large`, or `grid`, then of both passes), which leaves the
+    mode to the lengths. What is
     forced runs whole, not in parts.
 
-    Skips where a head dimension has no small tiles.
+    Skips where a mask or a head dimension has no such tiles.
     """
     attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
     units, parts, forward, backward = attn.bundle.units, attn.bundle.parts, {}, {}
     if mode is not None:
         parts = ()
-        form = "small" if mode.startswith("small") else ""
-        units = tuple(u for u in units if u.target != TARGET or u.form == form or _backward(u))
+        form = mode.split()[0] if mode.startswith(("small", "grid")) else ""
+        units = tuple(
+            u for u in units
+            if u.target != TARGET or u.form == form or (_backward(u) and form != "grid")
+        )  # fmt: skip
         if not any(u.target == TARGET and not _backward(u) for u in units):
-            pytest.skip(f"no small tiles at head dimension {dim}")
-        if not mode.endswith(("small", "large")):
+            pytest.skip(f"no {form} tiles at head dimension {dim}")
+        if not mode.endswith(("small", "large", "grid")):
             forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles

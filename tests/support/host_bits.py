@@ -16,6 +16,7 @@ import numpy as np
 
 from maskc.build.hostcc import host_compiler
 from maskc.core.abi import structure
+from maskc.core.boxes import Boxes
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.problem import Direction
 from maskc.layout import bind_arrays
@@ -91,7 +92,8 @@ def _source(unit: SourceUnit, queries: int) -> str:
         f"constexpr int TILE_Q = {unit.tile.q}, TILE_K = {unit.tile.k}, QUERIES = {queries};\n",
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
-        mask, keep, _CLAMPED, seen, _BACKWARD if backward else _FORWARD,
+        mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
+        _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
 
 
@@ -130,7 +132,7 @@ class HostBits:
             block.array[i], block.array_batch[i] = kept[-1].ctypes.data, slot.batch
             block.array_head[i], block.array_row[i] = slot.head, slot.row
         block.n_q, block.n_kv, block.batch, block.heads_q = n_q, n_kv, 1, heads
-        rows, columns = -(-n_q // tile.q), -(-n_kv // tile.k)
+        rows, columns = block.tile_rows, block.tile_cols = unit.tiles(n_q, n_kv)
         found = np.zeros((heads, rows * tile.q, columns * tile.k), dtype=bool)
         one = np.zeros((tile.q, tile.k), dtype=np.uint8)
         for head, row in np.ndindex(heads, rows):
@@ -142,6 +144,8 @@ class HostBits:
                 assert not one[:, own.shape[1] :].any(), "keys past the end"
                 assert not (own & seen).any(), "a pair in two tiles"
                 own |= seen.astype(bool)
+        if unit.boxes is not None:
+            found = self._by_token(found, unit.boxes, n_q)
         assert not found[:, :, n_kv:].any(), "keys past the end"
         return found[:, :n_q, :n_kv]
 
@@ -153,3 +157,24 @@ class HostBits:
         lists = dict(tables.parts)
         for word in lists["row_tiles"][slice(*lists["row_ptr"][0, row : row + 2])]:
             yield int(word) >> 1, int(word) >> 1
+
+    def _by_token(self, found: np.ndarray, boxes: Boxes, tokens: int) -> np.ndarray:
+        """The same by token instead of by place; what is no token comes last."""
+        order = (places(boxes.grid(tokens), box) for box in (boxes.q, boxes.k))
+        rows, columns = (np.argsort(np.where(x < 0, 1 << 40, x), kind="stable") for x in order)
+        return found[:, rows][:, :, columns]
+
+
+def places(grid: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """The token of every place of the boxes that cover a grid, one box after another; -1 where
+    there is none."""
+    counts = [-(-extent // side) for extent, side in zip(grid, box, strict=True)]
+    found = [
+        [o * side + i for o, side, i in zip(outer, box, inner, strict=True)]
+        for outer in np.ndindex(*counts)
+        for inner in np.ndindex(*box)
+    ]
+    at = np.array(found).T
+    inside = np.all(at < np.array(grid)[:, None], axis=0)
+    clipped = np.minimum(at, np.array(grid)[:, None] - 1)
+    return np.where(inside, np.ravel_multi_index(tuple(clipped), grid), -1)

@@ -92,6 +92,7 @@ class HostMerge:
             f"constexpr int TILE_Q = {unit.tile.q}, HEAD_DIM = {dim};\n",
             "typedef float Output[HEAD_DIM / 2];\n",
             _between(text, "typedef int i32;", "\n};\n"), "\n};\n",
+            _between(text, "// Places count the tokens", "FN i32 keys_end"),
             _between(text, "struct alignas(16) Work {", "// What the copying warp tells"),
             _between(text, "// What a row's other keys gave", "// Adds that to a row's sum"),
             _DRIVER,

@@ -26,6 +26,9 @@ CASES = {
     "per_head": mc.per_head([mc.causal(), mc.window(8), mc.window(16), mc.causal()]),
     "table": mc.random_blocks(64, 3, 0) | mc.block_table("blocks", 64) | mc.global_tokens([0, 9]),
 }
+GRID = mc.where(
+    lambda q, k: (abs(q // 80 - k // 80) <= 20) & ((q % 80 + 4) // 8 == (k % 80 + 4) // 8)
+)
 TARGET_NAMES = ["cpu", "sm_80"]
 
 
@@ -52,6 +55,17 @@ def test_source_of_hopper(name, direction, golden):
     golden(f"source/{name}.sm_90a_{direction.value}.cu", unit.text)
     assert unit.text.isascii()
     assert max(map(len, unit.text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_source_of_hopper_in_boxes(direction, golden):
+    """Tiles that are boxes of a grid."""
+    units = driver.bundled(plan(GRID, "sm_90a", 128)).choice("sm_90a", direction)
+    (unit,) = (unit for unit in units if unit.boxes)
+    golden(f"source/grid.sm_90a_{direction.value}.cu", unit.text)
+    assert unit.text.isascii()
+    assert max(map(len, unit.text.splitlines())) <= 100
+    assert "\n\n\n" not in unit.text
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,111 @@
+"""Tiles as boxes of a grid of tokens, instead of consecutive tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+
+MOST_ALONG = 2048
+"""Largest extent of a grid: what kernels read of an axis grows with its square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """How tiles lie in a grid whose tokens are numbered row by row.
+
+    Axes come outermost first, as the numbering has them. The first axis has as many steps as
+    tokens allow, the others are constant.
+    """
+
+    extents: tuple[int, ...]
+    """Of all axes but the first."""
+    q: tuple[int, ...]
+    """Extents of a tile of queries, the first axis included."""
+    k: tuple[int, ...]
+    """The same of keys."""
+    seen: int
+    """Columns of a tile that a warpgroup looks at at once: keys, or queries in a backward pass."""
+
+    @property
+    def period(self) -> int:
+        """Tokens of one step along the first axis."""
+        return prod(self.extents)
+
+    @property
+    def folds(self) -> bool:
+        """Whether copies have no dimension left for sequences, which are then as heads."""
+        return len(self.extents) > 1
+
+    def hold(self, n_q: int, n_kv: int) -> bool:
+        """Whether so many queries and keys are one grid that kernels can run over."""
+        along = n_q // self.period
+        whole = n_q == n_kv and n_q == along * self.period
+        return whole and along > 0 and max(along, *self.extents) <= MOST_ALONG
+
+    def grid(self, tokens: int) -> tuple[int, ...]:
+        """Extents of all axes."""
+        return (tokens // self.period, *self.extents)
+
+    def counts(self, tokens: int) -> tuple[int, int]:
+        """Tiles of queries, and of keys."""
+        grid = self.grid(tokens)
+        return prod(boxes_along(grid, self.q)), prod(boxes_along(grid, self.k))
+
+
+def boxes_along(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    """How many boxes cover each axis; the last ones may reach beyond."""
+    return tuple(-(-extent // side) for extent, side in zip(grid, box, strict=True))
+
+
+def steps_of(box: tuple[int, ...]) -> tuple[int, ...]:
+    """How far apart neighbours on each axis are where a box is numbered row by row."""
+    return tuple(prod(box[axis + 1 :]) for axis in range(len(box)))
+
+
+def tokens_of(grid: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """int64 [boxes, tokens of a box]: the tokens of every box; -1 beyond the grid."""
+    counts = boxes_along(grid, box)
+    at = np.indices((*counts, *box)).reshape(2, len(grid), prod(counts), prod(box))
+    sides = np.reshape(box, (-1, 1, 1))
+    points, extents = at[0] * sides + at[1], np.reshape(grid, (-1, 1, 1))
+    tokens = np.ravel_multi_index(tuple(np.minimum(points, extents - 1)), grid)
+    return np.where((points < extents).all(axis=0), tokens, -1)
+
+
+def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
+    """The box that the first `tokens` tokens of a box are; None where they are none."""
+    sides: list[int] = []
+    left = tokens
+    for side in reversed(box):
+        own = side if left % side == 0 else left
+        if side % own:
+            return None
+        sides.insert(0, own)
+        left //= own
+    return tuple(sides) if left == 1 else None
+
+
+def axis_relations(
+    axes: Sequence[Expr], grid: tuple[int, ...], params: Mapping[str, object]
+) -> list[np.ndarray]:
+    """For every axis which coordinates of queries see which of keys: bool [extent, extent].
+
+    Args:
+        axes: over q, k, n_q, n_kv (the extent of the first axis) and parameters.
+        grid: extents of all axes.
+        params: values of parameters; others keep their defaults.
+    """
+    found = []
+    for formula, extent in zip(axes, grid, strict=True):
+        own = np.arange(extent)
+        env = {**E.params(formula), **params, "n_q": grid[0], "n_kv": grid[0]}
+        live = evaluate(formula, {**env, "q": own[:, None], "k": own[None, :]})
+        found.append(np.broadcast_to(np.asarray(live, bool), (extent, extent)))
+    return found

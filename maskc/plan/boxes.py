@@ -1,0 +1,90 @@
+"""Which boxes of a grid are tiles: those that take least time at a likely size of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
+from maskc.core.problem import Direction, TileShape
+from maskc.ir.grid import GridMask, grid_mask
+from maskc.ir.types import MaskIR
+from maskc.layout.boxes import sides
+
+_STORED = 64
+"""Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
+_MASKED = 0.3
+"""More time of a partial tile, a full one's being 1."""
+_LONGEST = 256
+"""Most tokens of a box along an axis: the copy engine's limit."""
+
+
+def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
+    """Masks as products over the axes of one grid; none where some mask is no such product."""
+    found = [grid_mask(ir.keep) for ir in masks]
+    if None in found or len({mask.extents for mask in found if mask}) > 1:
+        return ()
+    return tuple(mask for mask in found if mask)
+
+
+def boxes_for(
+    masks: tuple[GridMask, ...], tile: TileShape, seen: int, direction: Direction
+) -> Boxes | None:
+    """The boxes of a tile; None where consecutive tokens are as good.
+
+    The likely size of a grid has a first axis as long as its longest.
+
+    Args:
+        masks: over one grid.
+        tile: its queries and keys.
+        seen: see Boxes.
+        direction: the pass, which decides what is stored.
+    """
+    extents = masks[0].extents
+    if max(extents) > MOST_ALONG:
+        return None
+    grid = (max(extents), *extents)
+    relations = [axis_relations(mask.axes, grid, {}) for mask in masks]
+    times: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+
+    def time(q: tuple[int, ...], k: tuple[int, ...]) -> float:
+        live, full = [1] * len(masks), [1] * len(masks)
+        for axis, (own_q, own_k) in enumerate(zip(q, k, strict=True)):
+            place = axis, own_q, own_k
+            if place not in times:
+                found = [sides(each[axis], own_q, own_k) for each in relations]
+                times[place] = [(int(x.live.sum()), int(x.full.sum())) for x in found]
+            for number, (some, every) in enumerate(times[place]):
+                live[number] *= some
+                full[number] *= every
+        return sum(live) + _MASKED * (sum(live) - sum(full))
+
+    backward = direction is Direction.backward
+    stored_q, stored_k = (tile.q, _STORED) if backward else (_STORED, tile.k)
+    shapes = list(product(_shapes(tile.q, grid, stored_q), _shapes(tile.k, grid, stored_k)))
+    q, k = min(shapes, key=lambda pair: (time(*pair), pair))  # of equal ones the widest
+    if _consecutive(q, grid) and _consecutive(k, grid):
+        return None
+    return Boxes(extents, q, k, seen)
+
+
+def _shapes(tokens: int, grid: tuple[int, ...], stored: int) -> Iterator[tuple[int, ...]]:
+    """Boxes of so many tokens that fall into boxes of `stored` consecutive ones."""
+    divisors = [d for d in range(1, min(tokens, _LONGEST) + 1) if tokens % d == 0]
+    for sides_of in product(divisors, repeat=len(grid)):
+        if prod(sides_of) == tokens and sub_box(sides_of, stored):
+            yield sides_of
+
+
+def _consecutive(box: tuple[int, ...], grid: tuple[int, ...]) -> bool:
+    """Whether the tokens of every box are consecutive."""
+    inner = next((i for i, side in enumerate(box) if side > 1), len(box) - 1)
+    whole = zip(box[inner + 1 :], grid[inner + 1 :], strict=True)
+    return all(side == extent for side, extent in whole) and not grid[inner] % box[inner]
+
+
+def box_note(boxes: Boxes) -> str:
+    """What the grid and its boxes are, for the reader."""
+    sizes = (" x ".join(map(str, each)) for each in (boxes.q, boxes.k, ("N", *boxes.extents)))
+    return "{} queries x {} keys of {}".format(*sizes)

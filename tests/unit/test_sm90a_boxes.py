@@ -1,0 +1,182 @@
+"""Sources for Hopper whose tiles are boxes of a grid: what they hide, copy and serve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.build import build
+from maskc.core.boxes import Boxes, axis_relations
+from maskc.core.bundle import TensorMap
+from maskc.core.dtypes import DType
+from maskc.core.errors import NotAddressable
+from maskc.core.plain import from_text, to_text
+from maskc.core.problem import Direction, Feature, Problem
+from maskc.core.target import TARGETS
+from maskc.emit.module import module_files
+from maskc.layout.boxes import box_layout
+from maskc.plan.explain import explain
+from maskc.plan.sm90a_backward import backward_schedule
+from maskc.runtime import tensor_maps
+from maskc.runtime.checks import Sizes
+from tests.support.host_bits import HostBits
+
+SM_90A = TARGETS["sm_90a"]
+FOLDER = Path(__file__).parents[2] / "patterns"
+HEADS = 2
+
+
+def pattern(name: str):
+    return mc.load(FOLDER / f"{name}.py")[name]
+
+
+FLAT, SOLID = pattern("natten_2d"), pattern("natten_3d")
+MASKS = {
+    "image": (FLAT(width=20, kernel=(5, 7)), (20, 260)),
+    "groups": (FLAT(width=24, kernel=(8, 12), stride=(4, 8)), (24, 408)),
+    "dilated": (FLAT(width=20, kernel=(4, 3), dilation=(1, 2), causal=True), (340,)),
+    "windows": (pattern("swin")(width=20, window=6, shift=2), (20, 300)),
+    "video": (SOLID(height=9, width=10, kernel=(3, 4, 5)), (90, 450)),
+    "groups of a video": (SOLID(height=6, width=10, kernel=(4, 4, 4), stride=(2, 2, 4)), (300,)),
+    "heads": (
+        mc.per_head([FLAT(width=20, kernel=(5, 7)), FLAT(width=20, kernel=(2, 9), stride=(2, 4))]),
+        (260,),
+    ),
+}
+
+
+def planned(mask: mc.Mask, dim: int = 128):
+    return driver.planned(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+
+
+def in_boxes(bundle, direction: Direction):
+    found = [unit for unit in bundle.choice("sm_90a", direction) if unit.boxes]
+    assert len(found) == 1
+    return found[0]
+
+
+# ------------------------------------------------------------------ sources
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("dim", [64, 128, 192])
+@pytest.mark.parametrize("name", MASKS)
+def test_bits_are_the_mask(name, dim, direction, tmp_path):
+    mask, lengths = MASKS[name]
+    plan = planned(mask, dim)
+    bundle = driver.bundled(plan)
+    queries = backward_schedule(plan.problem).score_queries
+    bits = HostBits(bundle, in_boxes(bundle, direction), queries, tmp_path)
+    for n in lengths:
+        want = np.broadcast_to(mask.dense(n, n_heads=HEADS), (HEADS, n, n))
+        np.testing.assert_array_equal(bits.live(n, n, HEADS), want, str(n))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["image", "video"])
+def test_sources_compile_without_spills(name, dim):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    bundle = driver.bundled(planned(MASKS[name][0], dim))
+    for direction in Direction:
+        unit = in_boxes(bundle, direction)
+        for mode, _ in unit.modes:
+            for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
+                report = build(unit, features, unit.directions, "sm_90a", mode).report
+                assert "C75" not in report.log
+                for kernel in report.kernels:
+                    assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["axial", "natten_1d", "full", "sta", "longformer"])
+def test_others_have_no_boxes(name):
+    """STA's tiles are of 384 tokens in a row: tiles of these are never partial."""
+    assert not any(each.boxes for each in planned(pattern(name)()).also)
+
+
+def test_boxes_follow_the_windows():
+    """Where groups of queries share their window, no pair of a tile is wasted."""
+    for mask, n, live in (
+        (FLAT(width=256, kernel=(80, 80), stride=(16, 16)), 1 << 16, 6400),
+        (SOLID(height=48, width=80, kernel=(18, 24, 24), stride=(16, 8, 8)), 115200, 10368),
+    ):
+        for plan in planned(mask).also:
+            if plan.boxes:
+                grid = plan.boxes.grid(n)
+                layout = box_layout(plan.boxes, axis_relations(plan.masks[0].axes, grid, {}))
+                assert layout.nnz * plan.tile.q * plan.tile.k == n * live
+                assert (layout.kind == 2).all()
+
+
+def test_a_whole_row_of_the_grid_is_no_box():
+    """Windows as wide as the image: consecutive tokens are as good."""
+    assert not any(each.boxes for each in planned(mc.block_diagonal(64)).also)
+
+
+# ------------------------------------------------------------------ calls
+
+
+def test_what_a_source_with_boxes_serves():
+    unit = in_boxes(driver.bundled(planned(MASKS["image"][0])), Direction.forward)
+    none = frozenset[Feature]()
+    assert unit.serves(none, 260, 260)
+    assert unit.serves(frozenset({Feature.softcap, Feature.sinks}), 260, 260)
+    assert not unit.serves(frozenset({Feature.alibi}), 260, 260)
+    assert not unit.serves(none, 261, 261)
+    assert not unit.serves(none, 260, 520)
+    assert unit.key == "sm_90a_grid"
+
+
+PROBLEM = Problem(128, 128, DType.bfloat16)
+
+
+def test_maps_of_an_image():
+    boxes = Boxes((20,), (16, 8), (8, 16), 128)
+    sizes, strides = Sizes(3, 4, 2, 260, 260), (4 * 260 * 128, 260 * 128, 128)
+    wanted = TensorMap("q", 128, (16, 8))
+    found = tensor_maps.tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
+    assert found.dims == (128, 20, 13, 4, 3)
+    assert found.strides == tuple(2 * step for step in (128, 20 * 128, 260 * 128, 4 * 260 * 128))
+    assert found.box == (64, 8, 16, 1, 1)
+
+
+def test_maps_of_a_video():
+    boxes = Boxes((6, 10), (2, 8, 8), (2, 8, 8), 128)
+    sizes, strides = Sizes(1, 4, 2, 180, 180), (0, 128, 2 * 128)  # tokens before heads
+    wanted = TensorMap("k", 128, (2, 8, 8))
+    found = tensor_maps.tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
+    assert found.dims == (128, 10, 6, 3, 2)
+    assert found.strides == tuple(2 * step for step in (256, 2560, 15360, 128))
+    assert found.box == (64, 8, 8, 2, 1)
+    with pytest.raises(NotAddressable, match="its tokens are 8 bytes apart"):
+        tensor_maps.tensor(wanted, (0, 128, 4), sizes, PROBLEM, "sm_90a", boxes)
+
+
+def test_explain_names_the_boxes():
+    plan = planned(FLAT(width=256, kernel=(80, 80), stride=(16, 16)))
+    words = " ".join(explain(plan, 1 << 16, 1 << 16).split())
+    q, k = next((" x ".join(map(str, side)) for side in (each.boxes.q, each.boxes.k))
+                for each in plan.also if each.boxes)  # fmt: skip
+    assert f"or boxes of a grid, {q} queries x {k} keys of N x 256" in words
+    assert "choice 65536 x 65536: boxes of 128 x 128; cycles:" in words
+
+
+def test_a_generated_module_has_the_boxes(tmp_path, monkeypatch):
+    bundle = replace(driver.bundled(planned(MASKS["video"][0]), "some_video"), report="")
+    for name, text in module_files(bundle, "mask", "title").items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import some_video  # type: ignore[import-not-found]
+
+    again = next(value for value in vars(some_video).values() if hasattr(value, "bundle")).bundle
+    assert again.variants == bundle.variants
+    assert [unit.boxes for unit in again.units] == [unit.boxes for unit in bundle.units]
+    assert [unit.maps for unit in again.units] == [unit.maps for unit in bundle.units]
+    assert prod(again.units[1].boxes.q) == 128
+    assert from_text(to_text(bundle)) == bundle
+    assert again.unit("sm_90a", Direction.backward).boxes is None
