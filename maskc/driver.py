@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
+from maskc.core.data import DataKind
 from maskc.core.dtypes import DType
-from maskc.core.errors import HeadsUnknown
+from maskc.core.errors import DataMissing, HeadsUnknown
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
@@ -112,7 +113,10 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
     from maskc.ir.simplify import simplify
 
     ir = lower(mask, head, n_heads)
-    return replace(ir, keep=simplify(ir.keep))
+    selections = tuple(
+        replace(each, allowed=tuple(map(simplify, each.allowed))) for each in ir.selections
+    )
+    return replace(ir, keep=simplify(ir.keep), selections=selections)
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
@@ -183,12 +187,35 @@ def _bound(
     ir: MaskIR, recipe: LayoutRecipe, n_q: int, n_kv: int | None, head: int, data: dict[str, object]
 ) -> tuple[int, int, dict[str, int], dict[str, np.ndarray]]:
     """Checked lengths, parameters, and the arrays of one head and the first sequence."""
-    from maskc.layout import bind_arrays, check_lengths, sequence_arrays, split_call_data
+    from maskc.layout import check_lengths, sequence_arrays
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    params, given = split_call_data(ir.data, tuple(ir.params.items()), data, sorted(ir.declared))
-    arrays = bind_arrays(ir.data, given, n_q, n_kv)
+    params, arrays = bound_data(ir, n_q, n_kv, data)
     return n_q, n_kv, params, sequence_arrays(recipe, arrays, 0, head)
+
+
+def bound_data(
+    ir: MaskIR, n_q: int, n_kv: int, data: Mapping[str, object]
+) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+    """Parameters and all arrays of a mask, run-time selections by `scores` as in `Mask.dense`."""
+    from maskc.layout import bind_arrays, by_scores, split_call_data
+
+    asked, decls, names = dict(data), ir.data, sorted(ir.declared)
+    ranking = {name: asked.pop(name, None) for name in _RANKING if ir.selections}
+    if ir.selections:
+        decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
+    params, given = split_call_data(decls, tuple(ir.params.items()), asked, names)
+    arrays = bind_arrays(decls, given, n_q, n_kv)
+    if not ir.selections:
+        return params, arrays
+    if ranking["scores"] is None:
+        raise DataMissing("scores", "what topk ranks", at="scores")
+    scores, heads, heads_kv = (ranking[name] for name in _RANKING)
+    return params, by_scores(ir.selections, scores, n_q, n_kv, heads, heads_kv, params, arrays)
+
+
+_RANKING = ("scores", "n_heads", "heads_kv")
+"""What questions to a mask with run-time selections may say of them."""
 
 
 def count(

@@ -1,0 +1,52 @@
+"""Run-time selections: topk nodes become data atoms, and what is needed to choose their content."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.expr import Expr
+from maskc.core.selection import SCORING, Score, Selection, Share
+from maskc.dsl import nodes as N
+from maskc.dsl.printer import print_mask
+
+
+def name_of(mask: N.TopK) -> str:
+    """The array of a selection: equal ones share it."""
+    return f"topk_{sha256(print_mask(mask).encode()).hexdigest()[:12]}"
+
+
+def selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
+    """The selection among the pairs that `allowed` holds for, per head or on all."""
+    return Selection(
+        name_of(mask), mask.k, Score(mask.score), mask.block, mask.q_block, Share(mask.share),
+        allowed,
+    )  # fmt: skip
+
+
+def table_of(selection: Selection) -> DataDecl:
+    """Its array, as formulas read it: a table over queries and keys."""
+    name = selection.name
+    return DataDecl(
+        name, DataKind.selection, (name,), selection.block, options=(selection.q_block,)
+    )
+
+
+def scoring_of(selection: Selection) -> tuple[DataDecl, ...]:
+    """The tensors that a call gives for it."""
+    return tuple(DataDecl(name, DataKind.scoring, ()) for name in SCORING[selection.score])
+
+
+def chosen(selection: Selection) -> Expr:
+    """The pairs in chosen blocks, whether or not they are allowed."""
+    return E.ne(E.Load(selection.name, (E.Q, E.K)), E.ZERO)
+
+
+def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
+    """Of the known selections those that a formula reads, or that these read in turn; in order."""
+    read = set(E.arrays(keep))
+    for selection in reversed(known.values()):
+        if selection.name in read:
+            read.update(name for formula in selection.allowed for name in E.arrays(formula))
+    return tuple(selection for name, selection in known.items() if name in read)
