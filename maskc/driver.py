@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
-from maskc.core.data import DataKind
 from maskc.core.dtypes import DType
-from maskc.core.errors import DataMissing, HeadsUnknown
+from maskc.core.errors import HeadsUnknown
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
@@ -197,25 +196,13 @@ def _bound(
 def bound_data(
     ir: MaskIR, n_q: int, n_kv: int, data: Mapping[str, object]
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """Parameters and all arrays of a mask, run-time selections by `scores` as in `Mask.dense`."""
-    from maskc.layout import bind_arrays, by_scores, split_call_data
+    """Parameters and all arrays of a mask; run-time selections by `scores`, as in `Mask.dense`."""
+    from maskc.layout import bind_ranked
 
-    asked, decls, names = dict(data), ir.data, sorted(ir.declared)
-    ranking = {name: asked.pop(name, None) for name in _RANKING if ir.selections}
-    if ir.selections:
-        decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
-    params, given = split_call_data(decls, tuple(ir.params.items()), asked, names)
-    arrays = bind_arrays(decls, given, n_q, n_kv)
-    if not ir.selections:
-        return params, arrays
-    if ranking["scores"] is None:
-        raise DataMissing("scores", "what topk ranks", at="scores")
-    scores, heads, heads_kv = (ranking[name] for name in _RANKING)
-    return params, by_scores(ir.selections, scores, n_q, n_kv, heads, heads_kv, params, arrays)
-
-
-_RANKING = ("scores", "n_heads", "heads_kv")
-"""What questions to a mask with run-time selections may say of them."""
+    unread = sorted(ir.declared - {"scores"})
+    return bind_ranked(
+        ir.data, tuple(ir.params.items()), ir.selections, unread, data, n_q, n_kv
+    )
 
 
 def count(

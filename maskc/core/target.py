@@ -38,6 +38,8 @@ class Target:
     """Most bytes of shared memory a block may use; 0 where there is none."""
     missing: str = ""
     """Why a pass is missing, for the error."""
+    selections: bool = False
+    """Whether it runs masks with run-time selections."""
 
     @property
     def suffix(self) -> str:
@@ -70,7 +72,9 @@ _BOTH = (Direction.forward, Direction.backward)
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0),
+        Target(
+            "cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0, selections=True,
+        ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
             (Direction.forward,), 99 * 1024,

@@ -15,10 +15,11 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.problem import Direction
+from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
-from maskc.emit.spec import Iteration, KernelSpec, Shape
+from maskc.emit.spec import Iteration, KernelSpec, Lists, Shape
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask
 
@@ -102,6 +103,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         params=tuple(sorted(found.items())),
         units=(unit,),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
+        selections=_selections(plan.masks),
     )
 
 
@@ -128,6 +130,12 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     return tuple(decl for _, decl in sorted(found.items()))
 
 
+def _selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
+    """All selections, each after those that it reads."""
+    found = {each.name: each for mask in masks for each in mask.ir.selections}
+    return tuple(found.values())
+
+
 def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     """The template's holes, filled from the plan."""
     shapes: dict[Expr, Shape] = {}
@@ -148,6 +156,11 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         arg_notes=tuple(_arg_note(plan.masks, i) for i in range(n_args)),
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
+        selections=tuple(
+            Lists(slot, *decl_of[name].options, decl_of[name].block)
+            for slot, name in enumerate(reads)
+            if decl_of[name].kind is DataKind.selection
+        ),
         distances=plan.distances,
         key_run=gcd(plan.runs[0], plan.tile.k),
         query_run=gcd(plan.runs[1], plan.tile.q),
@@ -195,6 +208,7 @@ _NOTES = {
     DataKind.table: "block table",
     DataKind.random: "drawn block table",
     DataKind.constant: "captured table",
+    DataKind.selection: "chosen blocks of keys, ascending",
 }
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from maskc.core import expr as E
+from maskc.core.data import DataKind
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
 from maskc.emit.c_printer import c_printer
@@ -25,7 +26,8 @@ def predicate_lines(
 
 class _Writer:
     def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> None:
-        self.printer: Printer = c_printer(arrays)
+        lists = {d.name for d in ir.data if d.kind is DataKind.selection}
+        self.printer: Printer = c_printer(arrays, tuple(a for a in arrays if a in lists))
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)
         self.last = ""

@@ -6,16 +6,20 @@ ranks below every number, -inf included, and among NaN the lower index wins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from maskc.core.bundle import LayoutRecipe
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import DataMissing
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.selection import Selection, Share
 from maskc.layout.chosen import NONE, Chosen
+from maskc.layout.data import bind_arrays, split_call_data
 from maskc.layout.lists import extents, sequence_arrays
 from maskc.layout.scores import Scores, given
 
@@ -24,8 +28,7 @@ _PAIRS = 1 << 21
 _ANY_TILE = TileShape(64, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The dimensions of a call."""
 
     batch: int
@@ -35,26 +38,51 @@ class Extent:
     n_kv: int
 
 
-def by_scores(
-    selections: Sequence[Selection], scores: object, n_q: int, n_kv: int, heads: int | None,
-    heads_kv: int | None, params: Mapping[str, int], data: Mapping[str, np.ndarray],
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """`data` and what selections choose from it where all of them rank by the same tensor.
+def bind_ranked(
+    decls: tuple[DataDecl, ...], params: tuple[tuple[str, int], ...],
+    selections: tuple[Selection, ...], unread: Iterable[str], data: Mapping[str, object],
+    n_q: int, n_kv: int,
+) -> tuple[dict[str, int], dict[str, np.ndarray]]:  # fmt: skip
+    """Everything a mask reads at given lengths, without q and k: for questions about it.
+
+    Where it has run-time selections, `data` holds `scores`, by which all of them rank, and may
+    hold `n_heads` and `heads_kv`; as for `Mask.dense`.
 
     Args:
-        scores: as the keyword of a call.
-        heads, heads_kv: query heads and key/value heads; None where only the tensor tells.
+        decls, params, selections, unread: of the mask, see `Bundle`.
+        data: what the caller passed by name.
+
+    Returns:
+        A value for every parameter, and all arrays.
 
     Raises:
-        DataMissing, DataShape, DataType, NotAnArray.
+        As `split_call_data`, `bind_arrays`, `scores_of`.
     """
+    asked = dict(data)
+    if selections:
+        scores, *heads = (asked.pop(name, None) for name in ("scores", "n_heads", "heads_kv"))
+        if scores is None:
+            raise DataMissing("scores", "what topk ranks", at="scores")
+        decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
+    values, given_data = split_call_data(decls, params, asked, unread)
+    found = bind_arrays(decls, given_data, n_q, n_kv)
+    if selections:
+        found |= _by_scores(selections, scores, n_q, n_kv, *heads, values, found)
+    return values, found
+
+
+def _by_scores(
+    selections: tuple[Selection, ...], scores: object, n_q: int, n_kv: int, heads: int | None,
+    heads_kv: int | None, params: Mapping[str, int], data: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """What selections choose where all of them rank by the same tensor."""
     batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]  # type: ignore[arg-type]
     heads = heads or max([counted, *(len(each.allowed) for each in selections)])
     extent = Extent(batch, heads, heads_kv or heads, n_q, n_kv)
-    found = dict(data)
+    found: dict[str, np.ndarray] = {}
     for each in selections:
         ranked = given({"scores": scores}, each, batch, heads, n_q, n_kv)
-        found[each.name] = choose(each, ranked, extent, params, found)
+        found[each.name] = choose(each, ranked, extent, params, {**data, **found})
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
-from maskc.core.errors import TooManyArrays
+from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
@@ -81,6 +81,8 @@ def _plan(
         MaskcError: see `plan`.
     """
     target.check(problem)
+    if not target.selections and any(ir.selections for ir in heads.masks):
+        raise SelectionNotCompiled(target.name, at="target")
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
@@ -123,7 +125,7 @@ def _together(extents: Extents) -> Mapping[int, int]:
 
 def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
     """The parts of the one mask that all heads share, if some run over residue classes."""
-    if target.family not in _PARTED or len(heads.masks) > 1:
+    if target.family not in _PARTED or len(heads.masks) > 1 or heads.masks[0].selections:
         return ()
     found = parts(heads.masks[0], _together)
     if all(part.stride == 1 for part in found):

@@ -20,6 +20,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
     bind_arrays,
+    bind_ranked,
     build,
     check_lengths,
     sequence_arrays,
@@ -38,6 +39,8 @@ class Bound:
     """int32 by the names formulas use; None where lengths alone decide them."""
     key: Hashable
     """Equal keys, equal masks at equal lengths."""
+    lasting: bool = True
+    """Whether another call may have the same key: not where q and k decide the mask."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,6 +122,22 @@ class Binder:
         if bound.arrays is not None:
             return bound.arrays
         return bind_arrays(self._bundle.data, {}, n_q, n_kv)
+
+    def ranked(
+        self, keywords: Mapping[str, object], n_q: int, n_kv: int
+    ) -> tuple[Mapping[str, int], Mapping[str, np.ndarray]]:
+        """(parameters, all arrays) without q and k: run-time selections rank by `scores`.
+
+        Raises:
+            As `bind`.
+        """
+        mask = self._bundle
+        if mask.selections:
+            return bind_ranked(
+                mask.data, mask.params, mask.selections, mask.unread, keywords, n_q, n_kv
+            )
+        bound = self.bind(keywords, n_q, n_kv)
+        return bound.params, self.arrays(bound, n_q, n_kv)
 
 
 def _own(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -223,7 +242,6 @@ def mask_layout(
 ) -> BlockLayout:  # fmt: skip
     """The live tiles of one head of one sequence; see CompiledMask.layout."""
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    bound = binder.bind(data, n_q, n_kv)
+    params, arrays = binder.ranked(data, n_q, n_kv)
     recipe = variant_of(bundle, head).recipe(tile_shape(block) if block is not None else tile)
-    arrays = sequence_arrays(recipe, binder.arrays(bound, n_q, n_kv), batch, head)
-    return build(recipe, n_q, n_kv, bound.params, arrays)
+    return build(recipe, n_q, n_kv, params, sequence_arrays(recipe, arrays, batch, head))

@@ -32,6 +32,7 @@ from maskc.runtime.prepare import (
     outputs_of,
     strides_of,
 )
+from maskc.runtime.selecting import selected
 from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING
 
@@ -79,7 +80,8 @@ class CompiledMask:
         self._report, self._in_parts = report, in_parts
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
-        self._needs_data, self._default = self._binder.needs_data, self._binder.default
+        self._needs_data = self._binder.needs_data or bool(bundle.selections)
+        self._default = self._binder.default
         self._whole = Maker(bundle, self.target)
         self._parts = tuple(
             Maker(part.bundle, self.target)
@@ -232,7 +234,8 @@ class CompiledMask:
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plan(key, asked, given, bound)
-            self._last = (signature, plan)
+            if bound.lasting:
+                self._last = (signature, plan)
         if self._unaligned:
             tensors = places[0] | places[1] | places[2]
             if len(places) >= len(_BACKWARD):
@@ -249,6 +252,8 @@ class CompiledMask:
 
         Tensors of the signature that was sound last, and no worse aligned, are sound.
         """
+        if self.bundle.selections:
+            return selected(self.bundle, self._binder, self.target, given, data)
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
         last, lengths = self._sound
@@ -283,8 +288,9 @@ class CompiledMask:
             if direction is Direction.backward or spare is None:
                 raise
             plan = self._planned(spare, *rest)
-        with self._lock:
-            self._plans.put(key, plan)
+        if bound.lasting:
+            with self._lock:
+                self._plans.put(key, plan)
         return plan
 
     def _planned(

@@ -103,6 +103,7 @@ class Maker:
         if tables is None:
             params = {name: bound.params[name] for name, _ in self.bundle.params}
             tables = make_tables(self.bundle, unit, sizes, params, arrays(), direction, lists)
-            with self._lock:
-                self.tables.put(key, tables)
+            if bound.lasting:
+                with self._lock:
+                    self.tables.put(key, tables)
         return tables

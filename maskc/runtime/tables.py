@@ -20,6 +20,7 @@ from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import (
+    Chosen,
     Spans,
     Work,
     backward_work,
@@ -48,7 +49,8 @@ class Slot:
     """A data array of the mask, as the kernel indexes it."""
 
     values: np.ndarray
-    """int32 [batch or 1, heads or 1, N] or [batch or 1, heads or 1, rows, cols]."""
+    """int32 [batch or 1, heads or 1, N] or [batch or 1, heads or 1, rows, cols]; lists of chosen
+    blocks are a table of their own."""
 
     @property
     def batch(self) -> int:
@@ -245,7 +247,8 @@ def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes:
         if found not in (1, wanted):
             expected = f"{wanted} (the {what}) or 1 in place of {found}"
             raise DataShape(decl.name, values.shape, expected, at=decl.name)
-    return Slot(values.reshape(batch, heads, *own))
+    lists = values.lists if isinstance(values, Chosen) else values.reshape(batch, heads, *own)
+    return Slot(lists)
 
 
 def _cases(
@@ -292,7 +295,8 @@ def _mask_args(cases: tuple[Case, ...], values: Mapping[str, int]) -> np.ndarray
 def _layout(
     recipe: LayoutRecipe, sizes: Sizes, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
 ) -> BlockLayout:
-    layout = build(recipe, sizes.n_q, sizes.n_kv, params, arrays)
+    exact = not any(isinstance(array, Chosen) for array in arrays.values())
+    layout = build(recipe, sizes.n_q, sizes.n_kv, params, arrays, exact)
     if os.environ.get("MASKC_CHECK") == "1":
         env = {**params, **arrays, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
         check_layout(layout, recipe.keep, env)

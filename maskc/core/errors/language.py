@@ -113,8 +113,8 @@ class BadTable(MaskcError):
 
 class SelectionNotCompiled(MaskcError):
     code = "MC117"
-    message = "topk is a run-time selection; its kernels are not built yet"
-    hint = "mask.dense(..., scores=...) evaluates it slowly; without topk the mask compiles"
+    message = "topk is a run-time selection, and target {0} has no kernels for it yet"
+    hint = "use target='cpu'; or choose blocks yourself and pass them to mc.block_table"
 
 
 class BadIds(MaskcError):
