@@ -200,9 +200,7 @@ def bound_data(
     from maskc.layout import bind_ranked
 
     unread = sorted(ir.declared - {"scores"})
-    return bind_ranked(
-        ir.data, tuple(ir.params.items()), ir.selections, unread, data, n_q, n_kv
-    )
+    return bind_ranked(ir.data, tuple(ir.params.items()), ir.selections, unread, data, n_q, n_kv)
 
 
 def count(
@@ -221,6 +219,14 @@ def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, ob
     n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, data)
     found = count_pairs(ir.keep, n_q, n_kv, params)
     return count_by_tiles(recipe, n_q, n_kv, params, arrays) if found is None else found
+
+
+def selects(mask: Mask) -> bool:
+    """Whether it has a run-time selection."""
+    from maskc.dsl.nodes import TopK
+
+    children = getattr(mask, "children", ())
+    return isinstance(mask, TopK) or any(map(selects, children))
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

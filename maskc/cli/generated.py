@@ -25,10 +25,11 @@ def generated_files(entry: Entry, asked: Asked) -> dict[str, str]:
     from maskc import driver
 
     problem = asked.problem(entry.mask)
-    return driver.generate(entry.mask, entry.name, problem, _targets(asked, problem), entry.title)
+    targets = _targets(asked, problem, driver.selects(entry.mask))
+    return driver.generate(entry.mask, entry.name, problem, targets, entry.title)
 
 
-def _targets(asked: Asked, problem: Problem) -> tuple[Target, ...]:
+def _targets(asked: Asked, problem: Problem, selects: bool) -> tuple[Target, ...]:
     """The one asked for, else all that have such a kernel."""
     from maskc.core.target import TARGETS, Target
 
@@ -36,6 +37,8 @@ def _targets(asked: Asked, problem: Problem) -> tuple[Target, ...]:
         return (Target.named(asked.target),)
     able, refusal = [], None
     for target in TARGETS.values():
+        if selects and not target.selections:
+            continue
         try:
             target.check(problem)
         except MaskcError as error:

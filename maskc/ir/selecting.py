@@ -10,6 +10,7 @@ from maskc.core.expr import Expr
 from maskc.core.selection import SCORING, Score, Selection, Share
 from maskc.dsl import nodes as N
 from maskc.dsl.printer import print_mask
+from maskc.ir.types import MaskIR
 
 
 def name_of(mask: N.TopK) -> str:
@@ -50,3 +51,17 @@ def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
         if selection.name in read:
             read.update(name for formula in selection.allowed for name in E.arrays(formula))
     return tuple(selection for name, selection in known.items() if name in read)
+
+
+def hull(ir: MaskIR) -> MaskIR:
+    """The pairs that the mask keeps under some choice: every chosen and unchosen block counts."""
+    names = {each.name for each in ir.selections}
+
+    def free(node: Expr) -> Expr | None:
+        reads = isinstance(node, (E.Cmp, E.Member)) and names.intersection(E.arrays(node))
+        return E.ALWAYS if reads else None
+
+    keep = E.transform(ir.keep, free)
+    read = set(E.arrays(keep))
+    data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
+    return MaskIR(keep, data, ir.origins, ir.declared)

@@ -212,9 +212,7 @@ def _candidates(asked: _Rows, scores: Scores, allowed: _Allowed) -> tuple[np.nda
     return (total / np.maximum(count, 1)).astype(np.float32), count > 0
 
 
-def _blocks(
-    values: np.ndarray, starts: tuple[np.ndarray, np.ndarray], dtype: type
-) -> np.ndarray:
+def _blocks(values: np.ndarray, starts: tuple[np.ndarray, np.ndarray], dtype: type) -> np.ndarray:
     """Sums over blocks that start there; values themselves where blocks are single pairs."""
     for axis, at in enumerate(starts):
         if len(at) < values.shape[axis]:

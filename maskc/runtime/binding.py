@@ -66,8 +66,10 @@ class Binder:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self.needs_data = any(decl.from_caller for decl in bundle.data)
+        self.reads_data = any(decl.from_caller for decl in bundle.data)
         """Whether a call must pass data."""
+        self.needs_data = self.reads_data or bool(bundle.selections)
+        """Whether a call's mask is more than its lengths and parameters."""
         self.default = Bound({}, None, None) if self.needs_data else self._plain({})
         """What a call without keywords means, where it needs no data."""
         self._known: tuple[_Known, ...] = ()  # latest first; only ever replaced as a whole
@@ -91,7 +93,7 @@ class Binder:
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
         """
-        if not self.needs_data:
+        if not self.reads_data:
             return self._plain(keywords)
         mark: list[object] = [n_q, n_kv]
         room = _mark_all(keywords, mark)

@@ -80,8 +80,7 @@ class CompiledMask:
         self._report, self._in_parts = report, in_parts
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
-        self._needs_data = self._binder.needs_data or bool(bundle.selections)
-        self._default = self._binder.default
+        self._needs_data, self._default = self._binder.needs_data, self._binder.default
         self._whole = Maker(bundle, self.target)
         self._parts = tuple(
             Maker(part.bundle, self.target)
@@ -234,8 +233,7 @@ class CompiledMask:
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plan(key, asked, given, bound)
-            if bound.lasting:
-                self._last = (signature, plan)
+            self._last = (signature, plan) if bound.lasting else (None, None)
         if self._unaligned:
             tensors = places[0] | places[1] | places[2]
             if len(places) >= len(_BACKWARD):
@@ -254,7 +252,7 @@ class CompiledMask:
         """
         if self.bundle.selections:
             return selected(self.bundle, self._binder, self.target, given, data)
-        if not self._needs_data:
+        if not self._binder.reads_data:
             return self._binder.bind(data, 0, 0)
         last, lengths = self._sound
         if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:

@@ -15,6 +15,7 @@ from maskc.core.bundle_text import launch as launch
 from maskc.core.bundle_text import loop as loop
 from maskc.core.bundle_text import mask as mask
 from maskc.core.bundle_text import part as part
+from maskc.core.bundle_text import selection as selection
 from maskc.core.bundle_text import tiles as tiles
 from maskc.core.errors import WrongDevice
 from maskc.core.evaluate import evaluate
