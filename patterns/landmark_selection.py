@@ -3,9 +3,9 @@
 Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite Context Length for
 Transformers", 2023.
 
-Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the `top` best of the
-blocks J < I by their scores for the query; equal scores: the lower block. Every head selects for
-itself. The set only: the paper's softmax is grouped by block, which is the caller's.
+Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the `top` best of
+the blocks J < I by their scores for the query; equal scores: the lower block. Every head selects
+for itself. The set only: the paper's softmax is grouped by block, which is the caller's.
 
 Data: `scores` [B, H, n_q, key blocks], the query's product with the landmark of each block.
 """

@@ -3,8 +3,8 @@
 Enzhe Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", 2025.
 
 Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the top - 1 best of
-the blocks J < I by q . mean of the keys of J; `top` counts the query's own block, equal scores go to
-the lower block. Every head selects for itself.
+the blocks J < I by q . mean of the keys of J; equal scores: the lower block. `top` counts the
+query's own block. Every head selects for itself.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Ankit Gupta et al., "Memory-efficient Transformers via Top-k Attention", 2021.
 
-Definition: of the keys k <= p (of all keys where not `causal`) the `top` best by q . k; equal scores:
-the lower k. Every head selects for itself.
+Definition: of the keys k <= p (of all keys where not `causal`) the `top` best by q . k; equal
+scores: the lower k. Every head selects for itself.
 """
 
 from __future__ import annotations

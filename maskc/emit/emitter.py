@@ -15,13 +15,12 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.problem import Direction
-from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
 from maskc.emit.spec import Iteration, KernelSpec, Lists, Shape
 from maskc.plan.ranges import TileRange
-from maskc.plan.types import Plan, PlannedMask
+from maskc.plan.types import Plan, PlannedMask, selections
 
 _FORWARD, _BACKWARD = Direction.forward, Direction.backward
 _TEMPLATES = {
@@ -103,7 +102,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         params=tuple(sorted(found.items())),
         units=(unit,),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
-        selections=_selections(plan.masks),
+        selections=selections(plan.masks),
     )
 
 
@@ -128,12 +127,6 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     """All data the masks read, by name."""
     found = {decl.name: decl for mask in masks for decl in mask.ir.data}
     return tuple(decl for _, decl in sorted(found.items()))
-
-
-def _selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
-    """All selections, each after those that it reads."""
-    found = {each.name: each for mask in masks for each in mask.ir.selections}
-    return tuple(found.values())
 
 
 def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:

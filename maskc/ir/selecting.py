@@ -8,6 +8,7 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.core.selection import SCORING, Score, Selection, Share
+from maskc.core.source import SourceLoc
 from maskc.dsl import nodes as N
 from maskc.dsl.printer import print_mask
 from maskc.ir.types import MaskIR
@@ -51,6 +52,13 @@ def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
         if selection.name in read:
             read.update(name for formula in selection.allowed for name in E.arrays(formula))
     return tuple(selection for name, selection in known.items() if name in read)
+
+
+def selection_place(ir: MaskIR) -> SourceLoc | None:
+    """Where the user wrote the first of its selections."""
+    names = {each.name for each in ir.selections}
+    found = (origin.loc for atom, origin in ir.origins if names.intersection(E.arrays(atom)))
+    return next(found, None)
 
 
 def hull(ir: MaskIR) -> MaskIR:

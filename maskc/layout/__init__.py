@@ -21,6 +21,8 @@ from maskc.layout.parts import obstacle as obstacle
 from maskc.layout.parts import time_in_pairs as time_in_pairs
 from maskc.layout.scores import scores_of as scores_of
 from maskc.layout.select import Extent as Extent
+from maskc.layout.select import Rank as Rank
+from maskc.layout.select import best as best
 from maskc.layout.select import bind_ranked as bind_ranked
 from maskc.layout.select import choose as choose
 from maskc.layout.spans import Spans as Spans

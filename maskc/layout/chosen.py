@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -106,7 +107,7 @@ class Chosen:
 
     @cached_property
     def _cells(self) -> tuple[int, np.ndarray]:
-        """(side, int64 [rows + 1, columns + 1]: chosen pairs in all cells above and to the left)."""
+        """(side, int64 [rows + 1, columns + 1] chosen pairs in all cells above and to the left)."""
         side = _CELL
         while -(-self.n_q // side) * -(-self.n_kv // side) > _MOST_CELLS:
             side *= 2
@@ -127,7 +128,9 @@ class Chosen:
         return side, sums
 
 
-def _overlaps(entry: np.ndarray, step: int, length: int, side: int):  # noqa: ANN202
+def _overlaps(
+    entry: np.ndarray, step: int, length: int, side: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(cell, tokens in it) of blocks of `step` tokens, for each cell that a block may reach."""
     start, stop = entry * step, np.minimum((entry + 1) * step, length)
     reach = 1 if side % step == 0 else -(-step // side) + 1

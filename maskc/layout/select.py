@@ -6,7 +6,7 @@ ranks below every number, -inf included, and among NaN the lower index wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,13 +82,17 @@ def _by_scores(
     found: dict[str, np.ndarray] = {}
     for each in selections:
         ranked = given({"scores": scores}, each, batch, heads, n_q, n_kv)
-        found[each.name] = choose(each, ranked, extent, params, {**data, **found})
+        found[each.name] = choose(each, ranked, extent, params, {**data, **found}, best)
     return found
+
+
+Rank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+"""As `best`."""
 
 
 def choose(
     selection: Selection, scores: Scores, extent: Extent, params: Mapping[str, int],
-    data: Mapping[str, np.ndarray],
+    data: Mapping[str, np.ndarray], rank: Rank,
 ) -> Chosen:  # fmt: skip
     """The chosen blocks of every block of queries.
 
@@ -97,6 +101,7 @@ def choose(
         params: a value for every parameter.
         data: the arrays that the allowed pairs depend on, as `bind_arrays` gives them, and earlier
             selections.
+        rank: `best`, or what does the same.
 
     Returns:
         Lists [batch or 1, heads or 1, query blocks, min(k, key blocks)], at least 1 wide; of the
@@ -106,16 +111,17 @@ def choose(
     groups = sharing(selection.share, extent)
     allowed = _Allowed(selection, extent, params, data)
     batch = extent.batch if scores.batched or allowed.batched else 1
-    differ = len(groups) > 1 and (scores.by_head or allowed.by_head)
+    own = scores.by_head or allowed.by_head
+    differ = len(groups) > 1 and own
     heads = extent.heads_q if differ else 1
     lists = np.full((batch, heads, rows, max(1, min(selection.k, columns))), NONE)
     step = max(1, _PAIRS // max(1, selection.q_block * extent.n_kv * len(groups[0])))
     for sequence in range(batch):
         for top in range(0, rows, step) if selection.k and columns else ():
             span = slice(top, min(top + step, rows))
-            for group in groups if differ else groups[:1]:
+            for group in groups if differ else [groups[0] if own else groups[0][:1]]:
                 asked = _Rows(selection, extent, sequence, group, span)
-                found = best(*_candidates(asked, scores, allowed), selection.k)
+                found = rank(*_candidates(asked, scores, allowed), selection.k)
                 lists[sequence, group if differ else [0], span, : found.shape[1]] = found
     return Chosen(lists, selection.block, selection.q_block, extent.n_q, extent.n_kv)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
@@ -13,6 +14,7 @@ from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
 from maskc.ir.relayout import Extents, parts
+from maskc.ir.selecting import selection_place
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
@@ -81,8 +83,9 @@ def _plan(
         MaskcError: see `plan`.
     """
     target.check(problem)
-    if not target.selections and any(ir.selections for ir in heads.masks):
-        raise SelectionNotCompiled(target.name, at="target")
+    if not target.selections:
+        for ir in filter(attrgetter("selections"), heads.masks):
+            raise SelectionNotCompiled(target.name, at=selection_place(ir))
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
@@ -160,6 +163,8 @@ def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:
 def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     if use_ranges:
         return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
+    if any(mask.ir.selections for mask in masks):
+        return "tile lists in memory (CSR), made at every call: what is chosen decides which live"
     if any(mask.ir.data for mask in masks):
         return "tile lists in memory (CSR): which tiles live depends on data given at call time"
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
@@ -191,6 +196,8 @@ def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[in
 
 def _why_layout(mask: PlannedMask) -> str:
     recipe = mask.recipe
+    if mask.ir.selections:
+        return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"
     if recipe.loops is None:
         why = "it reads data" if mask.ir.data else "isl's budget or loop form did not suffice"
         return f"layout by exact numbers, because {why}"

@@ -8,6 +8,7 @@ from maskc.analysis.facts import MaskFacts
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.cost import Cost
 from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
@@ -49,6 +50,11 @@ class PlannedMask:
     """Per tile row and per tile column, over the lifted constants."""
     intervals: tuple[Interval, ...] | None = None
     """Intervals whose union is the mask, row by row and column by column; None: no such few."""
+
+
+def selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
+    """All run-time selections, each after those that it reads."""
+    return tuple({each.name: each for mask in masks for each in mask.ir.selections}.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from maskc.runtime.prepare import (
     outputs_of,
     strides_of,
 )
-from maskc.runtime.selecting import selected
 from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING
 
@@ -223,7 +222,7 @@ class CompiledMask:
         """
         lib, signature, places = read(asked[0], given)
         if data or self._needs_data:
-            bound = self._bind(given, data, signature, places)
+            bound = self._bind(asked, given, data, signature, places)
         else:
             bound = self._default
         signature += (bound.key, asked)
@@ -243,15 +242,15 @@ class CompiledMask:
         return plan, lib, places
 
     def _bind(
-        self, given: list[Any], data: Mapping[str, Any], signature: list[object],
-        places: list[int],
+        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        signature: list[object], places: list[int],
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them.
 
         Tensors of the signature that was sound last, and no worse aligned, are sound.
         """
         if self.bundle.selections:
-            return selected(self.bundle, self._binder, self.target, given, data)
+            return self._whole.selected(self._binder, asked, given, data)
         if not self._binder.reads_data:
             return self._binder.bind(data, 0, 0)
         last, lengths = self._sound

@@ -15,7 +15,7 @@ import numpy as np
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature, Features, TileShape
-from maskc.layout import sequence_arrays
+from maskc.layout import best, sequence_arrays
 from maskc.runtime.memory import CODES, at, load, store
 from maskc.runtime.plans import Plan, Pointers, Sent, filled
 from maskc.runtime.tables import Tables
@@ -75,6 +75,8 @@ class NumPyKernel:
 
     def __init__(self, bundle: Bundle, tile: TileShape, features: Features) -> None:
         self._bundle, self._tile, self._features = bundle, tile, features
+
+    best = staticmethod(best)
 
     def workspace(self, block: ctypes.Structure) -> int:
         """fp32 entries of `delta`: it is not used."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +14,16 @@ from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Features
 from maskc.core.target import Target
+from maskc.layout import Rank
 from maskc.runtime.arrays import Device
-from maskc.runtime.binding import Bound
+from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import Place, make_plan, mode_of
+from maskc.runtime.selecting import selected
+from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import Tables, make_tables
 
 
@@ -41,7 +45,7 @@ class Maker:
     """Kernels and tables of one bundle on one target; safe to use from several threads."""
 
     def __init__(self, bundle: Bundle, target: Target) -> None:
-        self.bundle = bundle
+        self.bundle, self.target = bundle, target
         self.kernels = Kernels(bundle, target)
         self.tables: Recent[Tables] = Recent()
         self._lock = threading.Lock()
@@ -72,6 +76,24 @@ class Maker:
             self.bundle, unit, wanted.direction, kernel, wanted.device, place, bound.params,
             tables, outputs,
         )  # fmt: skip
+
+    def selected(
+        self, binder: Binder, asked: tuple[Any, ...], given: Sequence[Any], data: Mapping[str, Any]
+    ) -> Bound:
+        """Parameters and data of a call, run-time selections included; see `selecting`.
+
+        Args:
+            asked: the names of what is given, whether soft-cap is absent, `nan_safe`.
+            given: q and k, then what else the call has.
+        """
+        names, no_softcap, nan_safe, *_ = asked
+        features = features_asked(names, not no_softcap, nan_safe)
+        unit = self.kernels.unit(Direction.forward, features)
+
+        def rank() -> Rank:
+            return self.kernels.get(unit, "usual", features, 0).best
+
+        return selected(self.bundle, binder, self.target, given, data, rank)
 
     def _cheapest(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays

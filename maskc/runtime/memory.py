@@ -7,7 +7,9 @@ import numpy as np
 from maskc.core.dtypes import DType
 
 
-def at(pointer: int | None, shape: tuple[int, ...], strides: tuple[int, ...], code: str):  # noqa: ANN202
+def at(
+    pointer: int | None, shape: tuple[int, ...], strides: tuple[int, ...], code: str
+) -> np.ndarray:
     """The memory behind a pointer as an array; strides in elements."""
     size = np.dtype(code).itemsize
     if not pointer or 0 in shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
-from maskc.layout import Extent, choose, scores_of
+from maskc.layout import Extent, Rank, choose, scores_of
 from maskc.runtime import checks
 from maskc.runtime.arrays import LIBRARIES, Array
 from maskc.runtime.binding import Binder, Bound
@@ -18,13 +18,15 @@ from maskc.runtime.memory import CODES, at, load
 
 
 def selected(
-    bundle: Bundle, binder: Binder, target: Target, given: Sequence[Any], data: Mapping[str, Any]
-) -> Bound:
+    bundle: Bundle, binder: Binder, target: Target, given: Sequence[Any], data: Mapping[str, Any],
+    rank: Callable[[], Rank],
+) -> Bound:  # fmt: skip
     """Parameters and data of a call, with what its selections choose.
 
     Args:
         given: q and k, then what else the call has, of known libraries, on the host.
         data: the mask's data and parameters by name, and what selections rank by.
+        rank: gives what ranks, built when everything is known to fit.
 
     Raises:
         MC3xx for data, MC4xx for q, k and v.
@@ -39,7 +41,7 @@ def selected(
     with np.errstate(all="ignore"):
         for each in bundle.selections:
             scores = scores_of(each, data, *rows)
-            found[each.name] = choose(each, scores, extent, bound.params, found)
+            found[each.name] = choose(each, scores, extent, bound.params, found, rank())
     return Bound(bound.params, found, object(), lasting=False)
 
 

@@ -20,8 +20,8 @@ from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.dsl.mask import Mask
-from maskc.ir.types import MaskIR
 from maskc.ir.selecting import hull
+from maskc.ir.types import MaskIR
 from maskc.layout import Chosen, bind_ranked, build, extents, sequence_arrays
 from maskc.layout import count as count_by_tiles
 
