@@ -35,12 +35,12 @@ def _member(value: str, node: E.Member) -> str:
     return f"{'' if node.inside else '!'}({' || '.join(tests)})"
 
 
-def c_printer(arrays: tuple[str, ...], selections: tuple[str, ...] = ()) -> Printer:
+def c_printer(arrays: tuple[str, ...], selections: frozenset[str] = frozenset()) -> Printer:
     """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`.
 
     Args:
         selections: those arrays that hold lists of chosen blocks; their pairs are bits of a tile,
-            `m.chosen[0]`.
+            `m.chosen0[...]`.
     """
     slot = {name: number for number, name in enumerate(arrays)}
 
@@ -48,10 +48,9 @@ def c_printer(arrays: tuple[str, ...], selections: tuple[str, ...] = ()) -> Prin
         return f"m.{name}" if name[0] == "c" and name[1:].isdigit() else name
 
     def load(array: str, index: list[str]) -> str:
-        if array in selections:
-            words = f"m.chosen[{selections.index(array)}]"
-            return f"({words}[{index[0]} - m.tile_q] >> ({index[1]} - m.tile_k) & 1)"
         number = slot[array]
+        if array in selections:
+            return f"(m.chosen{number}[{index[0]} - m.tile_q] >> ({index[1]} - m.tile_k) & 1)"
         if len(index) == 1:
             return f"m.a{number}[{index[0]}]"
         return f"m.a{number}[({index[0]}) * m.row{number} + {index[1]}]"

@@ -26,8 +26,8 @@ def predicate_lines(
 
 class _Writer:
     def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> None:
-        lists = {d.name for d in ir.data if d.kind is DataKind.selection}
-        self.printer: Printer = c_printer(arrays, tuple(a for a in arrays if a in lists))
+        lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
+        self.printer: Printer = c_printer(arrays, lists)
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)
         self.last = ""
