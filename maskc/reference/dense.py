@@ -25,7 +25,7 @@ from maskc.dsl.mask import Mask
 from maskc.reference import given
 from maskc.reference.formula import Scope
 from maskc.reference.pairs import Place, keep
-from maskc.reference.ranking import TENSORS, scores_of
+from maskc.reference.ranking import TENSORS, needs, scores_of
 
 
 def dense(
@@ -47,9 +47,9 @@ def dense(
             a table or the scores differ, their own leading dimension tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
         scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
-            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. When
-            None each ranks by its own definition, from the tensors `q`, `k`, `index_q`,
-            `index_k`, `index_w` among `data`.
+            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
+            `data` holds what a selection's own score is made of (`q` and `k`, or `index_q`,
+            `index_k` and `index_w`), it ranks by that instead.
         data: the arrays and parameters the mask names.
 
     Returns:
@@ -90,7 +90,7 @@ Rankings = Mapping[N.TopK, np.ndarray]
 
 
 def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Rankings:
-    """One tensor for all, or each by its own definition.
+    """By its own definition where that is possible, else by the tensor for all.
 
     Raises:
         DataMissing: neither is possible.
@@ -98,9 +98,11 @@ def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Ranking
     found = {}
     for node in nodes:
         if isinstance(node, N.TopK):
-            found[node] = (
-                scores_of(node, data) if scores is None else np.asarray(scores, dtype=np.float64)
-            )
+            own = all(data.get(name) is not None for name in needs(node))
+            if scores is None or (own and needs(node)):
+                found[node] = scores_of(node, data)
+            else:
+                found[node] = np.asarray(scores, dtype=np.float64)
     return found
 
 

@@ -13,6 +13,11 @@ TENSORS = ("q", "k", "index_q", "index_k", "index_w")
 """Keywords of dense() that scores are computed from."""
 
 
+def needs(mask: N.TopK) -> tuple[str, ...]:
+    """The tensors that its own score is made of; none where the call brings the scores."""
+    return {"indexer": TENSORS[2:], "given": ()}.get(mask.score, TENSORS[:2])
+
+
 def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
     """One score per pair, or per block of queries and of keys for "block_mean".
 

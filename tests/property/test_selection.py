@@ -99,9 +99,7 @@ def test_calls_see_what_the_definition_says(call: Call) -> None:
     attn = call.mask.compile(DIM, n_heads=HEADS, dtype="float32", target="cpu")
     out, lse = attn(call.q, call.k, call.v, return_lse=True, **call.data, **call.ranking)
     dout = np.cos(np.arange(out.size, dtype=np.float32)).reshape(out.shape)
-    found = attn.backward(
-        call.q, call.k, call.v, out, lse, dout, **call.data, **call.ranking
-    )
+    found = attn.backward(call.q, call.k, call.v, out, lse, dout, **call.data, **call.ranking)
     for b, keep in enumerate(call.keep):
         part = slice(b, b + 1)
         own = call.q[part], call.k[part], call.v[part]

@@ -101,8 +101,9 @@ def chosen_blocks(draw: st.DrawFn) -> tuple[Chosen, np.ndarray]:
         taken = np.flatnonzero(rng.random(columns) < share)
         lists[row, : len(taken)] = taken
         for column in taken:
-            tall, wide = slice(row * q_block, (row + 1) * q_block), slice(
-                column * block, (column + 1) * block
+            tall, wide = (
+                slice(row * q_block, (row + 1) * q_block),
+                slice(column * block, (column + 1) * block),
             )
             pairs[tall, wide] = True
     return Chosen(lists, block, q_block, n_q, n_kv), pairs
