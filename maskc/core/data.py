@@ -36,7 +36,7 @@ class DataKind(Enum):
     constant = "constant"
     """an integer array captured by the pattern, known at compile time."""
     selection = "selection"
-    """computed: the pairs in the blocks that a run-time selection chose."""
+    """computed: the blocks that a run-time selection chose."""
     scoring = "scoring"
     """a floating-point tensor that a run-time selection ranks by; no formula reads it."""
 

@@ -57,7 +57,7 @@ class Selection:
     """
 
     name: str
-    """By which formulas read it, as a table [n_q, n_kv] of 0 and 1."""
+    """By which formulas read it, as a table [query blocks, key blocks] of 0 and 1."""
     k: int
     score: Score
     block: int

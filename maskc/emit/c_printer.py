@@ -39,8 +39,8 @@ def c_printer(arrays: tuple[str, ...], selections: frozenset[str] = frozenset())
     """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`.
 
     Args:
-        selections: those arrays that hold lists of chosen blocks; their pairs are bits of a tile,
-            `m.chosen0[...]`.
+        selections: those arrays that hold lists of chosen blocks; the pairs of these are bits of a
+            tile, `m.chosen0[...]`.
     """
     slot = {name: number for number, name in enumerate(arrays)}
 
@@ -50,7 +50,7 @@ def c_printer(arrays: tuple[str, ...], selections: frozenset[str] = frozenset())
     def load(array: str, index: list[str]) -> str:
         number = slot[array]
         if array in selections:
-            return f"(m.chosen{number}[{index[0]} - m.tile_q] >> ({index[1]} - m.tile_k) & 1)"
+            return f"(m.chosen{number}[q - m.tile_q] >> (k - m.tile_k) & 1)"
         if len(index) == 1:
             return f"m.a{number}[{index[0]}]"
         return f"m.a{number}[({index[0]}) * m.row{number} + {index[1]}]"

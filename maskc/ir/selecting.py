@@ -28,7 +28,7 @@ def selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
 
 
 def table_of(selection: Selection) -> DataDecl:
-    """Its array, as formulas read it: a table over queries and keys."""
+    """Its array, as formulas read it: a table over blocks of queries and of keys."""
     name = selection.name
     return DataDecl(
         name, DataKind.selection, (name,), selection.block, options=(selection.q_block,)
@@ -42,7 +42,8 @@ def scoring_of(selection: Selection) -> tuple[DataDecl, ...]:
 
 def chosen(selection: Selection) -> Expr:
     """The pairs in chosen blocks, whether or not they are allowed."""
-    return E.ne(E.Load(selection.name, (E.Q, E.K)), E.ZERO)
+    index = E.floordiv(E.Q, selection.q_block), E.floordiv(E.K, selection.block)
+    return E.ne(E.Load(selection.name, index), E.ZERO)
 
 
 def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:

@@ -123,7 +123,7 @@ def choose(
                 asked = _Rows(selection, extent, sequence, group, span)
                 found = rank(*_candidates(asked, scores, allowed), selection.k)
                 lists[sequence, group if differ else [0], span, : found.shape[1]] = found
-    return Chosen(lists, selection.block, selection.q_block, extent.n_q, extent.n_kv)
+    return Chosen(lists, columns, selection.block, selection.q_block)
 
 
 def sharing(share: Share, extent: Extent) -> list[list[int]]:

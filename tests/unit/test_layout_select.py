@@ -106,33 +106,39 @@ def chosen_blocks(draw: st.DrawFn) -> tuple[Chosen, np.ndarray]:
                 slice(column * block, (column + 1) * block),
             )
             pairs[tall, wide] = True
-    return Chosen(lists, block, q_block, n_q, n_kv), pairs
+    return Chosen(lists, columns, block, q_block), pairs
 
 
 @settings(deadline=None, max_examples=200)
 @given(chosen_blocks())
 def test_lists_read_like_a_table(case):
     table, pairs = case
-    assert table.shape == pairs.shape
-    q, k = np.arange(table.n_q)[:, None], np.arange(table.n_kv)[None, :]
-    assert (table[q, k] == pairs).all()
+    q, k = (np.arange(n) // size for n, size in zip(pairs.shape, sides(table), strict=True))
+    assert (table[q[:, None], k[None, :]] == pairs).all()
+
+
+def sides(table: Chosen) -> tuple[int, int]:
+    return table.q_block, table.block
 
 
 @settings(deadline=None, max_examples=200)
 @given(chosen_blocks(), st.integers(0, 2**32))
 def test_bounds_hold_and_are_exact_on_cells(case, seed):
-    table, pairs = case
+    table, _ = case
+    every = table[np.arange(table.shape[0])[:, None], np.arange(table.shape[1])[None, :]]
     rng = np.random.default_rng(seed)
     for aligned in (False, True):
-        ends = [np.sort(rng.integers(0, n, 2)) for n in pairs.shape]
+        ends = [np.sort(rng.integers(0, n, 2)) for n in every.shape]
         if aligned:
+            cells = [max(1, 64 // side) for side in sides(table)]
             ends = [
-                (low // 64 * 64, min(high // 64 * 64 + 63, n - 1))
-                for (low, high), n in zip(ends, pairs.shape, strict=True)
+                (low // cell * cell, min(high // cell * cell + cell - 1, n - 1))
+                for (low, high), cell, n in zip(ends, cells, every.shape, strict=True)
             ]
-        box = pairs[ends[0][0] : ends[0][1] + 1, ends[1][0] : ends[1][1] + 1]
+        box = every[ends[0][0] : ends[0][1] + 1, ends[1][0] : ends[1][1] + 1]
         low, high = table.bounds([(np.int64(a), np.int64(b)) for a, b in ends])
-        assert low <= box.min() and box.max() <= high  # noqa: PT018
+        assert low <= box.min()
+        assert box.max() <= high
         if aligned:
             assert (low, high) == (box.min(), box.max())
 
@@ -142,7 +148,8 @@ def test_bounds_hold_and_are_exact_on_cells(case, seed):
 def test_layouts_of_chosen_pairs(case):
     table, pairs = case
     q_side, k_side = 64, 64
-    keep = E.ne(E.Load("chosen", (E.Q, E.K)), E.ZERO)
+    index = E.floordiv(E.Q, table.q_block), E.floordiv(E.K, table.block)
+    keep = E.ne(E.Load("chosen", index), E.ZERO)
     recipe = LayoutRecipe(TileShape(q_side, k_side), keep, None)
     for exact in (True, False):
         found = build(recipe, *pairs.shape, {}, {"chosen": table}, exact).to_dense()
