@@ -191,39 +191,31 @@ class _Rows:
         step = self.selection.q_block
         return self.span.start * step, min(self.span.stop * step, self.extent.n_q)
 
+    def sums(self, values: np.ndarray, dtype: type) -> np.ndarray:
+        """Of values of pairs [queries, n_kv] over their blocks; themselves where these are pairs."""
+        for axis, size in ((1, self.selection.block), (0, self.selection.q_block)):
+            if size > 1:  # along rows first: the other way round takes five times as long
+                starts = np.arange(0, values.shape[axis], size)
+                values = np.add.reduceat(values, starts, axis=axis, dtype=dtype)
+        return values
+
 
 def _candidates(asked: _Rows, scores: Scores, allowed: _Allowed) -> tuple[np.ndarray, np.ndarray]:
     """(float32 scores, which are candidates), both [query blocks, key blocks]."""
-    first, last = asked.queries
-    starts = (
-        np.arange(0, last - first, asked.selection.q_block),
-        np.arange(0, asked.extent.n_kv, asked.selection.block),
-    )
-    total = np.zeros((len(starts[0]), len(starts[1])))
-    count = np.zeros(total.shape, np.int64)
+    total, count = 0.0, 0
     for head in asked.group:
-        pairs = allowed.rows(asked.sequence, head, first, last)
-        live = _blocks(pairs, starts, np.int64)
+        pairs, live = allowed.rows(asked, head)
+        span = (asked.span.start, asked.span.stop) if scores.cells else asked.queries
+        found = scores.rows(asked.sequence, head, *span)
+        if live is pairs and len(asked.group) == 1:
+            return found, pairs
         if scores.cells:
             live = np.minimum(live, 1)
-            found = scores.rows(asked.sequence, head, asked.span.start, asked.span.stop)
-            found = np.where(live, found, 0)
+            total = total + np.where(live, found, 0)
         else:
-            found = scores.rows(asked.sequence, head, first, last)
-            if len(asked.group) == 1 and total.shape == pairs.shape:
-                return found, pairs
-            found = _blocks(np.where(pairs, found, 0), starts, np.float64)
-        total += found
-        count += live
+            total = total + asked.sums(np.where(pairs, found, 0), np.float64)
+        count = count + live
     return (total / np.maximum(count, 1)).astype(np.float32), count > 0
-
-
-def _blocks(values: np.ndarray, starts: tuple[np.ndarray, np.ndarray], dtype: type) -> np.ndarray:
-    """Sums over blocks that start there; values themselves where blocks are single pairs."""
-    for axis, at in enumerate(starts):
-        if len(at) < values.shape[axis]:
-            values = np.add.reduceat(values, at, axis=axis, dtype=dtype)
-    return values
 
 
 class _Allowed:
@@ -242,21 +234,23 @@ class _Allowed:
         self._tables = max(heads for _, heads in sizes) > 1
         self.by_head = self._tables or len(self._masks) > 1
         """Whether heads differ."""
-        self._known: dict[tuple[int, int, int], np.ndarray] = {}
-        self._span = (0, 0)
+        self._known: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._span = slice(0)
 
-    def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
-        """bool [last - first, n_kv]; computed once where sequences or heads share them."""
-        if self._span != (first, last):
-            self._known, self._span = {}, (first, last)
-        number = head if len(self._masks) > 1 else 0
+    def rows(self, asked: _Rows, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """(bool [queries, n_kv], how many of each candidate's pairs that are); computed once where
+        sequences or heads share them."""
+        if self._span != asked.span:
+            self._known, self._span = {}, asked.span
+        number, sequence = head if len(self._masks) > 1 else 0, asked.sequence
         key = (number, sequence if self.batched else 0, head if self._tables else 0)
         if key not in self._known:
-            mask = self._masks[number]
+            mask, (first, last) = self._masks[number], asked.queries
             env = {
                 **self._values, **sequence_arrays(mask, self._data, sequence, head),
                 "q": np.arange(first, last)[:, None], "k": np.arange(self._n_kv)[None, :],
             }  # fmt: skip
             shape = (last - first, self._n_kv)
-            self._known[key] = np.broadcast_to(evaluate(mask.keep, env), shape)
+            pairs = np.broadcast_to(evaluate(mask.keep, env), shape)
+            self._known[key] = pairs, asked.sums(pairs, np.int64)
         return self._known[key]

@@ -52,7 +52,7 @@ def thread_count() -> int:
 
 _SELECT = (
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32,
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32,
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32,
 )  # fmt: skip
 
 
@@ -89,11 +89,12 @@ class CpuKernel:
             return found
         scores = np.ascontiguousarray(scores, dtype=np.float32)
         live = np.ascontiguousarray(live, dtype=bool)
-        space = np.empty(2 * width * threads, np.uint64)
+        ranks = np.empty(columns * threads, np.int32)
+        kept = np.empty(2 * width * threads, np.uint64)
         _Threads.started = True
         self._select(
             scores.ctypes.data, live.ctypes.data, rows, columns, width, found.ctypes.data,
-            space.ctypes.data, threads,
+            ranks.ctypes.data, kept.ctypes.data, threads,
         )  # fmt: skip
         return found
 
