@@ -39,8 +39,8 @@ def has_torch() -> bool:
 def make_tensors(case: Case, device: str) -> Tensors:
     """Standard normal inputs, the same at every call.
 
-    Where q and k decide which pairs a mask keeps they are rounded to integers: every score is then
-    exact in fp32, and fp64 chooses the same pairs.
+    Where q and k decide which pairs a mask keeps they lie on a grid so coarse that their products
+    are exact in fp32, and fp64 chooses the same pairs.
 
     Raises:
         ExtraMissing: a GPU was asked for and PyTorch, whose clock is used there, is missing.
@@ -60,9 +60,10 @@ def make_tensors(case: Case, device: str) -> Tensors:
 
 
 def _ranked(case: Case, made: list[Any]) -> list[Any]:
-    """q, k, v and dout, the first two in integers where they rank."""
+    """q, k, v and dout, the first two on a grid where they rank."""
     if case.ranks_by_qk:
-        made[:2] = (x.round() for x in made[:2])
+        steps = 128 if case.dtype is DType.float32 else 16
+        made[:2] = ((x * steps).round() / steps for x in made[:2])
     return made
 
 

@@ -22,6 +22,10 @@ class Scores(Protocol):
     by_head: bool
     """Whether query heads have."""
 
+    @property
+    def content(self) -> tuple[np.ndarray, ...]:
+        """float32 arrays; equal ones rank alike."""
+
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         """float32 [last - first, columns]."""
 
@@ -35,6 +39,7 @@ class Products:
         """q float32 [batch, heads_q, rows, D], k float32 [batch, heads_kv, columns, D]."""
         self._q, self._k, self.cells = q, k, cells
         self._group = q.shape[1] // max(1, k.shape[1])
+        self.content = q, k
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         keys = self._k[sequence, head // self._group]
@@ -50,6 +55,7 @@ class Indexed:
         """q float32 [batch, heads, n_q, D], k float32 [batch, n_kv, D], w [batch, heads, n_q]."""
         self._q, self._k, self._w = q, k, w
         self.batched = len(q) > 1
+        self.content = q, k, w
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         keys = self._k[sequence].T
@@ -66,6 +72,7 @@ class Given:
         """float32 [batch or 1, heads or 1, rows, columns]."""
         self._scores, self.cells = scores, cells
         self.batched, self.by_head = (size > 1 for size in scores.shape[:2])
+        self.content = (scores,)
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         own = self._scores[sequence if self.batched else 0]

@@ -192,7 +192,7 @@ class _Rows:
         return self.span.start * step, min(self.span.stop * step, self.extent.n_q)
 
     def sums(self, values: np.ndarray, dtype: type) -> np.ndarray:
-        """Of values of pairs [queries, n_kv] over their blocks; themselves where these are pairs."""
+        """Of values of pairs [queries, n_kv] over blocks; themselves where blocks are pairs."""
         for axis, size in ((1, self.selection.block), (0, self.selection.q_block)):
             if size > 1:  # along rows first: the other way round takes five times as long
                 starts = np.arange(0, values.shape[axis], size)

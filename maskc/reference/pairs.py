@@ -177,8 +177,8 @@ def _topk(mask: N.TopK, at: Place) -> np.ndarray:
     }[mask.share]
     allowed = np.stack([keep(mask.of, replace(at, head=h)) for h in sharing])
     ranking = at.scores[mask]
-    pairs = (at.n_q, at.n_kv)
-    blocks = (-(-at.n_q // mask.q_block), -(-at.n_kv // mask.block))
+    pairs = (len(at.q), at.n_kv)
+    blocks = (-(-len(at.q) // mask.q_block), -(-at.n_kv // mask.block))
     if ranking.shape[-2:] not in (pairs, blocks):
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
     own = ranking[None] if ranking.ndim == 2 else ranking

@@ -22,7 +22,7 @@ from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import Place, make_plan, mode_of
-from maskc.runtime.selecting import selected
+from maskc.runtime.selecting import Selector
 from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import Tables, make_tables
 
@@ -45,7 +45,8 @@ class Maker:
     """Kernels and tables of one bundle on one target; safe to use from several threads."""
 
     def __init__(self, bundle: Bundle, target: Target) -> None:
-        self.bundle, self.target = bundle, target
+        self.bundle = bundle
+        self._selector = Selector(bundle, target)
         self.kernels = Kernels(bundle, target)
         self.tables: Recent[Tables] = Recent()
         self._lock = threading.Lock()
@@ -93,7 +94,7 @@ class Maker:
         def rank() -> Rank:
             return self.kernels.get(unit, "usual", features, 0).best
 
-        return selected(self.bundle, binder, self.target, given, data, rank)
+        return self._selector.bound(binder, given, data, rank)
 
     def _cheapest(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays

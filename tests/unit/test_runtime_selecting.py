@@ -13,6 +13,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core import errors
 from maskc.core.target import TARGETS
+from maskc.layout import choose
 from maskc.reference.attention import attention
 from maskc.reference.ranking import scores_of
 from maskc.runtime.fallback import FallbackWarning
@@ -148,13 +149,37 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     assert np.abs(found - usual).max() < 1e-5
 
 
-def test_nothing_of_a_call_is_kept():
+def test_little_of_a_call_is_kept():
     attn = compiled(mc.topk(4, mc.causal()))
     for n in (30, 30, 31):
         attn(normal(1, 2, n, 16), normal(1, 2, n, 16), normal(1, 2, n, 16))
     assert not attn._plans._values
     assert not attn._whole.tables._values
     assert attn._last == (None, None)
+
+
+def test_a_backward_pass_does_not_choose_again(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(
+        "maskc.runtime.selecting.choose", lambda *args: chosen.append(1) or choose(*args)
+    )
+    attn = compiled(mc.topk(4, mc.causal()) | mc.topk(1, mc.causal(), score="given", block=8))
+    q, k, v = (normal(1, 2, 40, 16) for _ in range(3))
+    ranked = normal(1, 2, 40, 5)
+    out, lse = attn(q, k, v, return_lse=True, scores=ranked)
+    found = attn.backward(q.copy(), k.copy(), v, out, lse, out, scores=ranked)
+    assert len(chosen) == 2
+    for x in (k, ranked):  # changed in place: other content
+        x[..., 3, 0] += 1
+        before = len(chosen)
+        out, lse = attn(q, k, v, return_lse=True, scores=ranked)
+        assert len(chosen) == before + 2
+    keep = (
+        mc.topk(4, mc.causal()).dense(40, q=q, k=k)[0]
+        | mc.topk(1, mc.causal(), score="given", block=8).dense(40, n_heads=2, scores=ranked)[0]
+    )
+    assert np.abs(out - attention(q, k, v, keep)[0]).max() < 1e-5
+    assert [g.shape for g in found] == [q.shape] * 3
 
 
 def test_torch_gradients_are_those_of_the_chosen_pairs():
