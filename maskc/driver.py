@@ -221,12 +221,13 @@ def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, ob
     return count_by_tiles(recipe, n_q, n_kv, params, arrays) if found is None else found
 
 
-def selects(mask: Mask) -> bool:
-    """Whether it has a run-time selection."""
+def selects(mask: Mask) -> int:
+    """Fewest keys that a run-time selection of it chooses together; 0 where it has none."""
     from maskc.dsl.nodes import TopK
 
-    children = getattr(mask, "children", ())
-    return isinstance(mask, TopK) or any(map(selects, children))
+    own = [mask.block] if isinstance(mask, TopK) else []
+    inner = filter(None, map(selects, getattr(mask, "children", ())))
+    return min([*own, *inner], default=0)
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

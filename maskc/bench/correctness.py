@@ -65,7 +65,8 @@ def units(
     found = []
     for file in sorted((folder or patterns_folder()).glob("*.py")):
         for name, mask in _masks(str(file)).items():
-            if selects(mask) and not target.selections:
+            block = selects(mask)
+            if block and not 0 < target.least_block <= block:
                 continue
             if not only or any(fnmatchcase(name, shape) for shape in only):
                 found.append((str(file), name, mask))

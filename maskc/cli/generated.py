@@ -29,15 +29,19 @@ def generated_files(entry: Entry, asked: Asked) -> dict[str, str]:
     return driver.generate(entry.mask, entry.name, problem, targets, entry.title)
 
 
-def _targets(asked: Asked, problem: Problem, selects: bool) -> tuple[Target, ...]:
-    """The one asked for, else all that have such a kernel."""
+def _targets(asked: Asked, problem: Problem, block: int) -> tuple[Target, ...]:
+    """The one asked for, else all that have such a kernel.
+
+    Args:
+        block: fewest keys that a run-time selection chooses together, 0 where there is none.
+    """
     from maskc.core.target import TARGETS, Target
 
     if asked.target is not None:
         return (Target.named(asked.target),)
     able, refusal = [], None
     for target in TARGETS.values():
-        if selects and not target.selections:
+        if block and not 0 < target.least_block <= block:
             continue
         try:
             target.check(problem)

@@ -134,7 +134,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     shapes: dict[Expr, Shape] = {}
     for mask in plan.masks:
         if mask.lifted.shape not in shapes:
-            shapes[mask.lifted.shape] = _shape(mask, plan.use_ranges, reads)
+            shapes[mask.lifted.shape] = _shape(mask, plan, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
     return KernelSpec(
@@ -152,7 +152,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         selections=tuple(
             Lists(slot, *decl_of[name].options, decl_of[name].block)
             for slot, name in enumerate(reads)
-            if decl_of[name].kind is DataKind.selection
+            if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
         ),
         distances=plan.distances,
         key_run=gcd(plan.runs[0], plan.tile.k),
@@ -162,15 +162,20 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     )
 
 
-def _shape(mask: PlannedMask, use_ranges: bool, reads: tuple[str, ...]) -> Shape:
-    rows, columns = mask.ranges if use_ranges and mask.ranges else (None, None)
+def _shape(mask: PlannedMask, plan: Plan, reads: tuple[str, ...]) -> Shape:
+    rows, columns = mask.ranges if plan.use_ranges and mask.ranges else (None, None)
     return Shape(
-        predicate_lines(mask.ir, mask.lifted, reads),
+        predicate_lines(mask.ir, mask.lifted, reads, tiled=_reads_lists(plan)),
         range_text(rows) if rows else None,
         range_text(columns) if columns else None,
         _bounds([i.keys for i in mask.intervals]) if mask.intervals is not None else None,
         _bounds([i.queries for i in mask.intervals]) if mask.intervals is not None else None,
     )
+
+
+def _reads_lists(plan: Plan) -> bool:
+    """Whether selections are lists of blocks; for GPUs they are bits of a table."""
+    return plan.target.language == "c"
 
 
 def _bounds(spans: list[TileRange]) -> tuple[tuple[str, str], ...]:
@@ -201,7 +206,7 @@ _NOTES = {
     DataKind.table: "block table",
     DataKind.random: "drawn block table",
     DataKind.constant: "captured table",
-    DataKind.selection: "chosen blocks of keys, ascending",
+    DataKind.selection: "chosen blocks of keys",
 }
 
 

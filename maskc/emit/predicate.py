@@ -18,16 +18,18 @@ from maskc.plan.ranges import RowRange, TileRange
 
 
 def predicate_lines(
-    ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]
+    ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool
 ) -> tuple[PredicateLine, ...]:
-    """The predicate over q, k and `Mask m`."""
-    return tuple(_Writer(ir, lifted, arrays).lines(lifted.shape, "", ""))
+    """The predicate over q, k and `Mask m`; `tiled` as for `c_printer`."""
+    return tuple(_Writer(ir, lifted, arrays, tiled).lines(lifted.shape, "", ""))
 
 
 class _Writer:
-    def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> None:
+    def __init__(
+        self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool
+    ) -> None:
         lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
-        self.printer: Printer = c_printer(arrays, lists)
+        self.printer: Printer = c_printer(arrays, lists, tiled)
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)
         self.last = ""

@@ -55,11 +55,10 @@ def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
     return tuple(selection for name, selection in known.items() if name in read)
 
 
-def selection_place(ir: MaskIR) -> SourceLoc | None:
-    """Where the user wrote the first of its selections."""
-    names = {each.name for each in ir.selections}
-    found = (origin.loc for atom, origin in ir.origins if names.intersection(E.arrays(atom)))
-    return next(found, None)
+def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
+    """Where the user wrote it; None where another selection alone reads it."""
+    places = (origin.loc for atom, origin in ir.origins if selection.name in E.arrays(atom))
+    return next(places, None)
 
 
 def hull(ir: MaskIR) -> MaskIR:

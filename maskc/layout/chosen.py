@@ -83,6 +83,18 @@ class Chosen:
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         return (keys[place] == wanted).astype(np.int32)
 
+    def bits(self) -> np.ndarray:
+        """int32 [..., query blocks, words]: bit j of a row's word w is block 32 * w + j."""
+        leading, width = self.lists.shape[:-1], self.lists.shape[-1]
+        words = -(-self.columns // 32)
+        rows = self.lists.reshape(-1, width)
+        found = np.zeros((len(rows), words), np.uint32)
+        for column in rows.T:  # no two entries of a row are alike
+            live = np.flatnonzero(column != NONE)
+            block = column[live]
+            found[live, block >> 5] |= np.uint32(1) << (block & 31).astype(np.uint32)
+        return found.view(np.int32).reshape(*leading, words)
+
     # -------------------------------------------------------------- boxes
 
     def bounds(self, index: list[Bounds]) -> Bounds:

@@ -103,7 +103,7 @@ def indexed(tensors: Mapping[str, object], batch: int, n_q: int, n_kv: int) -> I
     Raises:
         DataMissing, DataShape, DataType, NotAnArray.
     """
-    q, k, w = (_floats(name, tensors) for name in ("index_q", "index_k", "index_w"))
+    q, k, w = (floats(name, tensors) for name in ("index_q", "index_k", "index_w"))
     heads, dim = (q.shape[1], q.shape[3]) if q.ndim == 4 else ("heads", "dim")
     _check_shape("index_q", q, batch, (heads, n_q, dim))
     _check_shape("index_k", k, batch, (n_kv, dim))
@@ -124,7 +124,7 @@ def given(
     Raises:
         DataMissing, DataShape, DataType, NotAnArray.
     """
-    scores = _floats("scores", tensors)
+    scores = floats("scores", tensors)
     blocks = -(-n_q // selection.q_block), -(-n_kv // selection.block)
     leading = (1, 1, *scores.shape[:-2])[-2:]
     if (
@@ -150,8 +150,12 @@ def _check_shape(name: str, array: np.ndarray, batch: int, rest: tuple[object, .
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
-def _floats(name: str, tensors: Mapping[str, object]) -> np.ndarray:
-    """float32, exactly what was given."""
+def floats(name: str, tensors: Mapping[str, object]) -> np.ndarray:
+    """float32 on the host, exactly what was given.
+
+    Raises:
+        DataMissing, DataType, NotAnArray.
+    """
     x = tensors.get(name)
     if x is None:
         raise DataMissing(name, SHAPES[name], at=name)

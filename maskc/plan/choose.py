@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from operator import attrgetter
 
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
@@ -14,7 +13,7 @@ from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
 from maskc.ir.relayout import Extents, parts
-from maskc.ir.selecting import selection_place
+from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan import cpu, sm80, sm90a
@@ -83,9 +82,7 @@ def _plan(
         MaskcError: see `plan`.
     """
     target.check(problem)
-    if not target.selections:
-        for ir in filter(attrgetter("selections"), heads.masks):
-            raise SelectionNotCompiled(target.name, at=selection_place(ir))
+    _check_selections(heads, target)
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
@@ -106,6 +103,20 @@ def _plan(
         ), distances, runs, direction, form,
     )  # fmt: skip
     return replace(made, costs=costs_of(made)) if form else made
+
+
+def _check_selections(heads: Heads, target: Target) -> None:
+    """Refuse what a target has no kernels for.
+
+    Raises:
+        SelectionNotCompiled: blocks that are too small.
+    """
+    for ir in heads.masks:
+        for each in ir.selections:
+            if each.block < target.least_block or not target.least_block:
+                found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
+                least = target.least_block or "any number of"
+                raise SelectionNotCompiled(target.name, found, least, at=place_of(ir, each))
 
 
 _PASS = 4

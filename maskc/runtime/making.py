@@ -14,7 +14,7 @@ from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Features
 from maskc.core.target import Target
-from maskc.layout import Rank
+from maskc.layout import Rank, best
 from maskc.runtime.arrays import Device
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
@@ -92,7 +92,9 @@ class Maker:
         unit = self.kernels.unit(Direction.forward, features)
 
         def rank() -> Rank:
-            return self.kernels.get(unit, "usual", features, 0).best
+            if unit.target == "cpu":
+                return self.kernels.get(unit, "usual", features, 0).best
+            return best
 
         return self._selector.bound(binder, given, data, rank)
 
@@ -102,7 +104,7 @@ class Maker:
         """The source predicted to take least for this mask at these lengths; the first, with the
         largest tiles, where that would depend on more."""
         units = self.bundle.choice(unit.target, wanted.direction)
-        if len(units) == 1 or unit is not units[0]:
+        if len(units) == 1 or unit is not units[0] or not bound.lasting:
             return unit
 
         def tally(each: SourceUnit) -> Tally | None:

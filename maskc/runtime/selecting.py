@@ -14,9 +14,9 @@ from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.layout import Extent, Rank, choose, scores_of
-from maskc.layout.scores import Scores
+from maskc.layout.scores import Scores, floats
 from maskc.runtime import checks
-from maskc.runtime.arrays import LIBRARIES, Array
+from maskc.runtime.arrays import HOST, LIBRARIES, Array
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.memory import CODES, at, load
 from maskc.runtime.plans import Recent
@@ -50,7 +50,8 @@ class Selector:
         """Parameters and data of a call, with what its selections choose.
 
         Args:
-            given: q and k, then what else the call has, of known libraries, on the host.
+            given: q and k, then what else the call has, of known libraries. From a device q and k
+                are copied, which waits for it.
             data: the mask's data and parameters by name, and what selections rank by.
             rank: gives what ranks, built when everything is known to fit.
 
@@ -63,7 +64,10 @@ class Selector:
         checks.check_heads(q, len(bundle.head_variant) or sizes.heads_q)
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
         extent = Extent(sizes.batch, sizes.heads_q, sizes.heads_kv, sizes.n_q, sizes.n_kv)
-        rows = [_floats(x, bundle.problem.dtype) for x in (q, k)]
+        rows = [
+            _floats(name, x, view, bundle.problem.dtype)
+            for name, x, view in zip("qk", given, (q, k), strict=False)
+        ]
         scores = [scores_of(each, data, *rows) for each in bundle.selections]
         key = (extent, bound.key, _digest(scores))
         known = self._known.get(key)
@@ -88,6 +92,8 @@ def _digest(scores: Sequence[Scores]) -> bytes:
     return digest.digest()
 
 
-def _floats(x: Array, dtype: DType) -> np.ndarray:
-    """float32 values of a tensor."""
-    return load(at(x.pointer, x.shape, x.strides, CODES[dtype]), dtype)
+def _floats(name: str, x: Any, view: Array, dtype: DType) -> np.ndarray:
+    """float32 values of a tensor, on the host."""
+    if view.device == HOST:
+        return load(at(view.pointer, view.shape, view.strides, CODES[dtype]), dtype)
+    return floats(name, {name: x})

@@ -19,6 +19,7 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
+from maskc.core.target import Target
 from maskc.layout import (
     Chosen,
     Spans,
@@ -149,7 +150,10 @@ def make_tables(
         DataShape: a batch or head dimension of data that does not fit the call.
         DataRange: a constant of the formula beyond 32 bits.
     """
-    slots = tuple(make_slot(name, arrays[name], bundle.data, sizes) for name in bundle.arrays)
+    as_bits = Target.named(unit.target).language == "cuda"
+    slots = tuple(
+        make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in bundle.arrays
+    )
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
     parts = [("mask_args", _mask_args(cases, values))]
@@ -234,8 +238,14 @@ def _work(
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_kv, rule)
 
 
-def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes) -> Slot:
-    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...]."""
+def make_slot(
+    name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes, as_bits: bool = False
+) -> Slot:
+    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...].
+
+    Args:
+        as_bits: whether the kernel reads chosen blocks as bits, not as lists.
+    """
     decl = next(decl for decl in decls if name in decl.arrays)
     own = values.shape[values.ndim - decl.rank :]
     leading = values.shape[: values.ndim - decl.rank]
@@ -247,8 +257,9 @@ def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes:
         if found not in (1, wanted):
             expected = f"{wanted} (the {what}) or 1 in place of {found}"
             raise DataShape(decl.name, values.shape, expected, at=decl.name)
-    lists = values.lists if isinstance(values, Chosen) else values.reshape(batch, heads, *own)
-    return Slot(lists)
+    if isinstance(values, Chosen):
+        return Slot(values.bits() if as_bits else values.lists)
+    return Slot(values.reshape(batch, heads, *own))
 
 
 def _cases(

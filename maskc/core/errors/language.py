@@ -113,8 +113,8 @@ class BadTable(MaskcError):
 
 class SelectionNotCompiled(MaskcError):
     code = "MC117"
-    message = "topk is a run-time selection, and target {0} has no kernels for it yet"
-    hint = "use target='cpu'; or choose blocks yourself and pass them to mc.block_table"
+    message = "target {0} has no kernels for topk of {1}, only of blocks of at least {2} keys"
+    hint = "use target='cpu', or choose larger blocks"
 
 
 class BadIds(MaskcError):
