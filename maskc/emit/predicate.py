@@ -25,9 +25,7 @@ def predicate_lines(
 
 
 class _Writer:
-    def __init__(
-        self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool
-    ) -> None:
+    def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool) -> None:
         lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
         self.printer: Printer = c_printer(arrays, lists, tiled)
         self.mask_of = dict(lifted.sources)

@@ -6,8 +6,6 @@ poison, streams and graphs are in test_sm90a_runs.py.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
@@ -27,6 +25,7 @@ from tests.support.exact_attention import (  # noqa: E402
     heads_of,
     live_pairs,
     results,
+    static_patterns,
     tensors,
     vectors,
     wrong,
@@ -51,7 +50,7 @@ from tests.support.hopper import (  # noqa: E402
 if not HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-PATTERNS = sorted(Path(__file__).parents[2].glob("patterns/*.py"))
+PATTERNS = static_patterns()  # for the others see test_selection.py
 
 
 # ------------------------------------------------------------------ masks
