@@ -153,6 +153,8 @@ def test_layouts_of_chosen_pairs(case):
     recipe = LayoutRecipe(TileShape(q_side, k_side), keep, None)
     for exact in (True, False):
         found = build(recipe, *pairs.shape, {}, {"chosen": table}, exact).to_dense()
+        certain = exact or all(64 % side == 0 for side in sides(table))
         for row, column in np.ndindex(found.shape):
             tile = pairs[row * q_side :, column * k_side :][:q_side, :k_side]
-            assert found[row, column] == (2 if tile.all() else int(tile.any()))
+            right = 2 if tile.all() else int(tile.any())
+            assert found[row, column] == right or (not certain and found[row, column] == 1)
