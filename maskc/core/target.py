@@ -39,7 +39,7 @@ class Target:
     missing: str = ""
     """Why a pass is missing, for the error."""
     least_block: int = 0
-    """Fewest keys that a run-time selection chooses together; 0 where there are none."""
+    """Fewest keys that a run-time selection chooses together."""
 
     @property
     def suffix(self) -> str:

@@ -113,10 +113,10 @@ def _check_selections(heads: Heads, target: Target) -> None:
     """
     for ir in heads.masks:
         for each in ir.selections:
-            if each.block < target.least_block or not target.least_block:
+            if each.block < target.least_block:
                 found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
-                least = target.least_block or "any number of"
-                raise SelectionNotCompiled(target.name, found, least, at=place_of(ir, each))
+                at = place_of(ir, each)
+                raise SelectionNotCompiled(target.name, found, target.least_block, at=at)
 
 
 _PASS = 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import subprocess
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import TileShape
+from maskc.emit.c_printer import c_printer
 from maskc.layout import best, build
 from maskc.layout.chosen import NONE, Chosen
 
@@ -158,3 +161,41 @@ def test_layouts_of_chosen_pairs(case):
             tile = pairs[row * q_side :, column * k_side :][:q_side, :k_side]
             right = 2 if tile.all() else int(tile.any())
             assert found[row, column] == right or (not certain and found[row, column] == 1)
+
+
+@settings(deadline=None, max_examples=100)
+@given(chosen_blocks())
+def test_bits_say_the_same(case):
+    table, _ = case
+    rows, columns = table.shape
+    column = np.arange(columns)
+    words = table.bits().view(np.uint32)
+    assert words.shape == (rows, -(-columns // 32))
+    every = table[np.arange(rows)[:, None], column[None, :]]
+    assert ((words[:, column // 32] >> (column % 32).astype(np.uint32) & 1) == every).all()
+    assert sum(int(word).bit_count() for word in words.ravel()) == every.sum()
+
+
+def test_kernels_of_gpus_read_the_bits(tmp_path):
+    """The text of the predicate, compiled here."""
+    keep = E.ne(E.Load("chosen", (E.floordiv(E.Q, 5), E.floordiv(E.K, 16))), E.ZERO)
+    text = c_printer(("chosen",), frozenset(("chosen",)))(keep)
+    source = tmp_path / "keep.c"
+    source.write_text(
+        "int keep(const int *a0, int row0, int q, int k)\n"
+        "{ struct { const int *a0; int row0; } m = {a0, row0}; return " + text + "; }\n"
+    )
+    library = tmp_path / "keep.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    test = ctypes.CDLL(str(library)).keep
+    rng = np.random.default_rng(0)
+    n_q, n_kv = 23, 16 * 70
+    lists = np.full((5, 71), NONE)
+    for row in lists:
+        taken = np.flatnonzero(rng.random(70) < 0.4)
+        row[: len(taken)] = taken
+    table = Chosen(lists, 70, 16, 5)
+    bits = table.bits()
+    for q, k in rng.integers(0, (n_q, n_kv), (2000, 2)).tolist():
+        found = test(ctypes.c_void_p(bits.ctypes.data), bits.shape[1], q, k)
+        assert found == int(table[np.array(q // 5), np.array(k // 16)])

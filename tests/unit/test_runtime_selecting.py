@@ -280,6 +280,9 @@ def test_questions_need_scores():
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-def test_gpus_say_that_they_cannot(target):
-    with pytest.raises(errors.SelectionNotCompiled, match=target):
+def test_gpus_choose_no_single_keys(target):
+    with pytest.raises(errors.SelectionNotCompiled, match=f"{target}.*single keys"):
         mc.topk(2, mc.causal()).compile(64, target=target)
+    with pytest.raises(errors.SelectionNotCompiled, match="blocks of 15 keys"):
+        mc.topk(2, mc.causal(), block=15).compile(64, target=target)
+    assert mc.topk(2, mc.causal(), block=16).compile(64, target=target).target.name == target
