@@ -150,10 +150,7 @@ def make_tables(
         DataShape: a batch or head dimension of data that does not fit the call.
         DataRange: a constant of the formula beyond 32 bits.
     """
-    as_bits = Target.named(unit.target).language == "cuda"
-    slots = tuple(
-        make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in bundle.arrays
-    )
+    slots = _slots(bundle, unit, sizes, arrays)
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
     parts = [("mask_args", _mask_args(cases, values))]
@@ -190,6 +187,14 @@ def make_tables(
         if unit.costs and not per_sequence(bundle, arrays):
             tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
+
+
+def _slots(
+    bundle: Bundle, unit: SourceUnit, sizes: Sizes, arrays: Mapping[str, np.ndarray]
+) -> tuple[Slot, ...]:
+    as_bits = Target.named(unit.target).language == "cuda"
+    names = bundle.arrays
+    return tuple(make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in names)
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:

@@ -18,7 +18,7 @@ from maskc.bench.sample import sample_data
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from tests.property.strategies import masks
-from tests.support.exact_attention import static_patterns
+from tests.support.patterns import static_patterns
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

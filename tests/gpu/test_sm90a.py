@@ -25,7 +25,6 @@ from tests.support.exact_attention import (  # noqa: E402
     heads_of,
     live_pairs,
     results,
-    static_patterns,
     tensors,
     vectors,
     wrong,
@@ -46,6 +45,7 @@ from tests.support.hopper import (  # noqa: E402
     needs_backward,
     way,
 )
+from tests.support.patterns import static_patterns  # noqa: E402
 
 if not HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)

@@ -8,12 +8,10 @@ until a verdict is read.
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import torch
 
 import maskc as mc
-from maskc import driver
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.ir.heads import fixed_heads
@@ -189,6 +187,8 @@ def live_pairs(mask: mc.Mask, n_q, n_kv, data=None, heads=None, device=DEVICE) -
 
 def fits(mask: mc.Mask, heads: int) -> bool:
     """Whether a kernel can read all arrays of the mask."""
+    from maskc import driver
+
     irs = (driver.lowered(mask, head, heads) for head in range(heads))
     return len({name for ir in irs for name in E.arrays(ir.keep)}) <= MAX_ARRAYS
 
@@ -196,9 +196,3 @@ def fits(mask: mc.Mask, heads: int) -> bool:
 def heads_of(mask: mc.Mask, usual: int) -> int:
     """Query heads the mask is made for."""
     return fixed_heads(mask) or usual
-
-
-def static_patterns() -> list[Path]:
-    """The files in patterns/ whose masks choose nothing at run time."""
-    files = sorted(Path(__file__).parents[2].glob("patterns/*.py"))
-    return [file for file in files if not driver.selects(mc.load(file)[file.stem]())]

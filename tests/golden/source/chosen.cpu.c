@@ -120,7 +120,7 @@ struct Mask {
     i32 shape;  // which formula, where heads have different ones
     i32 c0;  // n_kv - n_q
     i32 c1;  // n_q - n_kv + 63
-    const i32 *a0;  // chosen blocks of keys, ascending
+    const i32 *a0;  // chosen blocks of keys
     i32 row0;
     // The tile at hand: bit k - tile_k of word q - tile_q tells whether the pair was chosen.
     const unsigned long long *chosen0;
