@@ -38,6 +38,9 @@ static_assert(COPY_ROWS % 8 == 0 && TILE_Q % COPY_ROWS == 0 && TILE_K % COPY_ROW
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
 #endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
+#endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
 #endif
@@ -98,6 +101,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }

@@ -3,7 +3,7 @@
 Mask: causal() & documents('doc')
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-documents.cpu.c, documents.sm_80.cu, documents.sm_90a.cu, documents.sm_90a_small.cu,
+documents.cpu.c, documents.sm_80.cu, documents.sm_90a.cu, documents.sm_90a_documents.cu,
 documents.sm_90a_backward.cu.
 """
 
@@ -17,11 +17,11 @@ SOURCE = {
     "cpu": (_HERE / "documents.cpu.c").read_text(),
     "sm_80": (_HERE / "documents.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "documents.sm_90a.cu").read_text(),
-    "sm_90a_small": (_HERE / "documents.sm_90a_small.cu").read_text(),
+    "sm_90a_documents": (_HERE / "documents.sm_90a_documents.cu").read_text(),
     "sm_90a_backward": (_HERE / "documents.sm_90a_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows."""
+rows, `_documents` for lists of tiles that are made on the device."""
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
@@ -59,10 +59,9 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
-plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
-         predicted to take fewer cycles (never for data given per sequence)
+plan     partial tiles of one document: bits of 1 interval per row; of others pairs are tested
+plan     tiles of keys begin with documents where these are packed; given on the device, lists are
+         made there and nothing waits
 """
 """What `explain()` returns."""
 
@@ -145,39 +144,22 @@ _MASK = GeneratedMask(
                 tile=(128, 128),
                 ranges=False,
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                work={"group_tokens": 65536, "stream_below": 40},
                 row_floats=130,
-                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                by_documents=True,
             ),
             kernel(
                 "sm_90a",
-                SOURCE["sm_90a_small"],
-                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=256,
-                    shared=99328,
-                    resident=2,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                tile=(64, 64),
+                SOURCE["sm_90a_documents"],
+                launch("documents_tiles", "tiles", threads=128),
+                launch("documents_starts", "columns", threads=128),
+                launch("documents_counts", "lists", threads=128),
+                launch("documents_lists", "lists", threads=128),
+                launch("documents_spoil", "results", threads=128, resident=4),
+                tile=(1, 1),
                 ranges=False,
-                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
-                row_floats=130,
-                form="small",
-                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                passes=(),
+                form="documents",
             ),
             kernel(
                 "sm_90a",

@@ -75,7 +75,7 @@ def _remembered(
     mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: object, target: str | None
 ) -> CompiledMask:
     from maskc import driver
-    from maskc.ir.lower import differs_by_head
+    from maskc.ir.heads import differs_by_head
 
     n_heads = heads if differs_by_head(mask) else None
     return driver.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
@@ -37,13 +37,22 @@ def compile(
     name: str = "mask",
 ) -> CompiledMask:
     """See Mask.compile."""
-    from maskc.plan.explain import explain
+    from maskc.build.bundles import remembered
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
 
     wanted = problem(head_dim, head_dim_v, n_heads, dtype)
-    made = planned(mask, wanted, Target.named(target or default_target(wanted)))
-    return CompiledMask(bundled(made, name), made.target.name, lambda: explain(made))
+    chosen = Target.named(target or default_target(wanted))
+    plan = cache(lambda: planned(mask, wanted, chosen))
+
+    def report() -> str:
+        from maskc.plan.explain import explain
+
+        return explain(plan())
+
+    inputs = (mask, tuple(_places(mask)), wanted, chosen.name, name)
+    bundle = remembered(inputs, lambda: bundled(plan(), name))
+    return CompiledMask(bundle, chosen.name, report)
 
 
 def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
@@ -119,7 +128,7 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
-    from maskc.ir.lower import differs_by_head
+    from maskc.ir.heads import differs_by_head
 
     if not differs_by_head(mask):
         return [lowered(mask, 0)]

@@ -20,6 +20,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.setdefault("MASKC_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture(autouse=True)
+def _planned_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bundle comes from disk, as tests change how masks are planned; those marked
+    `remembers_plans` are about just that."""
+    if "remembers_plans" not in request.keywords:
+        monkeypatch.setattr("maskc.build.bundles.remembered", lambda inputs, make: make())
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest):
     """Compare a text with tests/golden/<name>; --update-golden accepts the new one."""

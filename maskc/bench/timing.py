@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from random import Random
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
@@ -40,11 +41,12 @@ def take_turns(
 ) -> dict[Name, float]:
     """Median milliseconds per call.
 
-    Each round gives every rival a burst of calls, starting with another rival each time. On a GPU
-    a burst is four launches between two CUDA events, behind an untimed one; where the host is
-    slower than the kernels, the GPU first waits until the burst is queued, so that kernels are
-    timed and not Python. On a CPU bursts last about 20 ms (1 to 8 calls after an untimed one,
-    which also lets the last rival's idle threads fall asleep).
+    Each round gives every rival a burst of calls, in an order drawn anew: a card at its power limit
+    keeps the clock that the rival before has left it, so no rival may always follow the same one.
+    The draw is the same in every run. On a GPU a burst is four launches between two CUDA events,
+    behind an untimed one; where the host is slower than the kernels, the GPU first waits until the
+    burst is queued, so that kernels are timed and not Python. On a CPU bursts last about 20 ms (1
+    to 8 calls after an untimed one, which also lets the last rival's idle threads fall asleep).
 
     Args:
         rivals: warmed up.
@@ -67,9 +69,10 @@ def take_turns(
         fitting = int(longest / max(once * calls, 1e-4))
         plan[name] = calls, min(rounds, max(fitting, _FEWEST))
     times: dict[Name, list[float]] = {name: [] for name in rivals}
-    order = list(rivals)
+    order, draw = list(rivals), Random(0)
     for turn in range(rounds):
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+        draw.shuffle(order)
+        for name in order:
             calls, turns = plan[name]
             if turn < turns:
                 times[name].append(clock(ready[name], calls))

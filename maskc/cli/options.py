@@ -73,8 +73,7 @@ class Asked:
 
 def written_heads(mask: Mask) -> int | None:
     """How many heads the mask itself speaks of; 8 where it computes with them; else None."""
-    from maskc.ir.heads import fixed_heads, head_count
-    from maskc.ir.lower import differs_by_head
+    from maskc.ir.heads import differs_by_head, fixed_heads, head_count
 
     if not differs_by_head(mask):
         return None

@@ -1,4 +1,4 @@
-"""The argument block every kernel takes: one table, from which the C text and the bytes come."""
+"""The argument blocks that kernels take: tables, from which the C text and the bytes come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A member of `struct Attention`."""
+    """A member of an argument block."""
 
     name: str
     ctype: str
@@ -75,6 +75,7 @@ FIELDS: tuple[Field, ...] = (
     Field("spacing", "float", "ALiBi's distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "read only by kernels built WITH_SOFTCAP"),
+    Field("alpha_minus_1", "float", "of entmax; read only by kernels built WITH_ENTMAX"),
 )  # fmt: skip
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
@@ -91,17 +92,57 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
 
 Behind all items come, in the same form, the rows to be merged: `tile`, `head`, in `first` the
 number of the first part and in `count` that of parts; or the columns that several items add to, by
-number: `tile` and `head`.
+number: `tile` and `head`. Of a list made on the device `items` counts those without tiles too,
+which are its last.
 """
+
+LISTED_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "ids [lists][n], or cumulative lengths [lists][ends]", 2),
+    Field("kept_ptr", "const i32 *", "[tiles + 1]: lists of the mask but for its documents", 2),
+    Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
+    Field("ids", "i32 *", "[lists][n]", 2),
+    Field("bounds", "i32 *", "[lists][tiles][4]: least and greatest id of a tile, what is odd", 2),
+    Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
+    Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
+    Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
+    Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
+    Field("counter", "i32 *", "[2], to be cleared"),
+    Field("runs", "i32 *", "[lists][tile columns][4] bits: keys that begin a document, or null"),
+    Field("starts", "i32 *", "likewise: keys that tiles begin with"),
+    Field("stops", "i32 *", "[lists][n]: where their documents end, or -n"),
+    Field("packed", "i32 *", "[lists]: whether tiles begin with documents"),
+    Field("verdict", "i32 *", "whether anything given was wrong"),
+    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("result", "i32 *", "what is spoilt where it was", 5),
+    Field("result_words", "i64", "of four bytes", 5),
+    Field("source_list", "i64", "elements from one list to the next, 0 if all share theirs", 2),
+    Field("source_step", "i64", "elements from one id, or length, to the next", 2),
+    Field("source_bytes", "i32", "of an element: 4 or 8", 2),
+    Field("ends", "i32", "cumulative lengths of a list; 0: there are ids", 2),
+    Field("n", "i32", "queries, and keys", 2),
+    Field("tile", "i32", "tokens of a tile", 2),
+    Field("tile_count", "i32", "tile rows, and tile columns", 2),
+    Field("room", "i32", "tiles for which a list has room"),
+    Field("most_runs", "i32", "documents of a list that tiles may begin with"),
+    Field("lists", "i32", "sequences with documents of their own, or 1"),
+    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
+    Field("owner_heads", "i32", "query heads from one owner to the next"),
+    Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
+    Field("group_owners", "i32", "of a list that share the cache"),
+    Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
+)  # fmt: skip
+"""What kernels take that make lists of tiles from documents. Of two values the first is of queries
+and tile rows, the second of keys and tile columns."""
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 
 
 @cache
-def structure() -> type[ctypes.Structure]:
-    """`struct Attention` as ctypes sees it; pointers are plain integers."""
+def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
+    """An argument block as ctypes sees it; pointers are plain integers."""
     members = []
-    for field in FIELDS:
+    for field in fields:
         kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
         members.append((field.name, kind * field.count if field.count > 1 else kind))
-    return type("Attention", (ctypes.Structure,), {"_fields_": members})
+    return type("Arguments", (ctypes.Structure,), {"_fields_": members})

@@ -86,6 +86,14 @@ class Grid(Enum):
     merges = "merges"
     """Enough for the tile rows that several items of the work list share, `per_block` queries
     each."""
+    tiles = "tiles"
+    """One per tile row and tile column of every sequence that brings documents of its own."""
+    columns = "columns"
+    """The same of tile columns, where tiles of keys begin with documents."""
+    lists = "lists"
+    """The same of the lists that a pass reads: by rows, by columns or both."""
+    results = "results"
+    """`resident` per multiprocessor: they share what there is to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class SourceUnit:
     ranges: bool
     """Whether tile lists are closed forms, so that the kernel reads no list of tiles."""
     directions: tuple[Direction, ...] = (Direction.forward,)
-    """The passes it computes."""
+    """The passes it computes; none where it makes the lists that others read."""
     modes: tuple[tuple[str, Mode], ...] = ()
     """CUDA: ways to launch by name; every unit has `usual`, some `stream` or `deterministic`."""
     maps: tuple[TensorMap, ...] = ()
@@ -162,6 +170,8 @@ class SourceUnit:
     """The same per key of every tile column that several items of the work list share."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
+    by_documents: bool = False
+    """Whether its tiles of keys begin with documents, see maskc/layout/documents.py."""
     form: str = ""
     """Tells sources of one target and pass apart, where a call takes the cheapest."""
     costs: tuple[Cost, ...] = ()
@@ -178,7 +188,7 @@ class SourceUnit:
     def key(self) -> str:
         """What tells it apart from all units of a bundle: its target, its form, and its pass where
         that is backward alone."""
-        passes = "" if Direction.forward in self.directions else Direction.backward.value
+        passes = Direction.backward.value if self.directions == (Direction.backward,) else ""
         return "_".join(filter(None, (self.target, self.form, passes)))
 
     @cached_property
@@ -229,6 +239,10 @@ class Bundle:
     def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
         """The source of one pass, the first where there is a choice, None where there is none."""
         return next(iter(self.choice(target, direction)), None)
+
+    def list_source(self, target: str) -> SourceUnit | None:
+        """The source that makes tile lists on the device, None where there is none."""
+        return next((u for u in self.units if u.target == target and not u.directions), None)
 
     def choice(self, target: str, direction: Direction) -> tuple[SourceUnit, ...]:
         """All sources of one pass."""

@@ -102,6 +102,7 @@ def kernel(
     row_floats: int = 0,
     key_floats: int = 0,
     distances: bool = False,
+    by_documents: bool = False,
     form: str = "",
     costs: tuple[tuple[str, int, int, int], ...] = (),
 ) -> SourceUnit:
@@ -123,6 +124,7 @@ def kernel(
         row_floats=row_floats,
         key_floats=key_floats,
         distances=distances,
+        by_documents=by_documents,
         form=form,
         costs=tuple(Cost(*each) for each in costs),
     )

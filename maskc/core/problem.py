@@ -17,6 +17,8 @@ class Feature(Enum):
     """-slope[h] * |p - k| is added to the scores (Press et al., 2022)."""
     sinks = "sinks"
     """One extra logit per head in the softmax denominator."""
+    entmax = "entmax"
+    """alpha-entmax instead of softmax (Peters, Niculae and Martins, 2019)."""
     nan_safe = "nan_safe"
     """Non-finite rows of V never reach a query that does not see them, at a price (GPU only)."""
 

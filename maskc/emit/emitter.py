@@ -14,11 +14,12 @@ from maskc.core.bundle import Bundle, Grid, Launch, Mode, PartBundle, SourceUnit
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
-from maskc.emit.spec import Iteration, KernelSpec, Lists, Shape
+from maskc.emit.spec import Iteration, KernelSpec, Lists, ListsSpec, Shape
+from maskc.plan import documents
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask, selections
 
@@ -82,6 +83,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         row_floats=getattr(plan.schedule, "row_floats", 0),
         key_floats=getattr(plan.schedule, "key_floats", 0),
         distances=plan.distances,
+        by_documents=plan.documents,
         form=plan.form,
         costs=plan.costs,
     )
@@ -100,10 +102,23 @@ def _emit(plan: Plan, name: str) -> Bundle:
         arrays=tuple(reads),
         data=data,
         params=tuple(sorted(found.items())),
-        units=(unit,),
+        units=(unit, _lists_unit(plan)) if plan.documents else (unit,),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
+
+
+def _lists_unit(plan: Plan) -> SourceUnit:
+    """The source that makes the tile lists of documents; it knows tiles and lengths from calls."""
+    banner = (
+        f"Tile lists of documents, made on the device: {plan.target.name}.",
+        "Written by `maskc compile`; change the template, not this file.",
+    )
+    spec = ListsSpec(documents.THREADS, documents.BLOCKS, documents.RESULTS, banner)
+    return SourceUnit(
+        plan.target.name, render(f"{plan.target.family}/documents.cu.j2", spec), TileShape(1, 1),
+        False, (), (("usual", Mode(documents.LAUNCHES)),), form=documents.FORM,
+    )  # fmt: skip
 
 
 def _directions(plan: Plan) -> tuple[Direction, ...]:
@@ -155,6 +170,9 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
             if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
         ),
         distances=plan.distances,
+        document_arrays=tuple(map(reads.index, plan.masks[0].ir.data[0].arrays))
+        if plan.documents
+        else (),
         key_run=gcd(plan.runs[0], plan.tile.k),
         query_run=gcd(plan.runs[1], plan.tile.q),
         schedule=plan.schedule,

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
-from pathlib import Path
 
 import jinja2
 
-import maskc
-from maskc.emit.spec import KernelSpec
-
-
-def template_folder() -> Path:
-    """templates/ inside an installed wheel, or beside the package in a checkout."""
-    package = Path(maskc.__file__).resolve().parent
-    inside = package / "templates"
-    return inside if inside.is_dir() else package.parent / "templates"
+from maskc.core.package import template_folder
+from maskc.emit.spec import KernelSpec, ListsSpec
 
 
 def _finalize(value: object) -> object:
@@ -43,8 +35,8 @@ def environment() -> jinja2.Environment:
     )
 
 
-def render(template: str, spec: KernelSpec) -> str:
-    """The source text of one kernel."""
+def render(template: str, spec: KernelSpec | ListsSpec) -> str:
+    """The text of one source."""
     text = environment().get_template(template).render(spec=spec)
     lines = [line.rstrip() for line in text.splitlines()]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]

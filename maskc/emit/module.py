@@ -157,6 +157,7 @@ def _kernel(unit: SourceUnit, key: str) -> str:
     words += [f"row_floats={unit.row_floats}"] if unit.row_floats else []
     words += [f"key_floats={unit.key_floats}"] if unit.key_floats else []
     words += ["distances=True"] if unit.distances else []
+    words += ["by_documents=True"] if unit.by_documents else []
     words += [f"form={_word(unit.form)}"] if unit.form else []
     if unit.costs:
         each = [f"({_word(c.mode)}, {c.row}, {c.tile}, {c.masked})" for c in unit.costs]

@@ -81,6 +81,9 @@ class KernelSpec:
     """Run-time selections among the data arrays."""
     distances: bool = False
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
+    document_arrays: tuple[int, ...] = ()
+    """Ids of queries and of keys among the data arrays, where tiles of keys begin with documents,
+    see maskc/layout/documents.py: behind all of these one more tells where documents end."""
     key_run: int = 1
     """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
     query_run: int = 1
@@ -90,11 +93,24 @@ class KernelSpec:
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
+    arguments: str = "Attention"
+    """The argument block's name."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
+    def by_documents(self) -> bool:
+        """Whether tiles of keys begin with documents."""
+        return bool(self.document_arrays)
+
+    @property
+    def tests_pairs(self) -> bool:
+        """Whether pairs are tested; by documents only where a tile has several."""
+        return not self.distances and (self.by_documents or not self.intervals)
+
+    @property
     def intervals(self) -> int:
-        """Intervals that a row's live pairs consist of at most; 0 where pairs must be tested."""
+        """Intervals that a row's live pairs consist of at most, but for documents where tiles begin
+        with these; 0 where pairs must be tested."""
         if any(shape.key_bounds is None for shape in self.shapes):
             return 0
         return max(len(shape.key_bounds or ()) for shape in self.shapes)
@@ -107,12 +123,29 @@ class KernelSpec:
     @property
     def pairs_at_once(self) -> int:
         """Columns that a thread tests at a time: fewer where formulas are long, which need the
-        registers."""
+        registers, and where few tiles are tested."""
+        if self.by_documents and self.intervals:
+            return 4
         return 16 if self.short_formulas else 4 if self.crowded else 8
 
     @property
     def crowded(self) -> bool:
         """Whether pairs are tested by a long formula where registers are few (sm_90a)."""
-        tests_pairs = not self.distances and not self.intervals
         few = getattr(self.schedule, "registers", (255,))[0] < 160
-        return few and tests_pairs and not self.short_formulas
+        return few and self.tests_pairs and not self.short_formulas
+
+
+@dataclass(frozen=True, slots=True)
+class ListsSpec:
+    """The source that makes tile lists on the device: the same for all masks."""
+
+    threads: int
+    """Per block."""
+    blocks: int
+    """That a multiprocessor runs at once: more registers than these leave are not used."""
+    results: int
+    """Of a pass, at most."""
+    banner: tuple[str, ...]
+    fields: tuple[abi.Field, ...] = field(default=abi.LISTED_FIELDS)
+    arguments: str = "Listed"
+    """The argument block's name."""

@@ -1,10 +1,26 @@
-"""How many heads must be looked at to know a mask on all of them."""
+"""Whether a mask differs by head, and how many must be looked at to know it on all of them."""
 
 from __future__ import annotations
 
 from maskc.core import expr as E
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
+
+
+def differs_by_head(mask: Mask) -> bool:
+    """Whether the mask may keep different pairs on different heads."""
+    match mask:
+        case N.PerHead(masks):
+            return any(item != masks[0] for item in masks) or differs_by_head(masks[0])
+        case N.Heads():
+            return True
+        case N.Where(formula):
+            return "h" in E.symbols(formula)
+        case N.BlockTable(decl):
+            return len(decl.shape) == 3
+        case N.Node():
+            return any(map(differs_by_head, mask.children))
+    return False
 
 
 def head_count(mask: Mask) -> int:

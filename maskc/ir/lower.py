@@ -16,26 +16,10 @@ from maskc.dsl import nodes as N
 from maskc.dsl.data_atoms import captured
 from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_mask
-from maskc.ir.heads import fixed_heads
+from maskc.ir.heads import differs_by_head, fixed_heads
 from maskc.ir.names import declared_names
 from maskc.ir.selecting import chosen, name_of, needed, scoring_of, selection_of, table_of
 from maskc.ir.types import MaskIR, Origin
-
-
-def differs_by_head(mask: Mask) -> bool:
-    """Whether the mask may keep different pairs on different heads."""
-    match mask:
-        case N.PerHead(masks):
-            return any(item != masks[0] for item in masks) or differs_by_head(masks[0])
-        case N.Heads():
-            return True
-        case N.Where(formula):
-            return "h" in E.symbols(formula)
-        case N.BlockTable(decl):
-            return len(decl.shape) == 3
-        case N.Node():
-            return any(map(differs_by_head, mask.children))
-    return False
 
 
 def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:

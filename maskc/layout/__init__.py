@@ -11,6 +11,11 @@ from maskc.layout.data import bind_arrays as bind_arrays
 from maskc.layout.data import check_lengths as check_lengths
 from maskc.layout.data import split_call_data as split_call_data
 from maskc.layout.distances import distance_words as distance_words
+from maskc.layout.documents import beside_documents as beside_documents
+from maskc.layout.documents import check_documents as check_documents
+from maskc.layout.documents import document_lists as document_lists
+from maskc.layout.documents import most_runs as most_runs
+from maskc.layout.documents import room_of as room_of
 from maskc.layout.host import to_host as to_host
 from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents
@@ -29,6 +34,8 @@ from maskc.layout.spans import Spans as Spans
 from maskc.layout.spans import list_spans as list_spans
 from maskc.layout.spans import range_spans as range_spans
 from maskc.layout.spans import stack_spans as stack_spans
+from maskc.layout.work import MAX_ITEMS as MAX_ITEMS
 from maskc.layout.work import Work as Work
 from maskc.layout.work import backward_work as backward_work
 from maskc.layout.work import forward_work as forward_work
+from maskc.layout.work import heads_per_group as heads_per_group

@@ -16,7 +16,8 @@ from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
-from maskc.plan import cpu, sm80, sm90a
+from maskc.layout.documents import beside_documents
+from maskc.plan import cpu, documents, sm80, sm90a
 from maskc.plan.cost import SMALL, WHEN, costs_of
 from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
@@ -66,6 +67,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     )
     if whole:
         main = replace(main, parts=_parts(heads, problem, target))
+        if target.family in documents.FAMILIES and _documents(main):
+            main, also = _listed(main), tuple(each for each in also if each.form != SMALL)
     small = [each for each in also if each.form == SMALL]
     if not small:
         return replace(main, also=also)
@@ -117,6 +120,36 @@ def _check_selections(heads: Heads, target: Target) -> None:
                 found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
                 at = place_of(ir, each)
                 raise SelectionNotCompiled(target.name, found, target.least_block, at=at)
+
+
+def _documents(plan: Plan) -> bool:
+    """Whether all heads have one mask, of documents and something that reads no data, which runs
+    whole and tests pairs one by one."""
+    mask, *others = plan.masks
+    alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
+    return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
+
+
+def _listed(plan: Plan) -> Plan:
+    """A forward plan whose tile lists may be made on the device.
+
+    Rows are then never cut, wherever lists come from, as the host cannot know in time how much
+    memory the parts would take; nor is there a choice of tiles, which would depend on all
+    documents of a sequence.
+    """
+    schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
+    (mask,) = plan.masks
+    found = intervals(beside_documents(mask.lifted.shape, tuple(mask.ir.data)))
+    *reasons, partial = plan.reasons
+    if found is not None:
+        several = f"{len(found)} interval{'s' * (len(found) != 1)}"
+        partial = (
+            f"partial tiles of one document: bits of {several} per row; of others pairs are tested"
+        )
+    return replace(
+        plan, schedule=schedule, masks=(replace(mask, intervals=found),), documents=True,
+        reasons=(*reasons, partial, documents.REASON),
+    )  # fmt: skip
 
 
 _PASS = 4

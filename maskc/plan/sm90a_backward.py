@@ -20,7 +20,13 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
   descending, for sixteen heads at a time. Causal +10 %, where one order of all columns cost +57 %.
 
 Without gain: dv before ds, dq handed over by named barriers, copying threads that sleep, more or
-fewer heads at a time. A step takes 2560 cycles of matrix products and keeps shared memory busy for
+fewer heads at a time, a launch that starts while the one before ends (short passes got slower).
+Nor did it help to let the two warpgroups drift apart, each waiting for the other's ds a step later
+(causal 16k, million cycles, 7.08 as it is): dq's product under the next step's scores 7.25, in
+halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
+7.24; dq copied to shared memory under the next scores 7.67, or announced with the next ds 7.50. k
+in registers 9.46; k and v in registers at D 64 spare 11 % of what is read from shared memory, and
+no time. A step takes 2560 cycles of matrix products and keeps shared memory busy for
 some 2900; FlashAttention-4's takes 3340 (causal, 16k), this one took 3630 before the third point.
 """
 

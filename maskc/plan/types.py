@@ -49,7 +49,8 @@ class PlannedMask:
     ranges: tuple[RowRange, RowRange] | None
     """Per tile row and per tile column, over the lifted constants."""
     intervals: tuple[Interval, ...] | None = None
-    """Intervals whose union is the mask, row by row and column by column; None: no such few."""
+    """Intervals whose union is the mask, but for its documents where tiles begin with these, row by
+    row and column by column; None: no such few."""
 
 
 def selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
@@ -97,6 +98,8 @@ class Plan:
     parts: tuple[PlannedPart, ...] = ()
     """The same mask in parts, of which some run over residue classes; none where that is no help
     or the family cannot."""
+    documents: bool = False
+    """Whether tile lists may be made on the device, from documents that are given there."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

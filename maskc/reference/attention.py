@@ -8,8 +8,11 @@ For query q at position p = q + n_kv - n_q and the keys k it sees, in this order
     lse = log(exp(sink[h]) + sum exp(s_k))     the sink only with sink logits
     out = sum exp(s_k - lse) * v_k
 
+or, with alpha above 1, the weights and lse of alpha-entmax (see `entmax`).
+
 A query that sees no key has out 0, lse -inf (the sink's logit with sinks) and gradient 0. Keys and
-values a query does not see never touch it, whatever they hold.
+values a query does not see never touch it, whatever they hold; nor do, with entmax, values of
+weight 0.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from maskc.reference.entmax import entmax
+
 
 @dataclass(frozen=True)
 class _Options:
     scale: float
+    alpha: float
     softcap: float | None
     slopes: np.ndarray | None
     sinks: np.ndarray | None
@@ -30,7 +36,7 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Row:
-    """One query on one head and the keys it sees."""
+    """One query on one head and the keys it sees; with entmax, those with a weight."""
 
     at: tuple[int, int, int]
     """Batch, query head, query."""
@@ -39,7 +45,11 @@ class _Row:
     keys: np.ndarray
     """int64 [seen]."""
     weights: np.ndarray
-    """float64 [seen]: their share of the softmax."""
+    """float64 [seen]: their share of v."""
+    slopes: np.ndarray
+    """float64 [seen]: d weight / d score where lse stays."""
+    pull: np.ndarray
+    """float64 [seen]: d lse / d score."""
     lse: float
     slope_of_cap: np.ndarray | float
     """d softcap(x) / dx at each score."""
@@ -58,8 +68,9 @@ def attention(
     softcap: float | None = None,
     alibi_slopes: np.ndarray | None = None,
     sink_logits: np.ndarray | None = None,
+    alpha: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """softmax(scale * q k^T restricted to the set) v.
+    """softmax, or entmax, of (scale * q k^T restricted to the set), times v.
 
     Args:
         q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]; Hq a multiple of Hkv; any
@@ -67,12 +78,13 @@ def attention(
         mask: bool [Nq, Nkv], [Hq, Nq, Nkv] or anything 4-D that broadcasts to [B, Hq, Nq, Nkv].
         scale: D ** -0.5 when None.
         softcap: None or 0 is none.
-        alibi_slopes, sink_logits: [Hq].
+        alibi_slopes, sink_logits: [Hq]; sinks with softmax only.
+        alpha: 1 is softmax; up to 2, alpha-entmax.
 
     Returns:
         out float64 [B, Hq, Nq, Dv] and lse float64 [B, Hq, Nq].
     """
-    q, k, v, options = _prepared(q, k, v, scale, softcap, alibi_slopes, sink_logits)
+    q, k, v, options = _prepared(q, k, v, scale, alpha, softcap, alibi_slopes, sink_logits)
     out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.full(q.shape[:3], -np.inf)
     for row in _rows(q, k, mask, options):
@@ -93,6 +105,7 @@ def gradients(
     softcap: float | None = None,
     alibi_slopes: np.ndarray | None = None,
     sink_logits: np.ndarray | None = None,
+    alpha: float = 1.0,
 ) -> dict[str, np.ndarray]:
     """The gradients of sum(out * dout).
 
@@ -103,15 +116,15 @@ def gradients(
         "dq", "dk", "dv" with the shapes of q, k, v; "dsink" [Hq] with sink logits and "dalibi"
         [Hq] with slopes; all float64.
     """
-    q, k, v, options = _prepared(q, k, v, scale, softcap, alibi_slopes, sink_logits)
+    q, k, v, options = _prepared(q, k, v, scale, alpha, softcap, alibi_slopes, sink_logits)
     dout = np.asarray(dout).astype(np.float64)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     dsink, dalibi = np.zeros(q.shape[1]), np.zeros(q.shape[1])
     for row in _rows(q, k, mask, options):
         head = row.at[1]
         dweights = v[row.kv][row.keys] @ dout[row.at]
-        delta = row.weights @ dweights
-        dscores = row.weights * (dweights - delta)
+        delta = row.pull @ dweights
+        dscores = row.slopes * (dweights - delta)
         if options.sinks is not None and row.lse > -np.inf:
             dsink[head] -= np.exp(options.sinks[head] - row.lse) * delta
         dalibi[head] -= dscores @ row.distance
@@ -128,15 +141,15 @@ def gradients(
 
 
 def _prepared(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, softcap: float | None,
-    slopes: np.ndarray | None, sinks: np.ndarray | None,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, alpha: float,
+    softcap: float | None, slopes: np.ndarray | None, sinks: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, _Options]:  # fmt: skip
     wide = [
         None if x is None else np.asarray(x).astype(np.float64) for x in (q, k, v, slopes, sinks)
     ]
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5
-    return wide[0], wide[1], wide[2], _Options(scale, softcap or None, wide[3], wide[4])
+    return wide[0], wide[1], wide[2], _Options(scale, alpha, softcap or None, wide[3], wide[4])
 
 
 def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> Iterator[_Row]:
@@ -154,10 +167,24 @@ def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> 
             scores, slope_of_cap = options.softcap * bent, 1.0 - bent**2
         if options.slopes is not None:
             scores = scores - options.slopes[h] * distance
-        logits = scores if options.sinks is None else np.append(scores, options.sinks[h])
-        lse = log_sum_exp(logits)
-        weights = np.zeros(len(keys)) if lse == -np.inf else np.exp(scores - lse)
-        yield _Row((b, h, i), (b, h // group), keys, weights, lse, slope_of_cap, distance)
+        yield _row((b, h, i), (b, h // group), keys, scores, slope_of_cap, distance, options)
+
+
+def _row(
+    at: tuple[int, int, int], kv: tuple[int, int], keys: np.ndarray, scores: np.ndarray,
+    slope_of_cap: np.ndarray | float, distance: np.ndarray, options: _Options,
+) -> _Row:  # fmt: skip
+    """From scores to weights."""
+    if options.alpha > 1:
+        weights, slopes, lse = entmax(scores, options.alpha)
+        used = weights != 0
+        weights, slopes, keys, distance = (x[used] for x in (weights, slopes, keys, distance))
+        bent = np.broadcast_to(slope_of_cap, used.shape)[used]
+        return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, bent, distance)
+    sinks = options.sinks
+    lse = log_sum_exp(scores if sinks is None else np.append(scores, sinks[at[1]]))
+    weights = np.zeros(len(keys)) if lse == -np.inf else np.exp(scores - lse)
+    return _Row(at, kv, keys, weights, weights, weights, lse, slope_of_cap, distance)
 
 
 def log_sum_exp(values: np.ndarray) -> float:

@@ -27,6 +27,7 @@ from maskc.layout import (
     split_call_data,
     tile_shape,
 )
+from maskc.runtime.documents import Given
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,9 @@ class Bound:
     arrays: Mapping[str, np.ndarray] | None
     """int32 by the names formulas use; None where lengths alone decide them."""
     key: Hashable
-    """Equal keys, equal masks at equal lengths."""
+    """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
+    given: Given | None = None
+    """Documents that stay on the device, in place of `arrays`."""
     lasting: bool = True
     """Whether another call may have the same key: not where q and k decide the mask."""
 
@@ -78,8 +81,16 @@ class Binder:
         mask = self._bundle
         return split_call_data(mask.data, mask.params, keywords, mask.unread)
 
+    def parameters(self, keywords: Mapping[str, object]) -> dict[str, int]:
+        """A value for every parameter.
+
+        Raises:
+            DataMissing, DataUnknown, DataType, DataRange.
+        """
+        return self._split(keywords)[0]
+
     def _plain(self, keywords: Mapping[str, object]) -> Bound:
-        params, _ = self._split(keywords)
+        params = self.parameters(keywords)
         return Bound(params, None, tuple(params.values()))
 
     def bind(self, keywords: Mapping[str, object], n_q: int, n_kv: int) -> Bound:
@@ -87,8 +98,7 @@ class Binder:
 
         Data are known by their content, never by identity: an array changed in place is a new
         one, an array equal to that of a recent call costs a comparison and nothing more. Data on
-        a GPU are copied to the host here, every time, which waits for the device; pass host
-        arrays to avoid that.
+        a GPU are copied to the host here, every time, which waits for the device.
 
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.

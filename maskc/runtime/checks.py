@@ -148,6 +148,18 @@ def number(name: str, value: object, positive: bool) -> float:
     return found
 
 
+def numbers(scale: object, softcap: object) -> tuple[float | None, float | None]:
+    """Both options as kernels get them; None stays.
+
+    Raises:
+        BadOption: see `number`.
+    """
+    return (
+        None if scale is None else number("scale", scale, positive=False),
+        None if softcap is None else number("softcap", softcap, positive=True),
+    )
+
+
 def features_named(names: Iterable[Feature | str]) -> frozenset[Feature]:
     """Features by name.
 

@@ -21,18 +21,29 @@ from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
 from maskc.runtime.launch_cuda import current_device
-from maskc.runtime.making import Arrays, Maker, Pass
-from maskc.runtime.parts import PartedPlan, hold, parted_plan, pays
+from maskc.runtime.listed import Call, Planned
+from maskc.runtime.lister import Lister, Unlisted
+from maskc.runtime.making import Arrays, Maker, all_reports
+from maskc.runtime.parts import hold, parted_plan, pays
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
+    Pass,
     Place,
+    Sound,
     check_call,
     launches,
     make_plan,
     outputs_of,
     strides_of,
 )
-from maskc.runtime.signature import all_pointers, features_asked, read, with_heads
+from maskc.runtime.signature import (
+    all_pointers,
+    alpha_less_1,
+    features_asked,
+    low_bits,
+    read,
+    with_heads,
+)
 from maskc.runtime.tables import NOTHING
 
 _REMEMBERED = 1024
@@ -47,6 +58,9 @@ class CompiledMask:
     Kernels are built on first use, or by `warmup`; later calls only launch, on the caller's
     current stream, and nothing waits. Arrays may be torch, CuPy or NumPy arrays, or anything with
     DLPack or `__cuda_array_interface__`; results follow q in library, device and dtype.
+
+    With alpha-entmax, a = alpha - 1, a row's weights are max(0, 1 + a * (score - lse)) ** (1 / a):
+    its lse is softmax's as alpha falls to 1, and the threshold tau of a * score is a * lse - 1.
 
     To capture a call in a CUDA graph, make one with the same shapes and data before.
     """
@@ -87,11 +101,12 @@ class CompiledMask:
             if part.bundle.unit(target)
         )
         self._paying: dict[object, bool] = {}
-        self._plans: Recent[Plan | PartedPlan] = Recent()
-        self._last: tuple[object, Plan | PartedPlan | None] = (None, None)
-        self._sound: tuple[object, tuple[int, int]] = (None, (0, 0))
+        self._plans: Recent[Planned] = Recent()
+        self._last: tuple[object, Planned | None] = (None, None)
+        self._lister = Lister(self._whole, self._binder, target)
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
+        self._sound = Sound(bundle.problem, self.target, self._unaligned)
 
     # -------------------------------------------------------------- calls
 
@@ -106,6 +121,8 @@ class CompiledMask:
         softcap: float | None = None,
         alibi_slopes: Any = None,
         sink_logits: Any = None,
+        normalizer: str = "softmax",
+        alpha: float | None = None,
         nan_safe: bool = False,
         **data: Any,
     ) -> Any:
@@ -113,18 +130,19 @@ class CompiledMask:
 
         Args:
             q: [B, Hq, Nq, D]; any strides with a contiguous last dimension, as for k and v.
-            k: [B, Hkv, Nkv, D], Hq a multiple of Hkv.
-            v: [B, Hkv, Nkv, Dv].
+            k, v: [B, Hkv, Nkv, D] and [B, Hkv, Nkv, Dv], Hq a multiple of Hkv.
             scale: factor of q . k; D^-1/2 when None.
             return_lse: also return the log-sum-exp of every row.
             softcap: scores become softcap * tanh(score / softcap) first; > 0.
             alibi_slopes: fp32 [Hq]; -slope * |p - k| joins the scores.
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
+            normalizer: "softmax", or "entmax" (forward: CPUs and sm_90a; backward: CPUs).
+            alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
             **data: the mask's data and parameters by name. Data are known by content: layouts
-                are built again whenever it changes, and for GPU arrays that means a copy to the
-                host, which waits for the device.
+                are built again whenever it changes, for GPU arrays from a copy on the host, which
+                waits. Where documents are all of it, those on a Hopper stay there.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
@@ -136,11 +154,9 @@ class CompiledMask:
         names, given = _QKV, [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
             names = with_heads(names, given, alibi_slopes, sink_logits)
-        if scale is not None:
-            scale = checks.number("scale", scale, positive=False)
-        if softcap is not None:
-            softcap = checks.number("softcap", softcap, positive=True)
-        key = (names, softcap is None, bool(nan_safe))
+        if scale is not None or softcap is not None:
+            scale, softcap = checks.numbers(scale, softcap)
+        key = (names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe))
         plan, lib, places = self._begin(key, given, data)
         q = given[0]
         sent, stream = plan.place(lib, q)
@@ -169,6 +185,8 @@ class CompiledMask:
         softcap: float | None = None,
         alibi_slopes: Any = None,
         sink_logits: Any = None,
+        normalizer: str = "softmax",
+        alpha: float | None = None,
         deterministic: bool = False,
         nan_safe: bool = False,
         **data: Any,
@@ -190,11 +208,10 @@ class CompiledMask:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
         names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
-        if scale is not None:
-            scale = checks.number("scale", scale, positive=False)
-        if softcap is not None:
-            softcap = checks.number("softcap", softcap, positive=True)
-        key = (names, softcap is None, bool(nan_safe), bool(deterministic))
+        if scale is not None or softcap is not None:
+            scale, softcap = checks.numbers(scale, softcap)
+        options = alpha_less_1(normalizer, alpha), bool(nan_safe), bool(deterministic)
+        key = (names, softcap is None, *options)
         plan, lib, places = self._begin(key, given, data)
         q = given[0]
         sent, stream = plan.place(lib, q)
@@ -212,17 +229,22 @@ class CompiledMask:
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any]
-    ) -> tuple[Plan | PartedPlan, Library, list[int]]:
+        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        listed: bool = True,
+    ) -> tuple[Planned | Call, Library, list[int]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
             asked: the names of what is given, then the options that a plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
+            listed: whether tile lists may be made on the device.
         """
         lib, signature, places = read(asked[0], given)
-        if data or self._needs_data:
-            bound = self._bind(asked, given, data, signature, places)
+        if self.bundle.selections:
+            bound = self._whole.selected(self._binder, asked, given, data)
+        elif data or self._needs_data:
+            listed = listed and not any(asked[2:4])  # entmax, nan_safe
+            bound = self._bind(given, data, signature, places, listed)
         else:
             bound = self._default
         signature += (bound.key, asked)
@@ -231,58 +253,48 @@ class CompiledMask:
             key = tuple(signature)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plan(key, asked, given, bound)
+                try:
+                    plan = self._plan(key, asked, given, bound)
+                except (NotAddressable, Unlisted):
+                    if bound.given is None:
+                        raise
+                    return self._begin(asked, given, data, False)
             self._last = (signature, plan) if bound.lasting else (None, None)
-        if self._unaligned:
-            tensors = places[0] | places[1] | places[2]
-            if len(places) >= len(_BACKWARD):
-                tensors |= places[3] | places[4]
-            if tensors & self._unaligned:  # which the signature does not tell
-                self._plan(tuple(signature), asked, given, bound)
-        return plan, lib, places
+        if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
+            self._plan(tuple(signature), asked, given, bound)
+        return (plan if bound.given is None else plan.called(bound.given)), lib, places
 
     def _bind(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
-        signature: list[object], places: list[int],
+        self, given: list[Any], data: Mapping[str, Any], signature: list[object],
+        places: list[int], listed: bool,
     ) -> Bound:  # fmt: skip
-        """Parameters and data; the lengths must be sound before data are compared with them.
-
-        Tensors of the signature that was sound last, and no worse aligned, are sound.
-        """
-        if self.bundle.selections:
-            return self._whole.selected(self._binder, asked, given, data)
-        if not self._binder.reads_data:
+        """Parameters and data; the lengths must be sound before data are compared with them."""
+        if not self._needs_data:
             return self._binder.bind(data, 0, 0)
-        last, lengths = self._sound
-        if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:
-            views = (
-                LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
-            )
-            sizes = checks.check_inputs(*views, self.bundle.problem, self.target)
-            lengths = sizes.n_q, sizes.n_kv
-            self._sound = (signature.copy(), lengths)
-        return self._binder.bind(data, *lengths)
+        sizes, device = self._sound.sizes(given, signature, places)
+        bound = self._lister.bind(data, sizes, device) if listed else None
+        return bound or self._binder.bind(data, sizes.n_q, sizes.n_kv)
 
     def _plan(
         self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound
-    ) -> Plan | PartedPlan:
+    ) -> Planned:
         """Check everything, build what is missing, prepare and remember."""
-        names, no_softcap, nan_safe, *deterministic = asked
+        names, no_softcap, alpha, nan_safe, *deterministic = asked
         views = {
             name: LIBRARIES[type(x)].view(x, name) for name, x in zip(names, given, strict=True)
         }
         direction = Direction.backward if "lse" in views else Direction.forward
-        features = features_asked(names, not no_softcap, nan_safe)
+        features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
         unit = self._whole.kernels.unit(direction, features)
         sizes = check_call(views, self.bundle, unit)
         ordered = LIBRARIES[type(given[0])].ordered
-        wanted = Pass(direction, features, any(deterministic), views["q"].device)
+        wanted = Pass(direction, features, any(deterministic), views["q"].device, alpha)
         rest = (wanted, views, sizes, bound, ordered)
         try:
             plan = self._planned(unit, *rest)
         except NotAddressable:
-            spare = self._whole.kernels.spare_unit()
-            if direction is Direction.backward or spare is None:
+            spare = self._whole.kernels.spare_unit(features)
+            if direction is Direction.backward or spare is None or bound.given is not None:
                 raise
             plan = self._planned(spare, *rest)
         if bound.lasting:
@@ -293,16 +305,18 @@ class CompiledMask:
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
         bound: Bound, ordered: bool,
-    ) -> Plan | PartedPlan:  # fmt: skip
+    ) -> Planned:  # fmt: skip
         """The plan of a checked call: in parts where these take less time, else whole."""
         bundle, direction = self.bundle, wanted.direction
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
         place = Place(sizes, strides_of(views, outputs))
         if not launches(sizes, direction):
-            return make_plan(bundle, unit, direction, None, wanted.device, place, bound.params,
-                             NOTHING, outputs)  # fmt: skip
+            return make_plan(bundle, unit, wanted, None, place, bound.params, NOTHING, outputs)
+        if bound.given is not None:
+            return self._lister.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
-        if unit.target == self.target.name and self._divides(unit, sizes, bound, arrays):
+        own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
+        if own and self._divides(unit, sizes, bound, arrays):
             spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
 
             def make(number: int, features: Features, part: Place) -> Plan:
@@ -337,11 +351,9 @@ class CompiledMask:
     def warmup(self, features: Iterable[Feature | str] = ()) -> None:
         """Build and load now what calls would build on first use; after it nothing compiles.
 
-        Sources are compiled side by side.
-
         Args:
             features: what the calls will ask for, all together: `softcap`, `alibi`, `sinks`,
-                `nan_safe`. Other combinations are other kernels: warm up each.
+                `entmax`, `nan_safe`. Other combinations are other kernels: warm up each.
 
         Raises:
             BadOption: an unknown feature.
@@ -351,7 +363,7 @@ class CompiledMask:
         device = current_device() if self.target.language == "cuda" else 0
         self._whole.kernels.build_all(wanted, device)
         own = self._whole.kernels.unit(Direction.forward, wanted).target == self.target.name
-        for number, maker in enumerate(self._parts if own else ()):
+        for number, maker in enumerate(self._parts if own and Feature.entmax not in wanted else ()):
             maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
 
     @property
@@ -366,11 +378,7 @@ class CompiledMask:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """The same by source (a target's name, with `_small` for smaller tiles and `_backward` for
         a source of its own, after the part's where a mask runs in parts), mode and features."""
-        found = dict(self._whole.kernels.all_reports)
-        for number, maker in enumerate(self._parts):
-            for (source, mode, features), report in maker.kernels.all_reports.items():
-                found[f"part{number}.{source}", mode, features] = report
-        return found
+        return all_reports(self._whole, self._parts)
 
     # -------------------------------------------------------------- questions
 

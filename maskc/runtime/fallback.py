@@ -16,6 +16,7 @@ from maskc.core.bundle import Bundle, Variant
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.layout import best, sequence_arrays
+from maskc.runtime.entmax import log_sum, weigh
 from maskc.runtime.memory import CODES, at, load, store
 from maskc.runtime.plans import Plan, Pointers, Sent, filled
 from maskc.runtime.tables import Tables
@@ -89,7 +90,9 @@ class NumPyKernel:
         """Run one pass over the memory the pointers name."""
         block = filled(sent, pointers, scale, softcap)
         forward = plan.direction is Direction.forward
-        run: Callable[[_Pass], None] = _forward if forward else _backward
+        run: Callable[[_Pass], None] = _backward
+        if forward:
+            run = _entmax if Feature.entmax in self._features else _forward
         with np.errstate(all="ignore"):
             run(_Pass(self._bundle, self._tile, self._features, block, plan.tables, plan.params))
 
@@ -179,6 +182,23 @@ class _Pass:
         return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, distance)
 
 
+def _entmax(call: _Pass) -> None:
+    q, k, v, out = (call.tensor(name) for name in ("q", "k", "v", "out"))
+    lse, a = call.single("lse"), call.block.alpha_minus_1
+    for batch, head in call.heads():
+        kv = head // call.group
+        for tile in call.row_tiles(batch, head):
+            here = (batch, head, tile.queries)
+            keys = load(k[batch, kv, tile.keys], call.dtype)
+            s = call.scores(tile, load(q[here], call.dtype), keys, head).s.astype(np.float64)
+            found = log_sum(s, a).astype(np.float32)
+            p = weigh(s, found, a)[0].astype(np.float32)
+            total = p.sum(axis=1)
+            mixed = _product(p, p != 0, load(v[batch, kv, tile.keys], call.dtype))
+            store(mixed / np.where(total == 0, 1, total)[:, None], out[here], call.dtype)
+            lse[here] = np.where(total == 0, -np.inf, found)
+
+
 def _forward(call: _Pass) -> None:
     q, k, v, out = (call.tensor(name) for name in ("q", "k", "v", "out"))
     lse, sinks = call.single("lse"), call.single("sink_logits")
@@ -224,18 +244,25 @@ def _backward(call: _Pass) -> None:
             keys = load(k[batch, kv, tile.keys], call.dtype)
             values = load(v[batch, kv, tile.keys], call.dtype)
             scores = call.scores(tile, rows, keys, head)
-            log_sum = np.where(np.isneginf(lse[here]), 0, lse[here])[:, None]
-            p = np.where(tile.seen, np.exp(scores.s - log_sum), 0)
-            delta = (load(out[here], call.dtype) * grads).sum(axis=1)
-            ds = np.where(tile.seen, p * (grads @ values.T - delta[:, None]), 0)
-            through = np.where(tile.seen, ds * scores.slope, 0) * np.float32(call.block.scale)
-            call.keep(_product(through, tile.seen, keys), dq[here])
-            sum_k[batch, kv, tile.keys] += _product(through.T, tile.seen.T, rows)
-            sum_v[batch, kv, tile.keys] += _product(p.T, tile.seen.T, grads)
+            base = np.where(np.isneginf(lse[here]), 0, lse[here])
+            dp = grads @ values.T
+            if Feature.entmax in call.features:
+                p, u = weigh(scores.s, base, call.block.alpha_minus_1)
+                live, mass = u != 0, u.sum(axis=1)
+                delta = np.where(live, u * dp, 0).sum(axis=1) / np.where(mass == 0, 1, mass)
+            else:
+                live = tile.seen
+                p = u = np.where(live, np.exp(scores.s - base[:, None]), 0)
+                delta = (load(out[here], call.dtype) * grads).sum(axis=1)
+            ds = np.where(live, u * (dp - delta[:, None]), 0)
+            through = np.where(live, ds * scores.slope, 0) * np.float32(call.block.scale)
+            call.keep(_product(through, live, keys), dq[here])
+            sum_k[batch, kv, tile.keys] += _product(through.T, live.T, rows)
+            sum_v[batch, kv, tile.keys] += _product(p.T, live.T, grads)
             if call.block.dalibi:
-                dalibi[head] -= np.where(tile.seen, ds * scores.distance, 0).sum()
+                dalibi[head] -= np.where(live, ds * scores.distance, 0).sum()
             if call.block.dsink:
-                share = np.where(np.isneginf(lse[here]), 0, np.exp(sinks[head] - log_sum[:, 0]))
+                share = np.where(np.isneginf(lse[here]), 0, np.exp(sinks[head] - base))
                 dsink[head] -= (share * delta).sum()
     call.keep(sum_k, dk)
     call.keep(sum_v, dv)

@@ -22,6 +22,10 @@ from maskc.runtime.plans import Kernel
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
+_ENTMAX = {("cpu", Direction.forward), ("cpu", Direction.backward), ("sm_90a", Direction.forward)}
+"""Passes that have kernels with entmax."""
+_SOFTMAX_ONLY = "its kernels know softmax only"
+_ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
 
 Key = tuple[str, str, Features, int]
@@ -55,28 +59,32 @@ class Kernels:
             TargetNotBuilt: there is none.
         """
         name = self._target.name
+        if Feature.entmax in features:
+            check_entmax(self._target, direction)
         if Feature.nan_safe in features and name in _EXACT:
-            return (self._exact_unit(direction),)
+            return (self._exact_unit(direction, features),)
         units = self._bundle.choice(name, direction)
         if not units:
             missing = "the bundle has no source of it"
             remedy = "compile the mask for another target"
             raise TargetNotBuilt(name, direction.value, missing, remedy, at="target")
-        return units
+        return units[:1] if Feature.entmax in features else units
 
-    def _exact_unit(self, direction: Direction) -> SourceUnit:
+    def _exact_unit(self, direction: Direction, features: Features) -> SourceUnit:
         name = self._target.name
-        unit = self.spare_unit()
+        unit = self.spare_unit(features)
         if direction is Direction.backward or unit is None:
-            remedy = _REMEDY.format("cpu" if direction is Direction.backward else _EXACT[name])
+            nobody = direction is Direction.backward or Feature.entmax in features
+            remedy = _REMEDY.format("cpu" if nobody else _EXACT[name])
             raise TargetNotBuilt(name, f"nan_safe {direction.value}", _INEXACT, remedy,
                                  at="nan_safe")  # fmt: skip
         return unit
 
-    def spare_unit(self) -> SourceUnit | None:
+    def spare_unit(self, features: Features) -> SourceUnit | None:
         """What runs a forward pass that the target's own kernel cannot, if the bundle has it."""
         spare = _EXACT.get(self._target.name)
-        return self._bundle.unit(spare) if spare else None
+        known = Feature.entmax not in features or (spare, Direction.forward) in _ENTMAX
+        return self._bundle.unit(spare) if spare and known else None
 
     def get(self, unit: SourceUnit, mode: str, features: Features, device: int) -> Kernel:
         """Built and loaded for a device; once, whoever asks first."""
@@ -120,19 +128,21 @@ class Kernels:
             TargetNotBuilt: no forward pass has these features; NoDevice, BuildFailed.
         """
         units = self.units(Direction.forward, features)
+        lists = self._bundle.list_source(units[0].target)
+        units += () if lists is None else (lists,)
         with suppress(TargetNotBuilt):  # a call of it says so
             units += self.units(Direction.backward, features)
         jobs = {
-            (unit.key, mode): (unit, mode)
+            (unit.key, mode): (unit, mode, features if unit.directions else frozenset())
             for unit in units
-            for mode in (dict(unit.modes) or ("usual",))
+            for mode in modes_of(unit, features)
         }
         if len(jobs) == 1:
-            ((unit, mode),) = jobs.values()
-            self.get(unit, mode, features, device)
+            (job,) = jobs.values()
+            self.get(*job, device)
             return
         with ThreadPoolExecutor(len(jobs)) as pool:
-            for _ in pool.map(lambda job: self.get(*job, features, device), jobs.values()):
+            for _ in pool.map(lambda job: self.get(*job, device), jobs.values()):
                 pass
 
     @property
@@ -152,6 +162,18 @@ class Kernels:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
         return {key[:3]: report for key, report in self._reports.items()}
+
+
+def check_entmax(target: Target, direction: Direction) -> None:
+    """Raise TargetNotBuilt where a target's pass has no kernels with entmax."""
+    if (target.name, direction) not in _ENTMAX:
+        raise TargetNotBuilt(target.name, f"entmax {direction.value}", _SOFTMAX_ONLY,
+                             _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
+
+
+def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
+    """The modes that calls with these features may run in."""
+    return tuple(dict(unit.modes)) if unit.modes and Feature.entmax not in features else ("usual",)
 
 
 def _outside() -> int:

@@ -26,6 +26,8 @@ _MULTIPROCESSORS = 16
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, and the same of the runtime."""
 _FREE_SHARED = 48 * 1024
 """Dynamic shared memory a kernel may use without asking."""
+_WORD, _PORTABLE_MAPPED = 4, 3
+"""Bytes; CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP."""
 _LINE = 64
 """Bytes: alignment of tensor maps."""
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
@@ -65,6 +67,13 @@ def current_device() -> int:
     import cupy
 
     return cupy.cuda.runtime.getDevice()
+
+
+def host_word(device: int) -> ctypes.c_int32:
+    """A number in memory of the host, 0, that kernels of a device may write; kept for good."""
+    word = ctypes.c_int32.from_address(_driver(device).host_word())
+    word.value = 0
+    return word
 
 
 class Step(NamedTuple):
@@ -109,7 +118,7 @@ class CudaKernel:
         for launch in mode.launches:
             shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
         self._functions = driver.load(binary.code, shared)
-        self._launch, self.capturing = driver.launch, driver.capturing
+        self.launch, self.capturing = driver.launch, driver.capturing
         self._map_bytes = BYTES * len(unit.maps)
 
     def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
@@ -148,7 +157,7 @@ class CudaKernel:
             found = maps.at(pointers)
             if found is not memory.maps:
                 view[_MAPS:] = memory.maps = found
-        self._launch(plan.steps, stream, memory)
+        self.launch(plan.steps, stream, memory)
         if scale is not None:
             fill_scale(view, sent.template)
         free.append(memory)
@@ -191,6 +200,11 @@ class _Bindings:
                 found[entry] = function
             return found
 
+    def host_word(self) -> int:
+        """Address of four bytes of the host, for good, that kernels reach under the same one."""
+        with self._entered():
+            return int(self._check(self._driver.cuMemHostAlloc(_WORD, _PORTABLE_MAPPED)))
+
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """The device's context is current."""
@@ -231,7 +245,7 @@ class _CuPy:
     """Launches through CuPy, where cuda.bindings is not installed."""
 
     def __init__(self, cupy: Any, device: int) -> None:
-        self._cupy, self._device = cupy, device
+        self._cupy, self._device, self._words = cupy, device, []
 
     def multiprocessors(self) -> int:
         runtime = self._cupy.cuda.runtime
@@ -239,6 +253,11 @@ class _CuPy:
 
     def encoder(self, target: str) -> Encode:
         raise ExtraMissing(f"target {target}", "cuda-bindings", "cuda13", at="target")
+
+    def host_word(self) -> int:
+        with self._cupy.cuda.Device(self._device):
+            self._words.append(self._cupy.cuda.alloc_pinned_memory(_WORD))
+        return self._words[-1].ptr
 
     def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
         cuda = self._cupy.cuda

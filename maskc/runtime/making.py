@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from maskc.build import BuildReport
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
-from maskc.core.problem import Direction, Features
+from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.layout import Rank, best
-from maskc.runtime.arrays import Device
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
-from maskc.runtime.prepare import Place, make_plan, mode_of
+from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, uncut
 from maskc.runtime.selecting import Selector
 from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import Tables, make_tables
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Which pass a call is, and how it is to run."""
-
-    direction: Direction
-    features: Features
-    deterministic: bool
-    device: Device
-
 
 Arrays = Callable[[], Mapping[str, np.ndarray]]
 """The mask's data as int32 arrays, found when asked for."""
@@ -67,16 +55,16 @@ class Maker:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         rest = (wanted, place.sizes, bound, arrays)
-        unit = self._cheapest(unit, *rest)
+        if Feature.entmax in wanted.features:
+            unit = uncut(unit)
+        else:
+            unit = self._cheapest(unit, *rest)
         tables = self._bound(unit, *rest, not unit.ranges)
-        mode = mode_of(unit, wanted.direction, wanted.deterministic, tables)
+        mode = mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and unit.ranges:
             tables = self._bound(unit, *rest, True)
-        return make_plan(
-            self.bundle, unit, wanted.direction, kernel, wanted.device, place, bound.params,
-            tables, outputs,
-        )  # fmt: skip
+        return make_plan(self.bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
 
     def selected(
         self, binder: Binder, asked: tuple[Any, ...], given: Sequence[Any], data: Mapping[str, Any]
@@ -84,11 +72,12 @@ class Maker:
         """Parameters and data of a call, run-time selections included; see `selecting`.
 
         Args:
-            asked: the names of what is given, whether soft-cap is absent, `nan_safe`.
+            asked: the names of what is given, whether soft-cap is absent, entmax's alpha - 1,
+                `nan_safe`.
             given: q and k, then what else the call has.
         """
-        names, no_softcap, nan_safe, *_ = asked
-        features = features_asked(names, not no_softcap, nan_safe)
+        names, no_softcap, alpha, nan_safe, *_ = asked
+        features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
         unit = self.kernels.unit(Direction.forward, features)
 
         def rank() -> Rank:
@@ -123,7 +112,7 @@ class Maker:
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
         direction = wanted.direction
-        key = (unit.key, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
             params = {name: bound.params[name] for name, _ in self.bundle.params}
@@ -132,3 +121,14 @@ class Maker:
                 with self._lock:
                     self.tables.put(key, tables)
         return tables
+
+
+def all_reports(
+    whole: Maker, parts: Sequence[Maker]
+) -> dict[tuple[str, str, Features], BuildReport]:
+    """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
+    found = dict(whole.kernels.all_reports)
+    for number, maker in enumerate(parts):
+        for (source, mode, features), report in maker.kernels.all_reports.items():
+            found[f"part{number}.{source}", mode, features] = report
+    return found

@@ -23,7 +23,15 @@ POINTERS = (
     "alibi_slopes", "sink_logits",
 )  # fmt: skip
 """The first members of the argument block: those that every call sets, the first five or all."""
-_FIVE, _ALL = struct.Struct("5Q"), struct.Struct(f"{len(POINTERS)}Q")
+LISTED_POINTERS = (
+    "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
+    "distances",
+)  # fmt: skip
+"""Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
+_BLOCKS = {
+    count: struct.Struct(f"{count}Q")
+    for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
+}
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
 _COUNTER = ATTENTION.counter.offset
@@ -45,12 +53,13 @@ class _Thread(local):
 _thread = _Thread()
 
 Pointers = tuple[int, ...]
-"""Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks."""
+"""Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks; or those of
+LISTED_POINTERS and of three arrays too."""
 
 
 def fill(block: Any, pointers: Pointers, scale: float | None, softcap: float | None) -> None:
     """Write what calls differ in into an argument block, a writable buffer."""
-    (_FIVE if len(pointers) == 5 else _ALL).pack_into(block, 0, *pointers)
+    _BLOCKS[len(pointers)].pack_into(block, 0, *pointers)
     if scale is not None:
         _NUMBER.pack_into(block, _SCALE, scale)
     if softcap is not None:
@@ -193,7 +202,7 @@ class Plan:
             sent = next(iter(self.sent.values()), None)
         if sent is None:  # a copy that is itself part of the graph
             sent = self._send(library, q, key, False)
-        if self.tables.work is not None:
+        if self.tables.counted:
             counter, made = sent.counters(), None
             if counter is None:
                 made, counter = library.empty(q, (_COUNTER_BYTES // 4,), True, False)
@@ -212,7 +221,7 @@ class Plan:
         if copy is None:
             on_host = self.device[0] == "cpu"
             owner, base = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
-            spare = range(1, CAPTURED + 1) if tables.work is not None else ()
+            spare = range(1, CAPTURED + 1) if tables.counted else ()
             start = base + offsets.get("counter", 0)
             free = iter([start + _COUNTER_BYTES * number for number in spare])
             copy = (owner, base, lambda: next(free, None))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import Array, Device, Shape, contiguous, out_strides
+from maskc.runtime.arrays import (
+    HOST,
+    LIBRARIES,
+    Array,
+    Device,
+    Shape,
+    contiguous,
+    out_strides,
+)
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
 from maskc.runtime.tables import Tables
@@ -46,6 +55,46 @@ def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> 
     return sizes
 
 
+class Sound:
+    """Checks tensors before anything is compared with their lengths; those like the last ones, and
+    no worse aligned, are not looked at again."""
+
+    def __init__(self, problem: Problem, target: Target, unaligned: int) -> None:
+        """`unaligned`: bits that no address may have."""
+        self._problem, self._target, self._unaligned = problem, target, unaligned
+        self._last: tuple[object, tuple[Sizes, Device]] = (None, (Sizes(0, 0, 0, 0, 0), HOST))
+
+    def sizes(
+        self, given: list[Any], signature: list[object], places: list[int]
+    ) -> tuple[Sizes, Device]:
+        """Of a call, and the device; arguments begin with q, k and v.
+
+        Raises:
+            MC4xx, BadLength: see `checks`.
+        """
+        last, found = self._last
+        if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:
+            views = [
+                LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
+            ]
+            sizes = checks.check_inputs(*views, self._problem, self._target)
+            found = sizes, views[0].device
+            self._last = (signature.copy(), found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Which pass a call is, and how it is to run."""
+
+    direction: Direction
+    features: Features
+    deterministic: bool
+    device: Device
+    alpha_minus_1: float = 0.0
+    """Of entmax; 0 with softmax."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The tokens that a launch runs over: those of a call, or a part of them."""
@@ -64,9 +113,8 @@ class Place:
 def make_plan(
     bundle: Bundle,
     unit: SourceUnit,
-    direction: Direction,
+    wanted: Pass,
     kernel: Kernel | None,
-    device: Device,
     place: Place,
     params: Mapping[str, int],
     tables: Tables,
@@ -86,12 +134,13 @@ def make_plan(
     sizes, strides = place.sizes, place.strides
     block = _block(bundle, unit, strides, sizes, tables)
     block.spacing, block.joins = place.spacing, place.joins
+    block.alpha_minus_1 = wanted.alpha_minus_1
     steps, maps = (), None
     if kernel is not None and unit.modes:
         steps = kernel.steps(partial(_blocks, unit, sizes, tables))
         made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target)
         maps = kernel.maps(made, bundle.problem.dtype.value)
-    if kernel is not None and direction is Direction.backward:
+    if kernel is not None and wanted.direction is Direction.backward:
         if unit.modes:
             floats = _workspace(unit, sizes, tables)
         else:
@@ -100,9 +149,9 @@ def make_plan(
     elif kernel is not None and tables.work is not None and tables.work.parts:
         outputs = (*outputs, Output((tables.work.parts * unit.tile.q * unit.row_floats,)))
     return Plan(
-        direction=direction,
+        direction=wanted.direction,
         kernel=kernel,
-        device=device,
+        device=wanted.device,
         params=params,
         tables=tables,
         numbers=bytes(block),
@@ -143,11 +192,20 @@ def _blocks(
     return queries // unit.tile.q
 
 
-def mode_of(unit: SourceUnit, direction: Direction, deterministic: bool, tables: Tables) -> str:
+def uncut(unit: SourceUnit) -> SourceUnit:
+    """The same source for whole rows: what entmax makes of parts could not be merged."""
+    if unit.work is None:
+        return unit
+    return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
+
+
+def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables) -> str:
     """The name of the mode a call runs in."""
     names = dict(unit.modes)
-    if direction is Direction.backward:
-        return "deterministic" if deterministic and "deterministic" in names else "usual"
+    if wanted.direction is Direction.backward:
+        return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
+    if Feature.entmax in wanted.features:
+        return "usual"
     work, rule = tables.work, unit.work
     short = work is not None and rule is not None and work.mean < rule.stream_below
     return "stream" if short and "stream" in names else "usual"

@@ -37,6 +37,7 @@ from maskc.layout import (
 )
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
+from maskc.runtime.documents import lists_on_host
 
 _INT32 = np.iinfo(np.int32)
 _PAD = 4
@@ -91,6 +92,11 @@ class Tables:
         default_factory=dict
     )
     """By device and stream: what owns the copy made there, where it starts, and its counters."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether they hold the counters of work items."""
+        return any(name == "counter" for name, _ in self.parts)
 
     @property
     def size(self) -> int:
@@ -160,15 +166,13 @@ def make_tables(
         words = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
         parts.append(("distances", np.concatenate(words)))
     batched = any(slot.batch for slot in slots)
-    sequences = range(sizes.batch if batched else 1)
-    recipes = [(case.variant.recipe(unit.tile), case.head) for case in cases]
-    seen = [
-        (recipe, sequence_arrays(recipe, arrays, sequence, head))
-        for sequence in sequences
-        for recipe, head in recipes
-    ]
+    seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
     backward, tally = direction is Direction.backward, None
-    if lists:
+    if lists and unit.by_documents:
+        ptr, words, stops = lists_on_host(bundle, unit.tile, sizes, params, seen)
+        parts += [("row_ptr", ptr), ("row_tiles", words)]
+        slots = (*slots, Slot(stops))
+    elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
     elif slots and sizes.n_kv:
@@ -195,6 +199,18 @@ def _slots(
     as_bits = Target.named(unit.target).language == "cuda"
     names = bundle.arrays
     return tuple(make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in names)
+
+
+def _seen(
+    cases: tuple[Case, ...], unit: SourceUnit, arrays: Mapping[str, np.ndarray], sequences: int
+) -> list[tuple[LayoutRecipe, Mapping[str, np.ndarray]]]:
+    """The masks of a call with their data, by sequence and case."""
+    recipes = [(case.variant.recipe(unit.tile), case.head) for case in cases]
+    return [
+        (recipe, sequence_arrays(recipe, arrays, sequence, head))
+        for sequence in range(sequences)
+        for recipe, head in recipes
+    ]
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:

@@ -156,7 +156,7 @@ def _content(table: np.ndarray | Chosen) -> bytes:
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
-    from maskc.ir.lower import differs_by_head
+    from maskc.ir.heads import differs_by_head
 
     if not differs_by_head(mask):
         return [driver.lowered(mask, 0)]

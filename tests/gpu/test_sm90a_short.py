@@ -57,7 +57,7 @@ def test_short_rows_take_small_tiles(dim):
 
 def test_data_of_each_sequence_do_not_choose_for_others():
     """Alone or in a batch, a sequence with data of its own has the same bits."""
-    n, mask = 640, mc.causal() & mc.documents("doc")
+    n, mask = 640, (mc.causal() & mc.documents("doc")) | mc.window(0)  # has both sources
     attn = compiled(mask, 64)
     doc = np.stack([np.arange(n) // 16, np.zeros(n, int)]).astype(np.int32)
     made = tensors(n, n, 64, torch.bfloat16)

@@ -152,6 +152,7 @@ class Call:
     softcap: float | None = None
     alibi: np.ndarray | None = None
     sinks: np.ndarray | None = None
+    alpha: float = 1.0
     threads: int = 2
     flags: tuple[str, ...] = NATIVE
     batched: bool = False
@@ -163,6 +164,7 @@ class Call:
                 (Feature.softcap, self.softcap),
                 (Feature.alibi, self.alibi),
                 (Feature.sinks, self.sinks),
+                (Feature.entmax, None if self.alpha == 1 else self.alpha),
             )
             if value is not None
         )
@@ -180,7 +182,7 @@ class Call:
         p.tile_rows, p.tile_cols = -(-n_q // tile.q), -(-p.n_kv // tile.k)
         p.list_batch = len(self.args) if self.batched else 0
         p.scale = dim**-0.5 if self.scale is None else self.scale
-        p.softcap, p.spacing = self.softcap or 0.0, 1.0
+        p.softcap, p.spacing, p.alpha_minus_1 = self.softcap or 0.0, 1.0, self.alpha - 1
         for name in ("row_ptr", "row_tiles", "col_ptr", "col_tiles"):
             setattr(p, name, self._address(getattr(self._lists, name)))
         p.mask_args = self._address(np.array(self.args, dtype=np.int32))

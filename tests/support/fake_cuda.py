@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from maskc.runtime.arrays import Array, contiguous
+from maskc.runtime.listed import LISTED
 from maskc.runtime.plans import ATTENTION
 
 
@@ -120,7 +121,17 @@ class Driver:
         self.calls.append(("asked", attribute, device))
         return 0, 132
 
+    def cuMemHostAlloc(self, size, flags):
+        assert (size, flags) == (4, 3)
+        self.word = ctypes.c_int32()
+        return 0, ctypes.addressof(self.word)
+
     def cuLaunchKernel(self, function, *rest):
+        if function.startswith("documents"):
+            (place,) = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:1]
+            self.listed = LISTED.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(LISTED)))
+            self.calls.append(("launch", function, *rest[:8], self.listed.n[0]))
+            return (self.status,)
         arguments = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:2]
         self.block = ATTENTION.from_buffer_copy(
             ctypes.string_at(arguments[0], ctypes.sizeof(ATTENTION))

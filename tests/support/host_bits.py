@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.problem import Direction
 from maskc.layout import bind_arrays
 from maskc.runtime.checks import Sizes
-from maskc.runtime.tables import make_tables
+from maskc.runtime.tables import Tables, make_tables
 
 _SHIMS = """
 #include <stdint.h>
@@ -41,11 +42,11 @@ FN u32 bits_from(i32 first) { return first >= 32 ? 0u : ~0u << max_i32(first, 0)
 FN u32 bits_before(i32 end) { return end <= 0 ? 0u : ~0u >> max_i32(32 - end, 0); }
 """
 _FORWARD = """
-extern "C" void tile(const Attention *p, int head, int row, int column, unsigned char *live) {
+extern "C" void tile(const Attention *p, int head, int row, int index, unsigned char *live) {
     for (int warp = 0; warp < TILE_Q / 16; warp++)
         for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
             const int lane = threadIdx.x, q = 16 * warp + lane / 4;
-            const Seen seen = seen_by(*p, 0, head, row * TILE_Q + q, column * TILE_K);
+            const Seen seen = seen_by(*p, 0, head, row * TILE_Q + q, index * KEY_STEP);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < OWN; i++)
                     live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
@@ -88,6 +89,7 @@ def _source(unit: SourceUnit, queries: int) -> str:
         _SHIMS,
         _between(text, "typedef int i32;", "\n};\n") + "\n};\n",
         f"constexpr int TILE_Q = {unit.tile.q}, TILE_K = {unit.tile.k}, QUERIES = {queries};\n",
+        f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
         mask, keep, _CLAMPED, seen, _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
@@ -111,7 +113,8 @@ class HostBits:
         self._bundle, self._unit = bundle, unit
 
     def live(self, n_q: int, n_kv: int, heads: int, **data: object) -> np.ndarray:
-        """bool [heads, n_q, n_kv] as every tile's threads see it."""
+        """bool [heads, n_q, n_kv] as every tile's threads see it; where tiles begin with documents,
+        of the tiles that are listed, full ones included."""
         unit, tile = self._unit, self._unit.tile
         sizes = Sizes(1, heads, heads, n_q, n_kv)
         arrays = bind_arrays(self._bundle.data, data, n_q, n_kv)
@@ -130,12 +133,23 @@ class HostBits:
         rows, columns = -(-n_q // tile.q), -(-n_kv // tile.k)
         found = np.zeros((heads, rows * tile.q, columns * tile.k), dtype=bool)
         one = np.zeros((tile.q, tile.k), dtype=np.uint8)
-        for head, row, column in np.ndindex(heads, rows, columns):
-            self._tile(ctypes.byref(block), head, row, column, one.ctypes.data_as(ctypes.c_void_p))
-            at = (
-                slice(row * tile.q, (row + 1) * tile.q),
-                slice(column * tile.k, (column + 1) * tile.k),
-            )
-            found[head][at] = one
+        for head, row in np.ndindex(heads, rows):
+            for index, first in self._columns(tables, row, columns):
+                place = one.ctypes.data_as(ctypes.c_void_p)
+                self._tile(ctypes.byref(block), head, row, index, place)
+                own = found[head, row * tile.q : (row + 1) * tile.q, first : first + tile.k]
+                seen = one[:, : own.shape[1]]
+                assert not one[:, own.shape[1] :].any(), "keys past the end"
+                assert not (own & seen).any(), "a pair in two tiles"
+                own |= seen.astype(bool)
         assert not found[:, :, n_kv:].any(), "keys past the end"
         return found[:, :n_q, :n_kv]
+
+    def _columns(self, tables: Tables, row: int, columns: int) -> Iterator[tuple[int, int]]:
+        """(index as words have it, first key) of a row's tiles."""
+        if not self._unit.by_documents:
+            yield from ((column, column * self._unit.tile.k) for column in range(columns))
+            return
+        lists = dict(tables.parts)
+        for word in lists["row_tiles"][slice(*lists["row_ptr"][0, row : row + 2])]:
+            yield int(word) >> 1, int(word) >> 1

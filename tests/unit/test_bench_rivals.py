@@ -129,9 +129,8 @@ def test_bursts_of_four_take_turns(monkeypatch: pytest.MonkeyPatch):
     rivals = {name: Timed(lambda name=name: name) for name in ("slow", "fast")}
     assert take_turns(rivals, 20, "cuda", seconds=1.0) == {"slow": 300.0, "fast": 1.0}
     rounds = bursts[2:]
-    assert rounds[:4] == [
-        ("slow", 1, 300.0), ("fast", 4, 1.0), ("fast", 4, 1.0), ("slow", 1, 300.0)
-    ]  # fmt: skip
+    assert {burst[1:] for burst in rounds} == {(1, 300.0), (4, 1.0)}
+    assert {name for name, *_ in rounds[:2]} == {name for name, *_ in rounds[2:4]} == set(rivals)
     assert [name for name, *_ in rounds].count("slow") == 3
     assert [name for name, *_ in rounds].count("fast") == 20
 

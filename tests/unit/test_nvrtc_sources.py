@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parents[2] / "patterns"
 PATTERNS = patterns_with_kernels("sm_80")
 SM_80 = TARGETS["sm_80"]
 LIMIT = 99 * 1024
-NONE, ALL = frozenset(), frozenset(Feature)
-SINGLE = [frozenset({feature}) for feature in Feature]
+NONE, ALL = frozenset(), frozenset(Feature) - {Feature.entmax}
+SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 
 
 @cache

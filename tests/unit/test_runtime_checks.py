@@ -255,5 +255,5 @@ def test_no_backward_on_a_target_says_so():
 
 def test_unknown_features():
     mask = CompiledMask(bundle("band"), "cpu")
-    with pytest.raises(BadOption, match="names among softcap, alibi, sinks, nan_safe"):
+    with pytest.raises(BadOption, match="names among softcap, alibi, sinks, entmax, nan_safe"):
         mask.warmup(["dropout"])

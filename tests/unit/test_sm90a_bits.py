@@ -53,6 +53,9 @@ OTHERWISE = {
     "pairs": mc.causal() & mc.strided(7, 2),
     "both axes": mc.window(3) | mc.where(lambda q, k: q // 50 == k // 50),
     "data": mc.documents("d") & mc.causal(),
+    "data in any order": mc.documents("d") & mc.window(80, 40),
+    "data and pairs": mc.documents("d") & mc.strided(3),
+    "data or not": mc.documents("d") | mc.window(20),
 }
 
 
@@ -72,11 +75,10 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
     bits = bits_of(mask, dim, direction, tmp_path)
     for n_q, n_kv in SIZES:
         data = {}
-        if name == "data":
-            ids = np.sort(np.random.default_rng(n_q).integers(0, 9, max(n_q, n_kv))).astype("i4")
-            if n_q != n_kv:
-                continue
-            data = {"d": ids}
+        if "data" in name:
+            rng = np.random.default_rng(n_q)
+            ids = [rng.integers(0, 9, n).astype("i4") for n in (n_q, n_kv)]
+            data = {"d": tuple(ids if "any order" in name else map(np.sort, ids))}
         if name == "a table":
             shape = -(-n_q // 64), -(-n_kv // 64)
             data = {"t": np.random.default_rng(n_q).integers(0, 2, shape).astype(bool)}
@@ -104,6 +106,7 @@ def test_others_do_not(name):
 RUNS = {
     "blocks of both": (64, 64), "blocks of keys": (32, 1), "blocks of queries": (1, 1),
     "a table": (64, 64), "short blocks": (8, 8), "pairs": (1, 1), "data": (1, 1),
+    "data in any order": (1, 1), "data and pairs": (1, 1), "data or not": (1, 1),
 }  # fmt: skip
 """Of keys, of queries."""
 

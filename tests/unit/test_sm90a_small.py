@@ -248,7 +248,7 @@ def test_warmup_builds_both_sources(machine):
 
 def test_data_per_sequence_do_not_choose():
     """What one sequence brings would otherwise decide over the bits of another."""
-    mask = mc.causal() & mc.documents("doc")
+    mask = (mc.causal() & mc.documents("doc")) | mc.window(0)  # tiles begin where columns do
     bundle = driver.bundled(planned(mask, 64))
     doc = np.arange(256, dtype=np.int32) // 16
     sizes = Sizes(2, 4, 4, 256, 256)

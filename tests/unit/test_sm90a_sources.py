@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from textwrap import shorten
 
@@ -37,7 +38,8 @@ PATTERNS = patterns_with_kernels("sm_90a")
 SM_90A = Target.named("sm_90a")
 FORWARD, BACKWARD = Direction.forward, Direction.backward
 NONE = frozenset()
-ALL = frozenset(Feature) - {Feature.nan_safe}  # which another target serves
+ALL = frozenset(Feature) - {Feature.nan_safe, Feature.entmax}
+"""The first is served by another target, the second is a kernel of its own: test_sm90a_entmax."""
 SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 CROWDED = {(BACKWARD, 64)}
 """Where soft-cap and ALiBi together are known to spill; see test_softcap_with_alibi."""
@@ -50,6 +52,9 @@ A_ROW = 12
 SMALL = "small"
 SMALL_DIMS = (64, 96, 128)
 """Head dimensions with a second forward source, for short rows."""
+
+BY_DOCUMENTS = ("documents", "flamingo")
+"""Whose tiles begin with documents, and are of one size."""
 
 MASKS: dict[str, str] = {}
 """For messages: by digest the first mask that gave a source."""
@@ -88,7 +93,8 @@ def distinct(
     direction: Direction, head_dim: int, dtype: str, form: str = ""
 ) -> tuple[SourceUnit, ...]:  # fmt: skip
     """Of all patterns; some differ in constants only."""
-    units = (unit(path.stem, direction, head_dim, dtype, form) for path in PATTERNS)
+    names = [path.stem for path in PATTERNS if not form or path.stem not in BY_DOCUMENTS]
+    units = (unit(name, direction, head_dim, dtype, form) for name in names)
     return tuple({unit.digest: unit for unit in units}.values())
 
 
@@ -232,6 +238,27 @@ MIXED = {
 @pytest.mark.parametrize("direction", PASSES)
 def test_plain(direction, head_dim):
     gate(jobs([unit(name, direction, head_dim) for name in MIXED[direction]], NONE))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_tiles_that_begin_with_documents(head_dim):
+    gate(jobs([unit(name, FORWARD, head_dim) for name in BY_DOCUMENTS], NONE))
+
+
+def test_lists_of_documents():
+    """The same source for all masks and tiles."""
+    made = set()
+    for name, dim in product(BY_DOCUMENTS, (64, 256)):
+        problem = driver.problem(dim, None, 4, "float16")
+        plan = driver.planned(mc.load(FOLDER / f"{name}.py")[name](), problem, SM_90A)
+        made.add(driver.bundled(plan).list_source("sm_90a"))
+    (source,) = made
+    report = build(source, NONE, ()).report
+    kernels = {kernel.name: kernel for kernel in report.kernels}
+    assert kernels.keys() == {launch.entry for launch in source.mode().launches}
+    for kernel in kernels.values():
+        assert not any((kernel.stack, kernel.spill_stores, kernel.spill_loads)), kernel
+        assert 8 * kernel.registers * 128 <= REGISTERS
 
 
 @pytest.mark.parametrize("head_dim", SMALL_DIMS)

@@ -46,6 +46,8 @@ def function() -> Any:
             out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
             ctx.set_materialize_grads(False)
             ctx.attn, ctx.call = attn, call
+            if call.entmax:
+                ctx.mark_non_differentiable(lse)
             ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *data)
             return out, lse
 

@@ -22,6 +22,8 @@ class Call:
     """What is no tensor; integers only where the call becomes an operator."""
     scale: float | None
     softcap: float | None
+    normalizer: str
+    alpha: float | None
     nan_safe: bool
     deterministic: bool
 
@@ -29,12 +31,21 @@ class Call:
         """The fields in order, as the operators take them."""
         values = list(self.values)
         return (
-            self.layout, values, self.scale, self.softcap, self.nan_safe, self.deterministic,
+            self.layout, values, self.scale, self.softcap, self.normalizer, self.alpha,
+            self.nan_safe, self.deterministic,
         )  # fmt: skip
+
+    @property
+    def entmax(self) -> bool:
+        """Whether weights are others than softmax's."""
+        return self.normalizer == "entmax" and self.alpha != 1
 
     def keywords(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """What both methods of a CompiledMask take, with these data tensors."""
-        found = {"scale": self.scale, "softcap": self.softcap, "nan_safe": self.nan_safe}
+        found: dict[str, Any] = {
+            "scale": self.scale, "softcap": self.softcap, "normalizer": self.normalizer,
+            "alpha": self.alpha, "nan_safe": self.nan_safe,
+        }  # fmt: skip
         if self.layout == _NOTHING:
             return found
         for name, place in _parsed(self.layout).items():
@@ -43,6 +54,8 @@ class Call:
 
 
 _NOTHING = "{}"
+_OWN = ("scale", "softcap", "normalizer", "alpha", "nan_safe")
+"""Keywords with a field of their own."""
 
 
 def call_of(
@@ -60,14 +73,14 @@ def call_of(
     places = [
         f'"{name}": {_place(value, tensors, values, as_operator)}'
         for name, value in options.items()
-        if name not in ("scale", "softcap", "nan_safe")
+        if name not in _OWN
     ]
-    scale, softcap = options.get("scale"), options.get("softcap")
+    scale, softcap, normalizer, alpha, nan_safe = map(options.get, _OWN)
     if as_operator:
-        scale, softcap = (None if x is None else float(x) for x in (scale, softcap))
-    nan_safe = bool(options.get("nan_safe", False))
+        scale, softcap, alpha = (None if x is None else float(x) for x in (scale, softcap, alpha))
     layout = "{" + ", ".join(places) + "}"
-    return Call(layout, tuple(values), scale, softcap, nan_safe, deterministic), tensors
+    numbers = (scale, softcap, "softmax" if normalizer is None else normalizer, alpha)
+    return Call(layout, tuple(values), *numbers, bool(nan_safe), deterministic), tensors
 
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:

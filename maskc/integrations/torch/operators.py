@@ -15,7 +15,7 @@ from maskc.integrations.torch.keywords import Call
 
 _CALL = (
     "Tensor[] data, str mask, str layout, SymInt[] values, float? scale, float? softcap, "
-    "bool nan_safe, bool deterministic"
+    "str normalizer, float? alpha, bool nan_safe, bool deterministic"
 )
 _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
 FORWARD = f"(Tensor q, Tensor k, Tensor v, {_HEADS}, {_CALL}) -> (Tensor, Tensor)"
@@ -100,6 +100,9 @@ def _like(x: Any, dim: Any) -> Any:
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     q, k, v, slopes, sinks, data, *ctx.rest = inputs
+    _, *numbers = ctx.rest
+    if _call(tuple(numbers)).entmax:
+        ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, slopes, sinks, *data)
 

@@ -1,0 +1,28 @@
+"""Bundles on disk: a mask that some process has planned is not planned again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from maskc.build.cache import content_key, open_cache
+from maskc.core.bundle import Bundle
+from maskc.core.package import state
+from maskc.core.plain import from_text, to_text
+
+
+def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
+    """The bundle of a mask.
+
+    Args:
+        parts: all that decides what it is, besides the code of this package.
+        make: plans and emits it; called where no process has done that before.
+    """
+    cache, key = open_cache(), content_key("bundle", state(), *parts)
+    kept = cache.get(key)
+    if kept is not None:
+        with suppress(ValueError):  # else it was written by hand
+            return from_text(kept.decode())
+    made = make()
+    cache.put(key, to_text(made).encode())
+    return made

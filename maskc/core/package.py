@@ -1,0 +1,28 @@
+"""This package as files: where its templates are, and which state of it this is."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def template_folder() -> Path:
+    """templates/ inside an installed wheel, or beside the package in a checkout."""
+    inside = _PACKAGE / "templates"
+    return inside if inside.is_dir() else _PACKAGE.parent / "templates"
+
+
+@cache
+def state() -> str:
+    """A digest of the sizes and times of all code, data and templates, hexadecimal: another one
+    whenever something of them may have changed."""
+    digest = sha256()
+    for folder in (_PACKAGE, template_folder()):
+        for file in sorted(folder.rglob("*.*")):
+            if file.suffix in (".py", ".toml", ".j2"):
+                found = file.stat()
+                digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,152 @@
+"""Documents of a call: what stays on the device, and lists of tiles from those on the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core.bundle import Bundle, LayoutRecipe
+from maskc.core.data import CuSeqlens
+from maskc.core.errors import TooManyTiles
+from maskc.core.layout import MAX_TILES
+from maskc.core.problem import TileShape
+from maskc.layout import beside_documents, build, check_documents, document_lists
+from maskc.runtime.arrays import LIBRARIES, Array, Device
+from maskc.runtime.checks import Sizes
+
+_BYTES = {"int32": 4, "int64": 8}
+"""Of the elements that kernels read."""
+
+
+class Source(NamedTuple):
+    """What tells the documents of all queries, or of all keys."""
+
+    array: Array
+    """Ids [n] or [lists, n], or cumulative lengths [ends] or [lists, ends]."""
+    cumulative: bool
+
+    @property
+    def lists(self) -> int:
+        """Sequences that it tells apart."""
+        return self.array.shape[0] if len(self.array.shape) == 2 else 1
+
+    @property
+    def list_stride(self) -> int:
+        """Elements from one sequence to the next, 0 where all share theirs."""
+        return self.array.strides[0] if self.lists > 1 else 0
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an id or a length: 4 or 8."""
+        return _BYTES[self.array.dtype]
+
+    @property
+    def ends(self) -> int:
+        """Cumulative lengths of a sequence; 0 where there are ids."""
+        return self.array.shape[-1] if self.cumulative else 0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether values may turn out to be wrong: lengths, and ids of more than 32 bits."""
+        return self.cumulative or self.element_bytes > 4
+
+    @property
+    def key(self) -> Hashable:
+        """All but where it is."""
+        return self.array[1:], self.cumulative
+
+
+Given = tuple[Source, Source]
+"""Of queries and of keys."""
+
+
+def lists_of(given: Given) -> int:
+    """How many sequences bring documents of their own; 1 where all share theirs."""
+    return max(source.lists for source in given)
+
+
+def given_on(device: Device, value: Any, sizes: Sizes, name: str) -> Given | None:
+    """What a call gives as documents, where kernels can read it as it is.
+
+    Args:
+        device: of the call's tensors.
+        value: the caller's: an array, mc.cu_seqlens of one, or a pair of such.
+        sizes: of the call.
+        name: of the data, for errors.
+
+    Returns:
+        None where something is on another device, of another dtype or shape, or of a library not
+        known by name: the host reads it then, and says what is wrong if anything is.
+
+    Raises:
+        NotAnArray: a tensor without memory.
+    """
+    if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+        return None
+    if type(value) is not tuple:
+        if sizes.n_q != sizes.n_kv:
+            return None
+        one = _source(device, value, sizes.n_q, sizes.batch, name)
+        return None if one is None else (one, one)
+    if len(value) != 2:
+        return None
+    of_q = _source(device, value[0], sizes.n_q, sizes.batch, name)
+    of_k = _source(device, value[1], sizes.n_kv, sizes.batch, name)
+    return None if of_q is None or of_k is None else (of_q, of_k)
+
+
+def _source(device: Device, value: Any, length: int, batch: int, name: str) -> Source | None:
+    cumulative = type(value) is CuSeqlens
+    array = value.array if cumulative else value
+    library = LIBRARIES.get(type(array))
+    if library is None or type(array) is np.ndarray:
+        return None
+    found = library.view(array, name)
+    shape = found.shape
+    fits = len(shape) in (1, 2) and (shape[-1] > 0 if cumulative else shape[-1] == length)
+    if found.device != device or found.dtype not in _BYTES or not fits:
+        return None
+    if len(shape) == 2 and shape[0] not in (1, batch):
+        return None
+    return Source(found, cumulative)
+
+
+def lists_on_host(
+    bundle: Bundle, tile: TileShape, sizes: Sizes, params: Mapping[str, int],
+    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Tiles that begin with documents.
+
+    Args:
+        bundle: of a mask of documents and something that reads no data.
+        tile: of the kernel.
+        params: a value for every parameter.
+        seen: the mask and its ids, by sequence.
+
+    Returns:
+        int32 `row_ptr`, `row_tiles`, and where documents end [lists, 1, n_kv], as DocumentLists
+        has them.
+
+    Raises:
+        TooManyTiles: more than 2^30 in all.
+        CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
+    """
+    (decl,) = bundle.data
+    beside = beside_documents(bundle.variants[0].keep, bundle.data)
+    layout = build(LayoutRecipe(tile, beside, None), sizes.n_q, sizes.n_kv, params, {})
+    made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
+    if os.environ.get("MASKC_CHECK") == "1":
+        for lists, (recipe, own) in zip(made, seen, strict=True):
+            env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+            check_documents(lists, layout, recipe.keep, env)
+    starts = np.cumsum([0, *(len(lists.words) for lists in made)])
+    if starts[-1] > MAX_TILES:
+        raise TooManyTiles(int(starts[-1]))
+    return (
+        np.stack([lists.row_ptr for lists in made]) + starts[:-1, None].astype(np.int32),
+        np.concatenate([lists.words for lists in made]),
+        np.stack([lists.stops for lists in made])[:, None],
+    )

@@ -1,0 +1,142 @@
+"""Passes whose tile lists are made on the device, just before they run, from documents there.
+
+What the lists take lies in the workspace of the call, so that calls of several streams, threads and
+CUDA graphs have nothing in common.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+
+from maskc.core import abi
+from maskc.core.errors import DataRange
+from maskc.core.problem import Direction
+from maskc.runtime.documents import Given
+from maskc.runtime.launch_cuda import CudaKernel, Step
+from maskc.runtime.parts import PartedPlan
+from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
+
+LISTED = abi.structure(abi.LISTED_FIELDS)
+PARTS = (
+    "ids_q", "ids_k", "bounds_q", "bounds_k", "counts_q", "counts_k", "row_ptr", "col_ptr",
+    "row_tiles", "col_tiles", "work", "counter", "runs", "starts", "stops", "packed", "verdict",
+)  # fmt: skip
+"""Parts of the workspace, in the order of `struct Listed`."""
+WRITTEN = {
+    Direction.forward: ("out", "lse"),
+    Direction.backward: ("dq", "dk", "dv", "dsink", "dalibi"),
+}
+"""What a pass writes, among POINTERS."""
+
+_lists = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
+"""Of the parts those that the pass reads as lists."""
+_OWN = struct.Struct(f"{LISTED.result_words.offset // 8}Q")
+"""The members of `struct Listed` that are pointers, its first."""
+_RESULTS = LISTED.result.size // 8
+_KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
+_KEPT_AT = ATTENTION.row_ptr.offset
+_DELTA = POINTERS.index("delta")
+
+
+class Arguments:
+    """A `struct Listed` that launches take."""
+
+    def __init__(self, numbers: bytes, pointers: tuple[int, ...]) -> None:
+        self._block = ctypes.create_string_buffer(numbers, len(numbers))
+        _OWN.pack_into(self._block, 0, *pointers)
+        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self.address = ctypes.addressof(self._places)
+        """Of the array of addresses that a launch takes."""
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """What the addresses point to."""
+        return (self._block.raw,)
+
+
+@dataclass(frozen=True, eq=False)
+class ListedPlan:
+    """One direction of one signature; what `called` gives stands in for `Plan`."""
+
+    own: Plan
+    """The pass itself. Its tables are those of what the mask asks besides."""
+    lists: CudaKernel
+    """Makes them."""
+    before: tuple[Step, ...]
+    """Launches that make the lists."""
+    after: tuple[Step, ...]
+    """The launch that spoils results, where something given may turn out to be wrong."""
+    numbers: bytes
+    """`struct Listed` without its pointers."""
+    room: tuple[int, ...]
+    """Bytes from the start of the workspace to each of PARTS; -1 for those that are not made."""
+    arrays: Callable[[list[int]], tuple[int, ...]]
+    """Of the parts those that the kernel's `array` starts with."""
+    report: ctypes.c_int32
+    """Where the device tells the host that something given was wrong."""
+    name: str
+    """Of the data."""
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.own.size
+
+    def called(self, given: Given) -> Call:
+        """A call with these documents.
+
+        Raises:
+            DataRange: something was wrong with those of an earlier call.
+        """
+        if self.report.value:
+            self.report.value = 0
+            found = (
+                "in an earlier call, whose results are NaN, an id did not fit 32 bits, or "
+                "cumulative lengths did not ascend from 0 to the length"
+            )
+            raise DataRange(self.name, found, "number the documents from 0", at=self.name)
+        return Call(self, given)
+
+
+Planned = Plan | PartedPlan | ListedPlan
+"""How calls of one signature run."""
+
+
+class Call:
+    """One call of a `ListedPlan`."""
+
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
+
+    def __init__(self, plan: ListedPlan, given: Given) -> None:
+        self._plan, self._given = plan, given
+        self.kernel, self.outputs, self.place = plan.own.kernel, plan.own.outputs, plan.own.place
+
+    def run(
+        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Make the lists and run the pass, in order."""
+        plan, own, launch = self._plan, self._plan.own, self._plan.lists.launch
+        base, (of_q, of_k) = pointers[_DELTA], self._given
+        made = [base + offset if offset >= 0 else 0 for offset in plan.room]
+        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances = _KEPT.unpack_from(
+            sent.template, _KEPT_AT
+        )
+        listed = Arguments(plan.numbers, (
+            of_q.array.pointer, of_k.array.pointer, row_ptr, col_ptr, row_tiles, col_tiles, *made,
+            *self._spoilt(pointers),
+        ))  # fmt: skip
+        launch(plan.before, stream, listed)
+        seen = (*pointers, *_lists(made), 0, mask_args, distances, *plan.arrays(made))
+        own.run(own, sent, seen, scale, softcap, stream)
+        if plan.after:
+            launch(plan.after, stream, listed)
+
+    def _spoilt(self, pointers: Pointers) -> tuple[int, ...]:
+        """The report, and what is spoilt."""
+        names = WRITTEN[self._plan.own.direction] if self._plan.after else ()
+        results = [pointers[POINTERS.index(name)] for name in names]
+        return ctypes.addressof(self._plan.report), *results, *(0,) * (_RESULTS - len(results))

@@ -1,0 +1,143 @@
+"""mc.attention on CUDA tensors inside PyTorch: autograd, torch.compile, checkpoints, operators.
+
+Run with `make test-gpu`. The oracle is dense attention in fp64, differentiated by PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import maskc as mc
+from maskc.integrations.torch import handles
+from maskc.integrations.torch.keywords import call_of
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+from tests.support.hopper import HOPPER  # noqa: E402
+
+if not HOPPER:
+    pytest.skip("no Hopper GPU", allow_module_level=True)
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+MASKS = {
+    "causal": mc.causal(),
+    "sinks and a window": mc.causal() & (mc.sinks(4) | mc.window(63)),
+    "documents": mc.causal() & mc.documents("doc"),
+    "in parts": mc.causal() & mc.dilated(256, stride=4),
+    "per head": mc.per_head([mc.causal(), mc.window(99), mc.full(), mc.causal()]),
+}
+
+
+def tensors(n: int, seed: int = 0) -> list[torch.Tensor]:
+    """q, k, v of two sequences, views of [B, N, H, D], that require gradients."""
+    made = torch.Generator("cuda").manual_seed(seed)
+    return [
+        torch.randn(2, n, heads, DIM, device="cuda", dtype=torch.bfloat16, generator=made)
+        .transpose(1, 2).requires_grad_()
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    ]  # fmt: skip
+
+
+def data_of(name: str, n: int) -> dict[str, torch.Tensor]:
+    return {"doc": torch.arange(n, device="cuda") // 77} if name == "documents" else {}
+
+
+def dense(inputs, live) -> torch.Tensor:
+    q, k, v = (x.double() for x in inputs)
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    scores = (q @ k.mT / math.sqrt(DIM)).masked_fill(~live, -torch.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def loss_of(out: torch.Tensor) -> torch.Tensor:
+    return (out.float() * torch.arange(out.shape[2], device="cuda").cos()[:, None]).sum()
+
+
+def gradients(inputs, out) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(loss_of(out), inputs)
+
+
+@pytest.mark.parametrize("n", [129, 700])
+@pytest.mark.parametrize("name", MASKS)
+def test_gradients(name: str, n: int):
+    inputs, data = tensors(n), data_of(name, n)
+    live = MASKS[name].dense(n, n_heads=HEADS, **{k: x.cpu().numpy() for k, x in data.items()})
+    found, want = (
+        mc.attention(*inputs, MASKS[name], **data),
+        dense(inputs, torch.tensor(live).cuda()),
+    )
+    pairs = zip((found, *gradients(inputs, found)), (want, *gradients(inputs, want)), strict=True)
+    for a, b in pairs:
+        assert (a - b).norm() < 6e-3 * b.norm()
+        assert a.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_compiled_modules_give_the_same_bits(name: str):
+    torch._dynamo.reset()
+    mask = MASKS[name]
+
+    def layer(q, k, v, data):
+        return mc.attention(q, k, v, mask, **data)
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for n in (130, 333):
+        inputs, data = tensors(n), data_of(name, n)
+        found, want = compiled(*inputs, data), layer(*inputs, data)
+        assert torch.equal(found, want)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            pairs = zip(
+                gradients(inputs, compiled(*inputs, data)),
+                gradients(inputs, layer(*inputs, data)), strict=True,
+            )  # fmt: skip
+            assert all(torch.equal(a, b) for a, b in pairs)
+        finally:
+            torch.use_deterministic_algorithms(deterministic)
+
+
+def test_checkpoint():
+    inputs = tensors(300)
+
+    def layer(q, k, v):
+        return mc.attention(q.sin(), k, v, MASKS["causal"], deterministic=True)
+
+    wanted = gradients(inputs, layer(*inputs))
+    loss_of(checkpoint(layer, *inputs, use_reentrant=False)).backward()
+    assert all(torch.equal(x.grad, g) for x, g in zip(inputs, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", ["causal", "documents"])
+def test_opcheck(name: str):
+    inputs, n = tensors(140), 140
+    key = handles.handle(
+        mc.api._compiled, id(MASKS[name]), DIM, DIM, HEADS, torch.bfloat16, "sm_90a", True
+    )
+    call, data = call_of(data_of(name, n), False, as_operator=True)
+    rest = (None, None, data, key, *call.numbers())
+    out, lse = torch.ops.maskc.attention(*inputs, *rest)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.maskc.attention.default, (*inputs, *rest), test_utils=checks)
+    plain = [x.detach() for x in (*inputs, out, lse, torch.ones_like(out))]
+    torch.library.opcheck(
+        torch.ops.maskc.attention_backward.default, (*plain, *rest), test_utils=checks
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_nothing_waits_for_the_device():
+    inputs = tensors(512)
+    out = mc.attention(*inputs, MASKS["in parts"])
+    gradients(inputs, out)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            gradients(inputs, mc.attention(*inputs, MASKS["in parts"]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,63 @@
+"""Entmax on random masks, in C and in NumPy, against the fp64 reference."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.bench.sample import sample_data
+from maskc.core.abi import MAX_ARRAYS
+from maskc.runtime import FallbackWarning
+from tests.property.strategies import masks
+from tests.property.test_cpu_kernels import HEADS, SIZES, arrays_read, tensors
+from tests.support.cpu_harness import NUMPY, DType
+from tests.support.entmax_oracle import Problem
+
+ALPHAS = st.one_of(st.sampled_from([1.5, 2.0]), st.floats(1.0, 2.0, exclude_min=True))
+
+
+@pytest.fixture(params=["c", "numpy"])
+def path(request, monkeypatch) -> str:
+    """The compiled kernel, and its stand-in."""
+    if request.param == "numpy":
+        monkeypatch.setenv("CC", "/nowhere/cc")
+    return request.param
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
+def test_random_masks_forward_and_backward(path, data, parts):
+    mask = mc.per_head(parts)
+    assume(arrays_read(mask) <= MAX_ARRAYS)
+    dtype = data.draw(st.sampled_from(list(DType)))
+    attn = mask.compile(head_dim=20, dtype=dtype.value, n_heads=HEADS, target="cpu")
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
+    options = data.draw(
+        st.sampled_from([{}, {"softcap": 2.0}, {"alibi_slopes": rng.random(HEADS)}])
+    )
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = options["alibi_slopes"].astype(np.float32)
+    for n_q, n_kv in data.draw(st.lists(st.sampled_from(SIZES), min_size=2, max_size=2)):
+        alpha = data.draw(ALPHAS)
+        if options and alpha > 1.5:
+            alpha -= 0.5  # the slack of the oracle knows plain scores
+        given_data = sample_data(mask, n_q, n_kv, seed=data.draw(st.integers(0, 99)))
+        dense = np.broadcast_to(mask.dense(n_q, n_kv, n_heads=HEADS, **given_data),
+                                (HEADS, n_q, n_kv))  # fmt: skip
+        q, k, v = (x.astype(NUMPY[dtype]) for x in tensors(rng, n_q, n_kv, 20))
+        dout = rng.standard_normal(q.shape).astype(q.dtype)
+        call = {"normalizer": "entmax", "alpha": alpha, **options, **given_data}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            out, lse = attn(q, k, v, return_lse=True, **call)
+            found = attn.backward(q, k, v, out, lse, dout, **call)
+        alpha_used = 1 + float(np.float32(alpha - 1))
+        problem = Problem(q, k, v, dense, dout, alpha_used, options)
+        problem.check_forward(out, lse)
+        names = ["dq", "dk", "dv", *(["dalibi"] if "alibi_slopes" in options else [])]
+        problem.check_backward(dict(zip(names, found, strict=True)))

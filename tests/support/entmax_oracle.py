@@ -1,0 +1,103 @@
+"""alpha-entmax in fp64 by sorting, and how far fp32 may be from it.
+
+The gradients of entmax are not continuous where a key enters the support: u = p^(2 - alpha) has an
+infinite slope there for alpha above 1.5, and jumps from 0 to 1 for alpha 2. What rounding of the
+scores can do to them is therefore worked out pair by pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.reference.attention import attention, gradients
+
+ROUNDING = {2: 2.0**-8, 4: 0.0}
+"""Relative error of a stored result by bytes of an element: bfloat16's, which is float16's too."""
+
+
+def sparsemax(scores: np.ndarray) -> np.ndarray:
+    """The projection of scores [n] onto the simplex (Martins and Astudillo, 2016, algorithm 1)."""
+    falling = np.sort(scores)[::-1]
+    count = np.arange(1, len(scores) + 1)
+    size = count[1 + count * falling > np.cumsum(falling)][-1]
+    return np.maximum(0, scores - (falling[:size].sum() - 1) / size)
+
+
+def entmax15(scores: np.ndarray) -> np.ndarray:
+    """Entmax with alpha 1.5 of scores [n] (Peters, Niculae and Martins, 2019, algorithm 2)."""
+    falling = np.sort(scores / 2)[::-1]
+    count = np.arange(1, len(scores) + 1)
+    mean = np.cumsum(falling) / count
+    spread = np.cumsum(falling**2) - count * mean**2
+    tau = mean - np.sqrt(np.maximum(0, (1 - spread) / count))
+    return np.maximum(0, scores / 2 - tau[np.flatnonzero(tau <= falling)[-1]]) ** 2
+
+
+@dataclass
+class Problem:
+    """Tensors [B, H, N, D] and options of one call, as the reference takes them."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    seen: np.ndarray
+    """bool, broadcasts to [B, Hq, Nq, Nkv]."""
+    dout: np.ndarray
+    alpha: float
+    options: dict[str, object]
+
+    def check_forward(self, out: np.ndarray, lse: np.ndarray, bound: float = 1e-5) -> None:
+        """out and lse against the reference."""
+        wanted, wanted_lse = attention(
+            self.q, self.k, self.v, self.seen, alpha=self.alpha, **self.options
+        )
+        empty = np.isneginf(wanted_lse)
+        np.testing.assert_array_equal(np.isneginf(lse), empty)
+        largest = np.maximum(1, np.abs(wanted_lse[~empty]))
+        assert (np.abs(lse[~empty] - wanted_lse[~empty]) <= 2e-6 * largest).all()
+        assert not out[empty].any()
+        self._check("out", out, wanted, bound, 0)
+
+    def check_backward(self, found: dict[str, np.ndarray], bound: float = 1e-5) -> None:
+        """Gradients by name against the reference."""
+        wanted = gradients(
+            self.q, self.k, self.v, self.seen, self.dout, alpha=self.alpha, **self.options
+        )
+        slack = self._slack() if self.alpha > 1.5 else {}
+        for name, gradient in found.items():
+            self._check(name, gradient, wanted[name], bound, slack.get(name, 0))
+
+    def _check(self, name, found, wanted, bound, slack) -> None:
+        largest = max(np.abs(wanted).max(initial=0), 1e-2)
+        limit = bound * largest + ROUNDING[found.dtype.itemsize] * np.abs(wanted) + slack
+        error = np.abs(found.astype(np.float64) - wanted)
+        assert (error <= limit).all(), (name, (error - limit).max())
+
+    def _slack(self) -> dict[str, np.ndarray]:
+        """What scores off by a few fp32 roundings may add to errors of dq and dk."""
+        q, k, v, dout = (x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout))
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat(group, 1), v.repeat(group, 1)
+        scale = q.shape[3] ** -0.5
+        scores = np.where(self.seen, scale * q @ k.swapaxes(2, 3), -np.inf)
+        _, lse = attention(self.q, self.k, self.v, self.seen, alpha=self.alpha, **self.options)
+        a = self.alpha - 1
+        with np.errstate(invalid="ignore"):
+            x = np.where(np.isinf(lse)[..., None], -np.inf, 1 + a * (scores - lse[..., None]))
+        off = 1e-6 * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
+        low, u, high = (_power(x + by, 1 / a - 1) for by in (-off, 0, off))
+        error = np.maximum(high - u, u - low)
+        size = np.abs(dout @ v.swapaxes(2, 3))
+        mass = np.maximum(u.sum(-1, keepdims=True), 1e-300)
+        size = size + (u * size).sum(-1, keepdims=True) / mass
+        error = error * size + u * (error * size).sum(-1, keepdims=True) / mass
+        dk = error.swapaxes(2, 3) @ np.abs(q)
+        dk = dk.reshape(dk.shape[0], self.k.shape[1], group, *dk.shape[2:]).sum(2)
+        return {"dq": scale * error @ np.abs(k), "dk": scale * dk}
+
+
+def _power(x: np.ndarray, exponent: float) -> np.ndarray:
+    """x ** exponent above 0, else 0; also where the exponent is 0."""
+    return np.where(x > 0, np.maximum(x, 1e-300) ** exponent, 0)

@@ -1,0 +1,208 @@
+"""Documents on a device in name only: what is launched, with which arguments, and what is not."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.core.data import CuSeqlens
+from maskc.core.errors import DataRange, MaskcError
+from maskc.runtime import CompiledMask, lister
+from maskc.runtime.checks import Sizes
+from maskc.runtime.documents import given_on, lists_of
+from tests.support.fake_cuda import Tensor
+from tests.support.fake_hopper import Machine, backward, given
+
+MASK = mc.documents("doc") & mc.causal()
+SIZES = Sizes(2, 4, 2, 300, 300)
+DEVICE = ("cuda", 0)
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def compiled(mask=MASK) -> CompiledMask:
+    return mask.compile(head_dim=64, target="sm_90a")
+
+
+def ids(shape, dtype="int32", strides=None) -> Tensor:
+    return Tensor(shape, strides, pointer=7 << 20, dtype=dtype)
+
+
+def names(machine: Machine) -> list[str]:
+    return [entry for entry, _, _ in machine.launched()]
+
+
+# ------------------------------------------------------------------ what is given
+
+
+@pytest.mark.parametrize(
+    ("value", "lists", "ends"),
+    [
+        (ids((300,)), 1, 0), (ids((1, 300)), 1, 0), (ids((2, 300), "int64"), 2, 0),
+        (CuSeqlens(ids((5,))), 1, 5), (CuSeqlens(ids((2, 9), "int64")), 2, 9),
+        ((ids((2, 300)), ids((300,))), 2, 0),
+    ],
+)  # fmt: skip
+def test_what_stays_on_the_device(machine, value, lists, ends):
+    found = given_on(DEVICE, value, SIZES, "doc")
+    assert found is not None
+    assert lists_of(found) == lists
+    assert {source.ends for source in found} == {ends}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(300, np.int32), [0] * 300, None, ids((299,)), ids((3, 300)), ids((1, 1, 300)),
+        ids((300,), "int16"), ids((300,), "float32"), CuSeqlens(np.array([0, 300])),
+        CuSeqlens(ids((0,))), (ids((300,)), np.zeros(300, int)), (ids((300,)),) * 3,
+    ],
+)  # fmt: skip
+def test_what_the_host_reads(machine, value):
+    assert given_on(DEVICE, value, SIZES, "doc") is None
+
+
+def test_what_lies_elsewhere(machine):
+    assert given_on(("cuda", 1), ids((300,)), SIZES, "doc") is None
+    assert given_on(DEVICE, ids((300,)), replace(SIZES, n_kv=200), "doc") is None
+    assert given_on(DEVICE, (ids((300,)), ids((200,))), replace(SIZES, n_kv=200), "doc")
+    for empty in ({"n_kv": 0, "n_q": 0}, {"batch": 0}):
+        assert given_on(DEVICE, ids((300,)), replace(SIZES, **empty), "doc") is None
+
+
+# ------------------------------------------------------------------ launches
+
+
+LISTS = ["documents_tiles", "documents_starts", "documents_counts", "documents_lists"]
+GRADIENTS = ["attention_backward_prepare", "attention_backward", "attention_backward_finish"]
+
+
+def test_launches_of_a_forward_pass(machine):
+    compiled()(*given(n=300), doc=ids((2, 300)))
+    assert machine.launched() == [
+        ("documents_tiles", 2 * (2 + 3), 128), ("documents_starts", 2 * 3, 128),
+        ("documents_counts", 2 * 2, 128), ("documents_lists", 2 * 2, 128),
+        ("attention_forward", 2 * 4 * 2, 512),
+    ]  # fmt: skip
+    made, block = machine.driver.listed, machine.driver.block
+    assert (block.items, block.empty, block.shared_items) == (16, 0, 0)
+    assert list(block.array)[:3] == [made.ids[1], made.ids[0], made.stops]
+    assert list(block.array_batch)[:3] == [300, 300, 300]
+    assert (block.row_ptr, block.row_tiles) == (made.ptr[0], made.tiles[0])
+    assert (block.work, block.counter, block.list_batch) == (made.work, made.counter, 1)
+
+
+def test_launches_of_backward_passes(machine):
+    mask = compiled()
+    backward(mask, *given(n=300), doc=ids((300,)))
+    assert names(machine) == [LISTS[0], *LISTS[2:], *GRADIENTS]
+    made, block = machine.driver.listed, machine.driver.block
+    assert (made.first_side, made.runs, made.stops, made.ptr[0]) == (1, None, None, None)
+    assert (block.col_ptr, block.col_tiles, block.work) == (made.ptr[1], made.tiles[1], made.work)
+    assert (made.owners, made.owner_heads, made.item_heads) == (2 * 2, 2, 2)
+    assert list(block.array_batch)[:3] == [0, 0, 0]
+    backward(mask, *given(n=300), doc=ids((300,)), deterministic=True)
+    assert names(machine) == [LISTS[0], *LISTS[2:], *GRADIENTS]
+    made = machine.driver.listed
+    assert (made.first_side, made.work) == (0, None)
+    assert None not in (made.ptr[0], made.ptr[1])
+
+
+def test_parts_of_the_workspace_do_not_overlap(machine):
+    compiled()(*given(n=300), doc=ids((2, 300), "int64"))
+    made, workspace = machine.driver.listed, machine.driver.block.delta
+    sizes = {
+        "ids": (600, 600), "bounds": (4 * 2 * 2, 4 * 2 * 3), "counts": (4,), "ptr": (2 * 3,),
+        "tiles": (2 * made.room,), "work": 16 * 8, "counter": 2, "runs": 24, "starts": 24,
+        "stops": 600, "packed": 2, "verdict": 1,
+    }  # fmt: skip
+    spans = []
+    for name, size in sizes.items():
+        places = getattr(made, name)
+        several = zip(places, size, strict=False) if isinstance(size, tuple) else [(places, size)]
+        spans += [(place, place + 4 * count) for place, count in several]
+    spans.sort()
+    assert all(place % 16 == 0 for place, _ in spans)
+    assert all(end <= place for (_, end), (place, _) in pairwise(spans))
+    assert spans[0][0] == workspace
+
+
+def test_lengths_are_laid_out_once(machine, monkeypatch):
+    made, mask, make = [], compiled(), lister.make_tables
+    monkeypatch.setattr(lister, "make_tables", lambda *args: made.append(args) or make(*args))
+    for shape in ((300,), (2, 300), (300,)):
+        for dtype in ("int32", "int64"):
+            mask(*given(n=300), doc=ids(shape, dtype))
+    mask(*given(n=200), doc=ids((200,)))
+    assert len(made) == 2
+
+
+def test_what_may_be_wrong_is_looked_at(machine):
+    mask, arrays = compiled(), given(n=300)
+    mask(*arrays, doc=ids((300,)))
+    assert "documents_spoil" not in names(machine)
+    assert machine.driver.listed.verdict is None
+    for value in (ids((300,), "int64"), mc.cu_seqlens(ids((5,)))):
+        mask(*arrays, doc=value)
+        assert names(machine)[-1] == "documents_spoil"
+    made = machine.driver.listed
+    assert made.report == ctypes.addressof(machine.driver.word)
+    assert list(made.result_words) == [2 * 4 * 300 * 64 // 2, 2 * 4 * 300, 0, 0, 0]
+    machine.driver.word.value = 1
+    with pytest.raises(DataRange, match="an earlier call"):
+        mask(*arrays, doc=ids((300,)))
+    mask(*arrays, doc=ids((300,)))
+
+
+def test_spoilt_gradients(machine):
+    sinks = Tensor((4,), pointer=9 << 20, dtype="float32")
+    backward(compiled(), *given(n=300), doc=ids((300,), "int64"), sink_logits=sinks)
+    made = machine.driver.listed
+    keys = 2 * 2 * 300 * 64 // 2
+    assert list(made.result_words) == [2 * keys, keys, keys, 4, 4]
+    assert [place is not None for place in made.result] == [True, True, True, True, False]
+
+
+# ------------------------------------------------------------------ what runs through the host
+
+
+@pytest.mark.parametrize("how", ["check", "long", "exact"])
+def test_the_host_makes_these_lists(machine, monkeypatch, how):
+    host = np.zeros(300, np.int32)
+    monkeypatch.setattr("maskc.layout.data.to_host", lambda given, name: host)
+    mask, options = compiled(), {}
+    match how:
+        case "check":
+            monkeypatch.setenv("MASKC_CHECK", "1")
+        case "long":
+            monkeypatch.setattr(lister, "_MOST_TILES", 5)
+        case "exact":
+            options["nan_safe"] = True
+    mask(*given(n=300), doc=ids((300,)), **options)
+    assert names(machine) == ["attention_forward"]
+
+
+def test_other_masks_have_no_such_source():
+    for mask in (mc.causal(), MASK | mc.sinks(1), MASK & mc.flags("f")):
+        assert compiled(mask).bundle.list_source("sm_90a") is None
+    several = mc.per_head([MASK, mc.documents("doc")]).compile(head_dim=64, n_heads=2,
+                                                               target="sm_90a")  # fmt: skip
+    assert several.bundle.list_source("sm_90a") is None
+    bundle = compiled().bundle
+    assert bundle.list_source("sm_90a") in bundle.units
+    assert bundle.list_source("sm_80") is None
+    assert [unit.by_documents for unit in bundle.units if unit.directions] == [True, False, False]
+
+
+@pytest.mark.parametrize("keywords", [{}, {"other": 1}])
+def test_keywords_are_checked(machine, keywords):
+    with pytest.raises(MaskcError):
+        compiled()(*given(n=300), **keywords)
