@@ -194,7 +194,7 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     return
-        // line 19: window(511)
+        // line 18: window(511)
         k >= q - m.c0 &&
         k <= q + m.c1;
 }

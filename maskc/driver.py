@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
@@ -121,7 +121,10 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
     from maskc.ir.simplify import simplify
 
     ir = lower(mask, head, n_heads)
-    return replace(ir, keep=simplify(ir.keep))
+    selections = tuple(
+        replace(each, allowed=tuple(map(simplify, each.allowed))) for each in ir.selections
+    )
+    return replace(ir, keep=simplify(ir.keep), selections=selections)
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
@@ -192,12 +195,21 @@ def _bound(
     ir: MaskIR, recipe: LayoutRecipe, n_q: int, n_kv: int | None, head: int, data: dict[str, object]
 ) -> tuple[int, int, dict[str, int], dict[str, np.ndarray]]:
     """Checked lengths, parameters, and the arrays of one head and the first sequence."""
-    from maskc.layout import bind_arrays, check_lengths, sequence_arrays, split_call_data
+    from maskc.layout import check_lengths, sequence_arrays
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    params, given = split_call_data(ir.data, tuple(ir.params.items()), data, sorted(ir.declared))
-    arrays = bind_arrays(ir.data, given, n_q, n_kv)
+    params, arrays = bound_data(ir, n_q, n_kv, data)
     return n_q, n_kv, params, sequence_arrays(recipe, arrays, 0, head)
+
+
+def bound_data(
+    ir: MaskIR, n_q: int, n_kv: int, data: Mapping[str, object]
+) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+    """Parameters and all arrays of a mask; run-time selections by `scores`, as in `Mask.dense`."""
+    from maskc.layout import bind_ranked
+
+    unread = sorted(ir.declared - {"scores"})
+    return bind_ranked(ir.data, tuple(ir.params.items()), ir.selections, unread, data, n_q, n_kv)
 
 
 def count(
@@ -216,6 +228,15 @@ def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, ob
     n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, data)
     found = count_pairs(ir.keep, n_q, n_kv, params)
     return count_by_tiles(recipe, n_q, n_kv, params, arrays) if found is None else found
+
+
+def selects(mask: Mask) -> int:
+    """Fewest keys that a run-time selection of it chooses together; 0 where it has none."""
+    from maskc.dsl.nodes import TopK
+
+    own = [mask.block] if isinstance(mask, TopK) else []
+    inner = filter(None, map(selects, getattr(mask, "children", ())))
+    return min([*own, *inner], default=0)
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

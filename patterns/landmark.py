@@ -3,8 +3,8 @@
 Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite Context Length for
 Transformers", 2023.
 
-Definition: k <= p and (p - k < window or k mod block == block - 1). The static part only: opening
-the blocks whose landmarks score best is a selection at run time.
+Definition: k <= p and (p - k < window or k mod block == block - 1). The static part only:
+`landmark_selection` opens the blocks whose landmarks score best.
 """
 
 from __future__ import annotations

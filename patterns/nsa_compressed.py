@@ -6,7 +6,7 @@ Attention", 2025.
 Definition: key k stands for the tokens k * stride .. k * stride + length - 1, and query q sees it
 when all of them have been: k * stride + length - 1 <= q. There are (n - length) // stride + 1 keys
 for n tokens, so lengths differ and q is the token's index from the start of the sequence. The
-selected branch chooses its blocks at run time and is not a static mask.
+branches are three attentions whose gates are the caller's; `nsa_selected` chooses at run time.
 """
 
 from __future__ import annotations

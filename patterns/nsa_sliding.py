@@ -4,8 +4,7 @@ Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Tr
 Attention", 2025.
 
 Definition: 0 <= p - k < window; the window counts the query itself. The branches are three
-attentions whose gates are the caller's; the selected branch chooses its blocks at run time and is
-not a static mask.
+attentions whose gates are the caller's; `nsa_selected` chooses its blocks at run time.
 """
 
 from __future__ import annotations

@@ -17,11 +17,13 @@ from maskc.core.errors import ExtraMissing
 from maskc.dsl.combinators import (
     block_diagonal,
     causal,
+    chunked,
     dilated,
     full,
     global_tokens,
     prefix,
     sinks,
+    topk,
     window,
 )
 from maskc.dsl.data_atoms import block_table, documents
@@ -64,6 +66,12 @@ def longformer(side: int, n_global: int) -> Mask:
 def sparse_strided(stride: int) -> Mask:
     """Sparse Transformer, strided: the last `stride` keys and every stride-th one behind."""
     return causal() & (window.hf(stride) | where(lambda q, k: (q - k) % stride == 0))
+
+
+def moba(block: int, top: int) -> Mask:
+    """A query's own block, causal, and the `top` - 1 past blocks of best mean product."""
+    earlier = where(lambda q, k: k // block < q // block)
+    return topk(top - 1, earlier, score="block_mean", block=block) | chunked(block)
 
 
 def exponential(size: int, levels: int) -> Mask:
@@ -135,6 +143,8 @@ CPU = (
     Anchor("streaming_16_256_4k", lambda: streaming(16, 256), 1, 8, 4096, 64),
     Anchor("blockdiag128_4k", lambda: block_diagonal(128), 1, 8, 4096, 64),
     Anchor("causal_4k", causal, 1, 8, 4096, 64),
+    Anchor("topk64_2k", lambda: topk(64, causal()) | window.hf(32), 1, 8, 2048, 64),
+    Anchor("moba_128_2k", lambda: moba(128, 4), 1, 8, 2048, 64),
 )
 """What the CPU kernels are judged by."""
 

@@ -12,6 +12,7 @@ from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.dsl import nodes as N
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
+from maskc.reference.dense import walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,12 @@ class Case:
     def group(self) -> int:
         """Query heads per key/value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def ranks_by_qk(self) -> bool:
+        """Whether q and k decide which pairs the mask keeps."""
+        scores = (node.score for node in walk(self.mask) if isinstance(node, N.TopK))
+        return any(score in ("qk", "block_mean") for score in scores)
 
     @property
     def scale(self) -> float:

@@ -19,12 +19,13 @@ from maskc.bench.check import make_judge
 from maskc.bench.environment import cores
 from maskc.bench.report import reason
 from maskc.bench.run import Measured, device_of
-from maskc.bench.sample import sample_data
-from maskc.bench.tensors import make_tensors
+from maskc.bench.sample import sample_data, true_mask
+from maskc.bench.tensors import Tensors, make_tensors
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.driver import selects
 from maskc.dsl.loader import load
 from maskc.dsl.mask import Mask
 from maskc.ir.heads import fixed_heads, head_count
@@ -64,6 +65,9 @@ def units(
     found = []
     for file in sorted((folder or patterns_folder()).glob("*.py")):
         for name, mask in _masks(str(file)).items():
+            block = selects(mask)
+            if block and not 0 < target.least_block <= block:
+                continue
             if not only or any(fnmatchcase(name, shape) for shape in only):
                 found.append((str(file), name, mask))
     problems = list(_problems(target))
@@ -145,6 +149,7 @@ class _Pattern:
             name, mask, 1, heads, heads // 2 if heads % 2 == 0 else heads, 1, 1, 1, DType.float32
         )
         self.result = Measured()
+        self._known: dict[tuple[int, int], np.ndarray] = {}
 
     def run(self, problems: list[tuple[int, DType]], progress: Callable[[str], None]) -> Measured:
         """A row per problem and direction, with the worst error over all lengths."""
@@ -158,9 +163,8 @@ class _Pattern:
                 attn = case.mask.compile(
                     head_dim, n_heads=case.heads, dtype=dtype, target=self.target.name
                 )
-                for sized, keep in places:
-                    sized = replace(sized, head_dim=head_dim, dtype=dtype)
-                    self._check(attn, sized, keep, worst)
+                for sized in places:
+                    self._check(attn, replace(sized, head_dim=head_dim, dtype=dtype), worst)
             except Exception as error:  # a broken kernel is a result, and the rest goes on
                 worst["fwd"] = (np.nan, False)
                 self.result.notes.append(f"{label}: {reason(error)}")
@@ -168,28 +172,37 @@ class _Pattern:
                 self._row(label, direction, error, ok)
         self.result.about = {
             "mask": str(case.mask), "heads": case.heads, "kv_heads": case.kv_heads,
-            "lengths": [[sized.n_q, sized.n_kv] for sized, _ in places],
+            "lengths": [[sized.n_q, sized.n_kv] for sized in places],
         }  # fmt: skip
         return self.result
 
-    def _places(self) -> Iterator[tuple[Case, np.ndarray]]:
-        """Cases with lengths and data, and their masks bool [heads or 1, n_q, n_kv]."""
+    def _places(self) -> Iterator[Case]:
+        """Cases with the lengths that the mask has, and data."""
         for n_q, n_kv in LENGTHS:
             data = sample_data(self.case.mask, n_q, n_kv)
+            sized = replace(self.case, n_q=n_q, n_kv=n_kv, data=data)
             try:
-                keep = self.case.mask.dense(n_q, n_kv, n_heads=self.case.heads, **data)
+                self._keep(sized, make_tensors(sized, "cpu"))
             except MaskcError as error:  # a mask with tables of its own has lengths of its own
                 self.result.notes.append(
                     f"{self.case.name} at {n_q} x {n_kv} left out: {error.finding}"
                 )
                 continue
-            sized = replace(self.case, n_q=n_q, n_kv=n_kv, data=data)
-            yield sized, keep.reshape(-1, n_q, n_kv)
+            yield sized
 
-    def _check(
-        self, attn: Any, case: Case, keep: np.ndarray, worst: dict[str, tuple[float, bool]]
-    ) -> None:
+    def _keep(self, case: Case, tensors: Tensors) -> np.ndarray:
+        """bool [heads or 1, n_q, n_kv]; the same for all tensors where these do not rank."""
+        key = (case.n_q, case.n_kv)
+        if key in self._known:
+            return self._known[key]
+        keep = true_mask(case, tensors).reshape(-1, case.n_q, case.n_kv)
+        if not case.ranks_by_qk:
+            self._known[key] = keep
+        return keep
+
+    def _check(self, attn: Any, case: Case, worst: dict[str, tuple[float, bool]]) -> None:
         tensors = make_tensors(case, device_of(self.target))
+        keep = self._keep(case, tensors)
         every = np.arange(case.n_q)
         judge = make_judge(case, tensors, every, lambda b, h: keep[h % len(keep)], self.backward)
         out, lse = attn(*tensors.qkv, return_lse=True, **case.data)

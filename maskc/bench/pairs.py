@@ -139,7 +139,7 @@ def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndar
         "q": np.asarray(rows, dtype=np.int64)[:, None], "k": np.arange(case.n_kv)[None],
         "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
     }  # fmt: skip
-    place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, None)
+    place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, {})
     return keep(case.mask, place)
 
 

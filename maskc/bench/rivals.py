@@ -13,6 +13,7 @@ import numpy as np
 from maskc.bench.case import Case, Form, form_of
 from maskc.bench.pairs import Pairs
 from maskc.bench.tensors import Tensors
+from maskc.driver import selects
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -27,6 +28,7 @@ IMPLS = {
     "fa2": "SDPA's flash backend; with its window arguments for a plain window",
     "cudnn": "SDPA's cuDNN backend",
     "fa4": "FlashAttention 4, for full, causal and window masks",
+    "topk": "PyTorch's own topk and unfused attention, for masks that choose at run time",
 }
 GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
@@ -102,6 +104,10 @@ def make_rival(
     Raises:
         Unavailable: it could be asked for this case, but cannot run it here.
     """
+    if impl == "topk":
+        return _topk(case, tensors, backward)
+    if selects(case.mask) and impl not in ("dense", "topk"):
+        return None
     form = form_of(case)
     if impl in ("flex", "flex_flash"):
         from maskc.bench.flex import flex_contender
@@ -123,6 +129,16 @@ def make_rival(
     if form.name not in ("full", "causal"):
         return None
     return sdpa(is_causal=form.name == "causal", backend=impl)
+
+
+def _topk(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
+    from maskc.bench.chosen import chosen_by_torch
+
+    call = chosen_by_torch(case, tensors) if selects(case.mask) else None
+    if call is None:
+        return None
+    gradient = differentiated(call, tensors) if backward else None
+    return Contender("topk", partial(call, *tensors.qkv), gradient)
 
 
 # ------------------------------------------------------------------ SDPA

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.bench.case import Case
 from maskc.bench.check import sample_rows
+from maskc.bench.chosen import ChosenPairs
 from maskc.bench.contest import Ask, Contest, Measured, Progress, short
 from maskc.bench.environment import environment
 from maskc.bench.pairs import Pairs
@@ -17,11 +18,12 @@ from maskc.bench.report import reason
 from maskc.bench.report import summary as summary
 from maskc.bench.report import table as table
 from maskc.bench.rivals import IMPLS
-from maskc.bench.tensors import has_torch, make_tensors
+from maskc.bench.tensors import Tensors, has_torch, make_tensors
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
+from maskc.driver import selects
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -116,7 +118,8 @@ def bench_case(case: Case, ask: Ask) -> Measured:
     ask.progress(f"{case.name}: counting and checking")
     _fresh(ask)
     rows = sample_rows(case.n_q, case.n_kv)
-    contest = Contest(case, ask, make_tensors(case, device), Pairs(case), rows, result)
+    tensors = make_tensors(case, device)
+    contest = Contest(case, ask, tensors, pairs_of(case, tensors), rows, result)
     contest.of_maskc |= {} if compile_ms is None else {"compile_ms": short(compile_ms)}
     contest.of_maskc |= _tile_pairs(attn, contest)
     result.about |= _about(contest)
@@ -131,6 +134,11 @@ def bench_case(case: Case, ask: Ask) -> Measured:
     del contenders, contest
     _free(device)
     return result
+
+
+def pairs_of(case: Case, tensors: Tensors) -> Pairs | ChosenPairs:
+    """The live pairs of a case; tensors decide them where the mask chooses at run time."""
+    return ChosenPairs(case, tensors) if selects(case.mask) else Pairs(case)
 
 
 def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from maskc.bench.case import Case
+from maskc.bench.tensors import Tensors, host
 from maskc.core.data import DataDecl, DataKind, Parents
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import TopK
 from maskc.reference.dense import declarations, walk
 
 
@@ -23,11 +26,40 @@ def sample_data(mask: Mask, n_q: int, n_kv: int | None = None, seed: int = 0) ->
     n_kv = n_q if n_kv is None else n_kv
     wanted = {decl.name: decl for node in walk(mask) for decl in declarations(node)}
     rng = np.random.default_rng(seed)
-    return {
+    found = {
         name: _sample(decl, n_q, n_kv, rng)
         for name, decl in sorted(wanted.items())
         if decl.from_caller
     }
+    return found | _ranking([x for x in walk(mask) if isinstance(x, TopK)], n_q, n_kv, rng)
+
+
+_INDEX_HEADS, _INDEX_DIM = 4, 32
+
+
+def _ranking(
+    selections: list[TopK], n_q: int, n_kv: int, rng: np.random.Generator
+) -> dict[str, object]:
+    """What run-time selections rank by; small integers, so that every score is exact in fp32."""
+    by = {each.score for each in selections}
+    shapes: dict[str, tuple[int, ...]] = {}
+    if "indexer" in by:
+        shapes["index_q"] = (1, _INDEX_HEADS, n_q, _INDEX_DIM)
+        shapes["index_k"] = (1, n_kv, _INDEX_DIM)
+        shapes["index_w"] = (1, _INDEX_HEADS, n_q)
+    if "given" in by:
+        sizes = {(x.q_block, x.block) for x in selections if x.score == "given"}
+        q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
+        shapes["scores"] = (-(-n_q // q_block), -(-n_kv // block))
+    return {name: rng.integers(-3, 4, size).astype(np.float32) for name, size in shapes.items()}
+
+
+def true_mask(case: Case, tensors: Tensors) -> np.ndarray:
+    """bool [n_q, n_kv], after batch and heads where these differ, by the reference."""
+    of_qk = {"q": host(tensors.q), "k": host(tensors.k)} if case.ranks_by_qk else {}
+    return case.mask.dense(
+        case.n_q, case.n_kv, n_heads=case.heads, heads_kv=case.kv_heads, **of_qk, **case.data
+    )
 
 
 def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> object:

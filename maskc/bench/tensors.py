@@ -39,6 +39,9 @@ def has_torch() -> bool:
 def make_tensors(case: Case, device: str) -> Tensors:
     """Standard normal inputs, the same at every call.
 
+    Where q and k decide which pairs a mask keeps they lie on a grid so coarse that their products
+    are exact in fp32, and fp64 chooses the same pairs.
+
     Raises:
         ExtraMissing: a GPU was asked for and PyTorch, whose clock is used there, is missing.
     """
@@ -46,13 +49,22 @@ def make_tensors(case: Case, device: str) -> Tensors:
     columns = (case.batch, case.kv_heads, case.n_kv, case.head_dim)
     shapes = (rows, columns, columns, rows)
     if has_torch():
-        return Tensors(*_torch_normal(shapes, case.dtype.value, device), device)
+        made = _torch_normal(shapes, case.dtype.value, device)
+        return Tensors(*_ranked(case, made), device)
     if device != "cpu":
         raise ExtraMissing("measuring on a GPU", "torch", "torch")
     rng = np.random.default_rng(_SEED)
     dtype = numpy_dtype(case.dtype.value)
-    made = (rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
-    return Tensors(*made, device)
+    made = [rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes]
+    return Tensors(*_ranked(case, made), device)
+
+
+def _ranked(case: Case, made: list[Any]) -> list[Any]:
+    """q, k, v and dout, the first two on a grid where they rank."""
+    if case.ranks_by_qk:
+        steps = 128 if case.dtype is DType.float32 else 16
+        made[:2] = ((x * steps).round() / steps for x in made[:2])
+    return made
 
 
 def _torch_normal(shapes: tuple[tuple[int, ...], ...], dtype: str, device: str) -> list[Any]:

@@ -25,17 +25,24 @@ def generated_files(entry: Entry, asked: Asked) -> dict[str, str]:
     from maskc import driver
 
     problem = asked.problem(entry.mask)
-    return driver.generate(entry.mask, entry.name, problem, _targets(asked, problem), entry.title)
+    targets = _targets(asked, problem, driver.selects(entry.mask))
+    return driver.generate(entry.mask, entry.name, problem, targets, entry.title)
 
 
-def _targets(asked: Asked, problem: Problem) -> tuple[Target, ...]:
-    """The one asked for, else all that have such a kernel."""
+def _targets(asked: Asked, problem: Problem, block: int) -> tuple[Target, ...]:
+    """The one asked for, else all that have such a kernel.
+
+    Args:
+        block: fewest keys that a run-time selection chooses together, 0 where there is none.
+    """
     from maskc.core.target import TARGETS, Target
 
     if asked.target is not None:
         return (Target.named(asked.target),)
     able, refusal = [], None
     for target in TARGETS.values():
+        if block and not 0 < target.least_block <= block:
+            continue
         try:
             target.check(problem)
         except MaskcError as error:

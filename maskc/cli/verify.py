@@ -104,16 +104,20 @@ def _probe(
     import numpy as np
 
     from maskc.bench.case import Case
+    from maskc.bench.run import device_of
+    from maskc.bench.sample import true_mask
+    from maskc.bench.tensors import make_tensors
     from maskc.cli.probes import Probe
 
     data = data_of(entry, n_q, n_kv, seed, quiet=True)
-    keep = entry.mask.dense(n_q, n_kv, n_heads=heads, **data)
     shared = heads // 2 if heads % 2 == 0 else heads
     problem = attn.bundle.problem
     case = Case(
         entry.name, entry.mask, 1, heads, shared, n_q, n_kv, problem.head_dim, problem.dtype, data
     )
-    return Probe(attn, case, np.broadcast_to(keep, (heads, n_q, n_kv)), seed, note)
+    keep = true_mask(case, make_tensors(case, device_of(attn.target)))
+    keep = np.broadcast_to(keep.reshape(-1, n_q, n_kv), (heads, n_q, n_kv))
+    return Probe(attn, case, keep, seed, note)
 
 
 def _write(report: Report) -> None:

@@ -13,6 +13,7 @@ from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
+from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
 
 _COMMENT = re.compile(r"//.*")
@@ -258,6 +259,8 @@ class Bundle:
     """Keywords the mask declares but does not need; calls may pass them."""
     parts: tuple[PartBundle, ...] = ()
     """The same mask in parts, for the targets that have them; none where it runs whole."""
+    selections: tuple[Selection, ...] = ()
+    """What is chosen anew at every call, each after those that it reads."""
     report: str = field(default="", compare=False)
     """What explain() prints."""
 

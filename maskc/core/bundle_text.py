@@ -29,6 +29,7 @@ from maskc.core.dtypes import DType
 from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.selection import Score, Selection, Share
 
 
 def loop(first: str, last: str, *, step: int = 1, where: str = "True", full: bool) -> TileLoop:
@@ -151,13 +152,29 @@ def bundle(
     kernels: tuple[SourceUnit, ...],
     unread: tuple[str, ...] = (),
     parts: tuple[PartBundle, ...] = (),
+    selections: tuple[Selection, ...] = (),
     report: str = "",
 ) -> Bundle:
     """Everything a generated module holds."""
     problem = Problem(head_dim, head_dim_v, DType.parse(dtype), n_heads)
     return Bundle(
-        name, problem, masks, of_head, arrays, data, params, kernels, unread, parts, report
-    )
+        name, problem, masks, of_head, arrays, data, params, kernels, unread, parts, selections,
+        report,
+    )  # fmt: skip
+
+
+def selection(
+    name: str,
+    k: int,
+    *allowed: str,
+    score: str = "qk",
+    block: int = 1,
+    q_block: int = 1,
+    share: str = "head",
+) -> Selection:
+    """What topk chooses among the pairs that `allowed` holds for: one formula, or one per head."""
+    formulas = tuple(map(_parse, allowed))
+    return Selection(name, k, Score(score), block, q_block, Share(share), formulas)
 
 
 def part(stride: int, own: Bundle, *, aligned: bool = False) -> PartBundle:

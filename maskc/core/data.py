@@ -13,6 +13,7 @@ RESERVED = frozenset({
     "q", "k", "v", "h", "b", "out", "lse", "dout", "scale", "softcap", "alibi_slopes",
     "sink_logits", "return_lse", "deterministic", "n_q", "n_kv", "n_heads", "head", "block", "mask",
     "normalizer", "alpha", "nan_safe", "min", "max", "abs", "param", "member",
+    "scores", "index_q", "index_k", "index_w",
 })  # fmt: skip
 """Keywords of the calls and words of the formula language."""
 
@@ -34,6 +35,13 @@ class DataKind(Enum):
     """computed: the block columns a seeded draw gives each block row."""
     constant = "constant"
     """an integer array captured by the pattern, known at compile time."""
+    selection = "selection"
+    """computed: the blocks that a run-time selection chose."""
+    scoring = "scoring"
+    """a floating-point tensor that a run-time selection ranks by; no formula reads it."""
+
+
+_COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection)
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,10 @@ class DataDecl:
     arrays: tuple[str, ...]
     """Names by which formulas read it: `doc.q`, `doc.k`; `span.lo`, `span.hi`; ..."""
     block: int = 1
-    """Tokens per entry of a table."""
+    """Tokens per entry of a table; keys per block of a selection."""
     options: tuple[int, ...] = ()
     """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
-    flags: (1,) when indexed by queries."""
+    flags: (1,) when indexed by queries; selection: (queries per block,)."""
     values: bytes = b""
     """constant and compile-time tables: int32, little endian, C order."""
     shape: tuple[int, ...] = ()
@@ -60,12 +68,12 @@ class DataDecl:
         """Indices a formula gives: 2 for tables, 1 for vectors."""
         if self.kind is DataKind.constant:
             return len(self.shape)
-        return 2 if self.kind in (DataKind.table, DataKind.random) else 1
+        return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
 
     @property
     def from_caller(self) -> bool:
         """Whether a call must pass it."""
-        return self.kind not in (DataKind.random, DataKind.constant) and not self.values
+        return self.kind not in _COMPUTED and not self.values
 
 
 @dataclass(frozen=True)

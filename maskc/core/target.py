@@ -38,6 +38,8 @@ class Target:
     """Most bytes of shared memory a block may use; 0 where there is none."""
     missing: str = ""
     """Why a pass is missing, for the error."""
+    least_block: int = 0
+    """Fewest keys that a run-time selection chooses together."""
 
     @property
     def suffix(self) -> str:
@@ -70,14 +72,17 @@ _BOTH = (Direction.forward, Direction.backward)
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0),
+        Target(
+            "cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0, least_block=1,
+        ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
             (Direction.forward,), 99 * 1024,
-            "templates/sm80 holds the forward pass only",
+            "templates/sm80 holds the forward pass only", least_block=16,
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
+            least_block=16,
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32,), (), False, (), 48 * 1024,

@@ -35,8 +35,16 @@ def _member(value: str, node: E.Member) -> str:
     return f"{'' if node.inside else '!'}({' || '.join(tests)})"
 
 
-def c_printer(arrays: tuple[str, ...]) -> Printer:
-    """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`."""
+def c_printer(
+    arrays: tuple[str, ...], selections: frozenset[str] = frozenset(), tiled: bool = False
+) -> Printer:
+    """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`.
+
+    Args:
+        selections: those arrays whose entries are bits, 32 to a word.
+        tiled: whether these are lists instead, of which `m.chosen0` holds the bits of the tile at
+            hand.
+    """
     slot = {name: number for number, name in enumerate(arrays)}
 
     def symbol(name: str) -> str:
@@ -44,9 +52,14 @@ def c_printer(arrays: tuple[str, ...]) -> Printer:
 
     def load(array: str, index: list[str]) -> str:
         number = slot[array]
+        if array in selections and tiled:
+            return f"(m.chosen{number}[q - m.tile_q] >> (k - m.tile_k) & 1)"
         if len(index) == 1:
             return f"m.a{number}[{index[0]}]"
-        return f"m.a{number}[({index[0]}) * m.row{number} + {index[1]}]"
+        row, column = index
+        if array in selections:
+            return f"(m.a{number}[({row}) * m.row{number} + {column} / 32] >> {column} % 32 & 1)"
+        return f"m.a{number}[({row}) * m.row{number} + {column}]"
 
     def param(name: str, default: int) -> str:
         raise TypeError(f"parameter {name} (default {default}) was not bound to an argument")

@@ -30,10 +30,10 @@ from maskc.core.source import SourceLoc
 from maskc.emit.boxes import box_text
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
-from maskc.emit.spec import Iteration, KernelSpec, ListsSpec, Shape
+from maskc.emit.spec import Iteration, KernelSpec, Lists, ListsSpec, Shape
 from maskc.plan import documents
 from maskc.plan.ranges import TileRange
-from maskc.plan.types import Plan, PlannedMask
+from maskc.plan.types import Plan, PlannedMask, selections
 
 _FORWARD, _BACKWARD = Direction.forward, Direction.backward
 _TEMPLATES = {
@@ -121,6 +121,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         params=tuple(sorted(found.items())),
         units=(unit, _lists_unit(plan)) if plan.documents else (unit,),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
+        selections=selections(plan.masks),
     )
 
 
@@ -176,7 +177,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     shapes: dict[Expr, Shape] = {}
     for mask in plan.masks:
         if mask.lifted.shape not in shapes:
-            shapes[mask.lifted.shape] = _shape(mask, plan.use_ranges, reads)
+            shapes[mask.lifted.shape] = _shape(mask, plan, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
     return KernelSpec(
@@ -191,6 +192,11 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         arg_notes=tuple(_arg_note(plan.masks, i) for i in range(n_args)),
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
+        selections=tuple(
+            Lists(slot, *decl_of[name].options, decl_of[name].block)
+            for slot, name in enumerate(reads)
+            if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
+        ),
         distances=plan.distances,
         document_arrays=tuple(map(reads.index, plan.masks[0].ir.data[0].arrays))
         if plan.documents
@@ -203,15 +209,20 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     )
 
 
-def _shape(mask: PlannedMask, use_ranges: bool, reads: tuple[str, ...]) -> Shape:
-    rows, columns = mask.ranges if use_ranges and mask.ranges else (None, None)
+def _shape(mask: PlannedMask, plan: Plan, reads: tuple[str, ...]) -> Shape:
+    rows, columns = mask.ranges if plan.use_ranges and mask.ranges else (None, None)
     return Shape(
-        predicate_lines(mask.ir, mask.lifted, reads),
+        predicate_lines(mask.ir, mask.lifted, reads, tiled=_reads_lists(plan)),
         range_text(rows) if rows else None,
         range_text(columns) if columns else None,
         _bounds([i.keys for i in mask.intervals]) if mask.intervals is not None else None,
         _bounds([i.queries for i in mask.intervals]) if mask.intervals is not None else None,
     )
+
+
+def _reads_lists(plan: Plan) -> bool:
+    """Whether selections are lists of blocks; for GPUs they are bits of a table."""
+    return plan.target.language == "c"
 
 
 def _bounds(spans: list[TileRange]) -> tuple[tuple[str, str], ...]:
@@ -242,6 +253,7 @@ _NOTES = {
     DataKind.table: "block table",
     DataKind.random: "drawn block table",
     DataKind.constant: "captured table",
+    DataKind.selection: "chosen blocks of keys",
 }
 
 

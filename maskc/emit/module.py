@@ -13,6 +13,7 @@ from maskc.core.bundle import Bundle, Launch, LayoutRecipe, SourceUnit, TileLoop
 from maskc.core.data import DataDecl
 from maskc.core.expr_text import to_python
 from maskc.core.problem import Direction, Problem
+from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
 from maskc.emit.environment import environment
 
@@ -57,6 +58,7 @@ class _Bundle:
     unread: str
     kernels: tuple[str, ...]
     parts: tuple[tuple[int, bool, _Bundle], ...]
+    selections: tuple[str, ...]
     report: bool
 
 
@@ -77,7 +79,10 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
     texts = {names[unit.key]: unit.text for unit in sources.values()}
     cuda = ("launch",) if any(unit.modes for unit in bundle.units) else ()
     part = ("part",) if bundle.parts else ()
-    words = ("GeneratedMask", "bundle", "data", "kernel", *cuda, "loop", "mask", *part, "tiles")
+    chosen = ("selection",) if bundle.selections else ()
+    words = (
+        "GeneratedMask", "bundle", "data", "kernel", *cuda, "loop", "mask", *part, *chosen, "tiles",
+    )  # fmt: skip
     text = environment().get_template("module.py.j2").render(
         mask=_filled(f"Mask: {_in_docstring(mask)}", "      "),
         title=_in_docstring(title), sources=tuple(names.items()),
@@ -130,6 +135,7 @@ def _bundle(bundle: Bundle, sources: _Sources) -> _Bundle:
         parts=tuple(
             (part.stride, part.aligned, _bundle(part.bundle, sources)) for part in bundle.parts
         ),
+        selections=tuple(map(_selection, bundle.selections)),
         report=bool(bundle.report),
     )
 
@@ -233,6 +239,20 @@ def _recipe(recipe: LayoutRecipe) -> _Recipe:
 def _loop(loop: TileLoop) -> _Loop:
     where = "" if loop.guard == E.ALWAYS else _quoted(loop.guard)
     return _Loop(_quoted(loop.first), _quoted(loop.last), where, loop.step, repr(loop.full))
+
+
+def _selection(one: Selection) -> str:
+    words = [_word(one.name), str(one.k), *(_indented(_quoted(each)) for each in one.allowed)]
+    words += [f"score={_word(one.score.value)}"] if one.score is not Score.qk else []
+    words += [f"block={one.block}"] if one.block != 1 else []
+    words += [f"q_block={one.q_block}"] if one.q_block != 1 else []
+    words += [f"share={_word(one.share.value)}"] if one.share is not Share.head else []
+    return _several("selection(", words, 12)
+
+
+def _indented(text: str) -> str:
+    """Further lines as deep as the first one."""
+    return text.replace("\n", "\n    ")
 
 
 def _data(decl: DataDecl) -> str:

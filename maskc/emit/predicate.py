@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from maskc.core import expr as E
+from maskc.core.data import DataKind
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
 from maskc.emit.c_printer import c_printer
@@ -17,15 +18,16 @@ from maskc.plan.ranges import RowRange, TileRange
 
 
 def predicate_lines(
-    ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]
+    ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool
 ) -> tuple[PredicateLine, ...]:
-    """The predicate over q, k and `Mask m`."""
-    return tuple(_Writer(ir, lifted, arrays).lines(lifted.shape, "", ""))
+    """The predicate over q, k and `Mask m`; `tiled` as for `c_printer`."""
+    return tuple(_Writer(ir, lifted, arrays, tiled).lines(lifted.shape, "", ""))
 
 
 class _Writer:
-    def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...]) -> None:
-        self.printer: Printer = c_printer(arrays)
+    def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool) -> None:
+        lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
+        self.printer: Printer = c_printer(arrays, lists, tiled)
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)
         self.last = ""

@@ -48,6 +48,18 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Lists:
+    """A data array that holds lists of chosen blocks."""
+
+    slot: int
+    """Its place among the data arrays."""
+    q_block: int
+    """Queries per list."""
+    block: int
+    """Keys per entry."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -66,6 +78,8 @@ class KernelSpec:
     """For each data array of the mask: 1 (vector) or 2 (table)."""
     array_notes: tuple[str, ...]
     """For each data array what it holds, for the reader."""
+    selections: tuple[Lists, ...] = ()
+    """Run-time selections among the data arrays."""
     distances: bool = False
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
     document_arrays: tuple[int, ...] = ()

@@ -9,14 +9,16 @@ from collections.abc import Callable
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead, SelectionNotCompiled
+from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead
 from maskc.core.expr import Expr
+from maskc.core.selection import Selection
 from maskc.dsl import nodes as N
 from maskc.dsl.data_atoms import captured
 from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_mask
-from maskc.ir.heads import differs_by_head
+from maskc.ir.heads import differs_by_head, fixed_heads
 from maskc.ir.names import declared_names
+from maskc.ir.selecting import chosen, name_of, needed, scoring_of, selection_of, table_of
 from maskc.ir.types import MaskIR, Origin
 
 
@@ -28,26 +30,29 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
         n_heads: how many there are, for checking.
 
     Raises:
-        HeadsUnknown, NoSuchHead, NameClash, SelectionNotCompiled.
+        HeadsUnknown, NoSuchHead, NameClash.
     """
     if head is None and differs_by_head(mask):
         raise HeadsUnknown(at=getattr(mask, "loc", None))
     state = _Lowering(head or 0, n_heads)
     keep = state.formula(mask)
-    used = set(E.arrays(keep))
-    data = [d for d in state.data.values() if used.intersection(d.arrays)]
+    selections = needed(keep, state.selections)
+    formulas = [keep, *(formula for each in selections for formula in each.allowed)]
+    used = {name for formula in formulas for name in E.arrays(formula)}
+    used |= {decl.name for each in selections for decl in scoring_of(each)}
+    data = [d for d in state.data.values() if used.intersection((d.name, *d.arrays))]
     live = set(E.walk(keep))
     origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
-    _check_names(mask, data, keep)
+    _check_names(mask, data, formulas)
     ordered = tuple(sorted(data, key=lambda decl: decl.name))
-    return MaskIR(keep, ordered, origins, declared_names(mask))
+    return MaskIR(keep, ordered, origins, declared_names(mask), selections=selections)
 
 
-def _check_names(mask: Mask, data: list[DataDecl], keep: Expr) -> None:
+def _check_names(mask: Mask, data: list[DataDecl], formulas: list[Expr]) -> None:
     at = getattr(mask, "loc", None)
     defaults: dict[str, int] = {}
     names = {decl.name for decl in data}
-    for node in E.walk(keep):
+    for node in (node for formula in formulas for node in E.walk(formula)):
         if not isinstance(node, E.Param):
             continue
         if node.name in names:
@@ -79,6 +84,7 @@ class _Lowering:
         self.n_heads = n_heads
         self.data: dict[str, DataDecl] = {}
         self.origins: dict[Expr, Origin] = {}
+        self.selections: dict[str, Selection] = {}
 
     def formula(self, mask: Mask) -> Expr:
         match mask:
@@ -89,9 +95,34 @@ class _Lowering:
             case N.PerHead(masks):
                 self._check_head(len(masks), mask)
                 return self.formula(masks[self.head])
-            case N.TopK():
-                raise SelectionNotCompiled(at=mask.loc)
+            case N.TopK(of=of):
+                allowed = self.formula(of)
+                return E.conj(allowed, self._noted(mask, self._chosen(mask, allowed)))
         return self._noted(mask, self._atom(mask))
+
+    def _chosen(self, mask: N.TopK, allowed: Expr) -> Expr:
+        """The atom of a selection among `allowed` on this head, and its like on the others."""
+        if name_of(mask) not in self.selections:
+            found = selection_of(mask, self._on_all_heads(mask.of, allowed))
+            for decl in (table_of(found), *scoring_of(found)):
+                self._declare(decl, mask)
+            self.selections[found.name] = found
+        return chosen(self.selections[name_of(mask)])
+
+    def _on_all_heads(self, of: Mask, own: Expr) -> tuple[Expr, ...]:
+        if not differs_by_head(of):
+            return (own,)
+        count = self.n_heads or fixed_heads(of)
+        if count is None:
+            raise HeadsUnknown(at=getattr(of, "loc", None))
+        found = []
+        for head in range(count):
+            state = _Lowering(head, count)
+            found.append(state.formula(of))
+            for decl in state.data.values():
+                self._declare(decl, of)
+            self.selections |= state.selections
+        return tuple(found)
 
     def _noted(self, mask: Mask, keep: Expr) -> Expr:
         """Remember which term the comparisons came from; the first writer of one keeps it."""

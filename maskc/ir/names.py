@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl
+from maskc.core.selection import SCORING, Score
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 
@@ -20,6 +21,8 @@ def declared_names(mask: Mask) -> frozenset[str]:
                 found.update(E.params(value))
             elif isinstance(value, DataDecl) and value.from_caller:
                 found.add(value.name)
+        if isinstance(mask, N.TopK):
+            found.update(SCORING[Score(mask.score)])
         for child in mask.children:
             found |= declared_names(child)
     return frozenset(found)

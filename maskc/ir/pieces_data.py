@@ -68,6 +68,8 @@ def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | N
     decl = mine[0]
     if decl.kind in (DataKind.table, DataKind.random):
         return (PieceKind.table, Table(decl.name, decl.block)) if len(literals) == 1 else _NONE
+    if decl.kind is DataKind.selection and len(literals) == 1:
+        return PieceKind.selection, None
     if decl.kind is DataKind.flags and len(literals) == 1:
         on_queries = decl.options == (1,)
         others = E.symbols(E.conj(*(p for p in _parts(term) if p not in literals)))

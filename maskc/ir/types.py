@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr, params
+from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
 
 
@@ -34,6 +35,8 @@ class PieceKind(StrEnum):
     """Blocks that a table or a seeded draw names."""
     segments = "segments"
     """Documents, trees, intervals: keys that the data of a query names."""
+    selection = "selection"
+    """Pairs that a run-time selection chose."""
     set = "set"
     """None of these, or not proved to be."""
 
@@ -126,7 +129,8 @@ class Piece:
     keep: Expr
     kind: PieceKind = PieceKind.set
     detail: Detail | None = None
-    """Of the class its kind names; None for a set, and for columns and rows that read flags."""
+    """Of the class its kind names; None for a set, a selection, and for columns and rows that read
+    flags."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,14 @@ class MaskIR:
     """Keywords the mask as written accepts; some may no longer be read."""
     pieces: tuple[Piece, ...] = ()
     """Disjoint, their union is `keep`; empty before decompose."""
+    selections: tuple[Selection, ...] = ()
+    """The run-time selections it reads, each after those that it needs itself."""
 
     @property
     def params(self) -> dict[str, int]:
         """Names and defaults of the parameters the mask reads."""
-        return params(self.keep)
+        found = params(self.keep)
+        for selection in self.selections:
+            for formula in selection.allowed:
+                found |= params(formula)
+        return dict(sorted(found.items()))

@@ -4,6 +4,7 @@ from maskc.layout.build import build as build
 from maskc.layout.build import check_loads as check_loads
 from maskc.layout.build import count as count
 from maskc.layout.build import tile_shape as tile_shape
+from maskc.layout.chosen import Chosen as Chosen
 from maskc.layout.classes import Classes as Classes
 from maskc.layout.classes import classes as classes
 from maskc.layout.data import bind_arrays as bind_arrays
@@ -23,6 +24,12 @@ from maskc.layout.lists import sequence_arrays as sequence_arrays
 from maskc.layout.parts import Tiled as Tiled
 from maskc.layout.parts import obstacle as obstacle
 from maskc.layout.parts import time_in_pairs as time_in_pairs
+from maskc.layout.scores import scores_of as scores_of
+from maskc.layout.select import Extent as Extent
+from maskc.layout.select import Rank as Rank
+from maskc.layout.select import best as best
+from maskc.layout.select import bind_ranked as bind_ranked
+from maskc.layout.select import choose as choose
 from maskc.layout.spans import Spans as Spans
 from maskc.layout.spans import list_spans as list_spans
 from maskc.layout.spans import range_spans as range_spans

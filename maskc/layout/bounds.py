@@ -27,6 +27,7 @@ from maskc.core.expr import (
     Sym,
     Truth,
 )
+from maskc.layout.chosen import Chosen
 from maskc.layout.ranges import Bounds, Extremes, extremes_of
 
 
@@ -98,6 +99,8 @@ class Analyst:
     def _values(self, name: str) -> Extremes:
         """One table per array, even where several names share it."""
         array = self.arrays[name]
+        if isinstance(array, Chosen):
+            return array.bounds
         if id(array) not in self._extremes:
             self._extremes[id(array)] = extremes_of(array)
         return self._extremes[id(array)]

@@ -44,8 +44,9 @@ def tile_shape(block: object) -> TileShape:
 
 
 def build(
-    recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
-) -> BlockLayout:
+    recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays,
+    exact: bool = True,
+) -> BlockLayout:  # fmt: skip
     """The live tiles of one sequence and head.
 
     Three ways, the first that applies: the recipe's closed forms; a table over k - q; bounds of
@@ -56,6 +57,8 @@ def build(
         n_q, n_kv: lengths, 0 to 2^30.
         params: values of parameters; others keep their defaults.
         arrays: int32, one sequence's and one head's: vectors [N], tables [rows, cols].
+        exact: whether the formula is evaluated where bounds do not decide; else such tiles are
+            partial, which is right for a kernel and much faster for data that change all the time.
 
     Raises:
         BadLength, BadBlock, TooManyTiles: sizes out of range.
@@ -77,7 +80,7 @@ def build(
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
         parts = [diagonals.difference_rows(live, n_q, n_kv, tile)]
     else:
-        parts = refined_rows(Elements(keep, arrays, n_q, n_kv), n_q, n_kv, tile)
+        parts = refined_rows(Elements(keep, arrays, n_q, n_kv), n_q, n_kv, tile, exact)
     return layout_of(n_q, n_kv, tile, parts)
 
 

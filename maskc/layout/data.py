@@ -22,6 +22,7 @@ from maskc.core.errors import (
     DataUnknown,
 )
 from maskc.core.layout import MAX_LENGTH
+from maskc.core.selection import SHAPES
 from maskc.layout.host import to_host
 from maskc.layout.tree import walk_times
 
@@ -95,8 +96,12 @@ def split_call_data(
     values = {name: _parameter(name, data.get(name, default)) for name, default in params}
     for decl in wanted:
         if data.get(decl.name) is None:
-            raise DataMissing(decl.name, EXPECTED[decl.kind], at=decl.name)
+            raise DataMissing(decl.name, _expected(decl), at=decl.name)
     return values, {decl.name: data[decl.name] for decl in wanted}
+
+
+def _expected(decl: DataDecl) -> str:
+    return SHAPES[decl.name] if decl.kind is DataKind.scoring else EXPECTED[decl.kind]
 
 
 def _refuse_unknown(data: Mapping[str, object], known: list[str]) -> None:
@@ -137,6 +142,7 @@ def bind_arrays(
     Returns:
         int32 arrays by the names in `DataDecl.arrays`, C-contiguous. Vectors are [N] or
         [batch, N]; tables [rows, cols], [heads, rows, cols] or [batch, heads, rows, cols].
+        Run-time selections are not among them, see `choose`.
 
     Raises:
         BadLength, DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
@@ -145,9 +151,11 @@ def bind_arrays(
     _refuse_unknown(data, [decl.name for decl in decls if decl.from_caller])
     arrays: Arrays = {}
     for decl in decls:
+        if decl.kind in (DataKind.selection, DataKind.scoring):
+            continue
         if decl.from_caller:
             if data.get(decl.name) is None:
-                raise DataMissing(decl.name, EXPECTED[decl.kind], at=decl.name)
+                raise DataMissing(decl.name, _expected(decl), at=decl.name)
             parts = _READERS[decl.kind](decl, data[decl.name], n_q, n_kv)
         elif decl.kind is DataKind.random:
             parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
@@ -162,7 +170,7 @@ def bind_arrays(
 def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:
     sizes: dict[int, str] = {}
     for decl in decls:
-        for name in decl.arrays:
+        for name in filter(arrays.__contains__, decl.arrays):
             shape = arrays[name].shape
             if len(shape) - decl.rank == 1 + (decl.kind is DataKind.table) and shape[0] != 1:
                 sizes.setdefault(shape[0], decl.name)

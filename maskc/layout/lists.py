@@ -11,6 +11,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.layout.build import build
+from maskc.layout.chosen import Chosen
 
 
 def extents(recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
@@ -37,12 +38,20 @@ def sequence_arrays(
     chosen = {}
     for name, rank in _ranks(recipe).items():
         array = arrays[name]
+        if isinstance(array, Chosen):
+            chosen[name] = _own(_own(array, batch), head)
+            continue
         if rank > 1 and array.ndim > rank:
             array = np.take(array, head if array.shape[-rank - 1] > 1 else 0, axis=-rank - 1)
         if array.ndim > rank:
             array = array[batch if array.shape[0] > 1 else 0]
         chosen[name] = array
     return chosen
+
+
+def _own(array: Chosen, index: int) -> Chosen:
+    """One sequence's part, or one head's."""
+    return array.part(index if array.shape[0] > 1 else 0)
 
 
 def _ranks(recipe: LayoutRecipe) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.errors import TooManyTiles
-from maskc.core.layout import FULL, MAX_TILES
+from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
 from maskc.layout.bounds import Boxes
 from maskc.layout.elements import FINE, Elements
@@ -139,8 +139,10 @@ def _children(
     return child_row[real], child_col[real]
 
 
-def refined_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists]:
-    """All tile rows of any mask, exact.
+def refined_rows(
+    mask: Elements, n_q: int, n_kv: int, tile: TileShape, exact: bool = True
+) -> list[RowLists]:
+    """All tile rows of any mask; if not `exact`, tiles that bounds leave undecided are partial.
 
     Raises:
         TooManyTiles: more than 2^30 live tiles.
@@ -150,7 +152,10 @@ def refined_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[R
     parts: list[RowLists] = []
     total = 0
     for leaves in refinement.leaves():
-        kinds = mask.kinds(refinement.boxes(leaves.row, leaves.col))
+        if exact:
+            kinds = mask.kinds(refinement.boxes(leaves.row, leaves.col))
+        else:
+            kinds = np.full(len(leaves.row), PARTIAL, np.uint8)
         runs = _runs(leaves, kinds, columns)
         part = expand(runs, leaves.top, leaves.bottom - leaves.top, columns)
         total += len(part.col)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
-from maskc.core.errors import TooManyArrays
+from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
 from maskc.ir.relayout import Extents, parts
+from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
@@ -116,6 +117,7 @@ def _plan(
         MaskcError: see `plan`.
     """
     target.check(problem)
+    _check_selections(heads, target)
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
@@ -152,6 +154,20 @@ def _in_boxes(plan: Plan) -> Plan | None:
         return None
     masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
     return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False)
+
+
+def _check_selections(heads: Heads, target: Target) -> None:
+    """Refuse what a target has no kernels for.
+
+    Raises:
+        SelectionNotCompiled: blocks that are too small.
+    """
+    for ir in heads.masks:
+        for each in ir.selections:
+            if each.block < target.least_block:
+                found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
+                at = place_of(ir, each)
+                raise SelectionNotCompiled(target.name, found, target.least_block, at=at)
 
 
 def _documents(plan: Plan) -> bool:
@@ -204,7 +220,7 @@ def _together(extents: Extents) -> Mapping[int, int]:
 
 def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
     """The parts of the one mask that all heads share, if some run over residue classes."""
-    if target.family not in _PARTED or len(heads.masks) > 1:
+    if target.family not in _PARTED or len(heads.masks) > 1 or heads.masks[0].selections:
         return ()
     found = parts(heads.masks[0], _together)
     if all(part.stride == 1 for part in found):
@@ -239,6 +255,8 @@ def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:
 def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     if use_ranges:
         return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
+    if any(mask.ir.selections for mask in masks):
+        return "tile lists in memory (CSR), made at every call: what is chosen decides which live"
     if any(mask.ir.data for mask in masks):
         return "tile lists in memory (CSR): which tiles live depends on data given at call time"
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
@@ -270,6 +288,8 @@ def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[in
 
 def _why_layout(mask: PlannedMask) -> str:
     recipe = mask.recipe
+    if mask.ir.selections:
+        return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"
     if recipe.loops is None:
         why = "it reads data" if mask.ir.data else "isl's budget or loop form did not suffice"
         return f"layout by exact numbers, because {why}"

@@ -12,10 +12,11 @@ import sympy
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
+from maskc.core.selection import Score, Selection, Share
 from maskc.ir.types import Piece
 from maskc.layout import Tiled, build, obstacle, time_in_pairs
 from maskc.plan.cost import choice, title
-from maskc.plan.types import Plan, PlannedMask, PlannedPart
+from maskc.plan.types import Plan, PlannedMask, PlannedPart, selections
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
             heads = [h for h, which in enumerate(plan.of_head) if which == index]
             yield f"heads    {', '.join(map(str, heads))}"
         yield from _mask_lines(plan, index, mask)
+    for selection in selections(plan.masks):
+        yield from _wrapped("chosen", _selection_text(selection))
     for reason in plan.reasons:
         yield from _wrapped("plan", reason)
     yield from _part_lines(plan)
@@ -120,6 +123,30 @@ def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
         yield "pairs    no closed form: exact numbers at given lengths"
         return
     yield from _formula_lines(form, plan)
+
+
+_SCORES = {
+    Score.qk: "q . k",
+    Score.block_mean: "mean q . mean k",
+    Score.indexer: "the sum over index heads of index_w * relu(index_q . index_k)",
+    Score.given: "scores",
+}
+_WHO = {
+    Share.head: "every head for itself",
+    Share.group: "the heads of a key/value head together",
+    Share.all: "all heads together",
+}
+
+
+def _selection_text(one: Selection) -> str:
+    """What a selection chooses, when q and k are known."""
+    keys = "keys" if one.block == 1 else f"blocks of {one.block} keys"
+    queries = "each query" if one.q_block == 1 else f"each {one.q_block} queries"
+    among = "; ".join(dict.fromkeys(map(to_people, one.allowed)))
+    return (
+        f"{one.name}: the {one.k} best {keys} for {queries} by {_SCORES[one.score]} in fp32, "
+        f"{_WHO[one.share]}, ties to the lower index; among {among}"
+    )
 
 
 _LONGEST_PART = 200

@@ -10,6 +10,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.cost import Cost
 from maskc.core.expr import Expr
 from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
@@ -55,6 +56,11 @@ class PlannedMask:
     axes: tuple[Expr, ...] = ()
     """The same as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
     plan's tiles are boxes."""
+
+
+def selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
+    """All run-time selections, each after those that it reads."""
+    return tuple({each.name: each for mask in masks for each in mask.ir.selections}.values())
 
 
 @dataclass(frozen=True, slots=True)

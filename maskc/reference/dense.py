@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,6 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl
 from maskc.core.errors import (
     BadLength,
-    DataMissing,
     DataShape,
     DataType,
     HeadsUnknown,
@@ -26,6 +25,7 @@ from maskc.dsl.mask import Mask
 from maskc.reference import given
 from maskc.reference.formula import Scope
 from maskc.reference.pairs import Place, keep
+from maskc.reference.ranking import TENSORS, needs, scores_of
 
 
 def dense(
@@ -46,8 +46,10 @@ def dense(
         n_heads: query heads; needed where the mask differs between heads by its text. Where only
             a table or the scores differ, their own leading dimension tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
-        scores: what topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q,
-            n_kv]; or per block already, with [query blocks, key blocks] at the end.
+        scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
+            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
+            `data` holds what a selection's own score is made of (`q` and `k`, or `index_q`,
+            `index_k` and `index_w`), it ranks by that instead.
         data: the arrays and parameters the mask names.
 
     Returns:
@@ -62,25 +64,55 @@ def dense(
     n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
     nodes = list(walk(mask))
     wanted, params = _named(nodes)
+    ranking = _rankings(nodes, scores, data)
+    if ranking:
+        data = {name: value for name, value in data.items() if name not in TENSORS}
     given.check_names(wanted, params, data)
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
-    ranking = None if scores is None else np.asarray(scores, dtype=np.float64)
-    if ranking is None and any(isinstance(node, N.TopK) for node in nodes):
-        raise DataMissing("scores", "what topk ranks", at="scores")
     heads = _heads(nodes, arrays, ranking, n_heads)
     batch = given.batch_of(wanted, arrays)
-    if ranking is not None and ranking.ndim == 4:
-        batch = len(ranking)
+    for each in ranking.values():
+        batch = max(batch or 1, len(each)) if each.ndim == 4 else batch
     by_head = differs_by_head(mask, arrays, ranking)
     scope = _scope(n_q, n_kv, params, data)
     sequences = []
     for b in range(1 if batch is None else batch):
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in wanted.items()}
-        ranks = ranking[b] if ranking is not None and ranking.ndim == 4 else ranking
+        ranks = {node: _of_sequence(each, b) for node, each in ranking.items()}
         here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks)
         own = [keep(mask, replace(here, head=h)) for h in range(here.n_heads if by_head else 1)]
         sequences.append(np.stack(own) if by_head else own[0])
     return sequences[0] if batch is None else np.stack(sequences)
+
+
+Rankings = Mapping[N.TopK, np.ndarray]
+"""What each selection ranks by."""
+
+
+def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Rankings:
+    """By its own definition where that is possible, else by the tensor for all.
+
+    Raises:
+        DataMissing: neither is possible.
+    """
+    found = {}
+    for node in nodes:
+        if isinstance(node, N.TopK):
+            own = all(data.get(name) is not None for name in needs(node))
+            if scores is None or (own and needs(node)):
+                found[node] = scores_of(node, data)
+            else:
+                found[node] = np.asarray(scores, dtype=np.float64)
+    return found
+
+
+def _of_sequence(scores: np.ndarray, index: int) -> np.ndarray:
+    return scores[index if len(scores) > 1 else 0] if scores.ndim == 4 else scores
+
+
+def _ranked_heads(scores: np.ndarray) -> int | None:
+    """How many heads have scores of their own; None where all share theirs."""
+    return scores.shape[-3] if scores.ndim > 2 and scores.shape[-3] > 1 else None
 
 
 def _length(name: str, value: object) -> int:
@@ -138,7 +170,7 @@ def formulas(node: N.Node) -> tuple[Expr, ...]:
     return tuple(field for field in fields if isinstance(field, Expr))
 
 
-def differs_by_head(mask: Mask, data: given.Given, scores: np.ndarray | None) -> bool:
+def differs_by_head(mask: Mask, data: given.Given, scores: Rankings) -> bool:
     """Whether the result has a dimension of heads."""
     for node in walk(mask):
         match node:
@@ -150,7 +182,7 @@ def differs_by_head(mask: Mask, data: given.Given, scores: np.ndarray | None) ->
                 return True
             case N.BlockTable(decl) if _table_heads(decl, data):
                 return True
-            case N.TopK(share=share) if share != "all" and scores is not None and scores.ndim > 2:
+            case N.TopK(share=share) if share != "all" and _ranked_heads(scores[node]):
                 return True
     return False
 
@@ -161,7 +193,7 @@ def _table_heads(decl: DataDecl, data: given.Given) -> int | None:
 
 
 def _heads(
-    nodes: list[N.Node], data: given.Given, scores: np.ndarray | None, n_heads: int | None
+    nodes: list[N.Node], data: given.Given, scores: Rankings, n_heads: int | None
 ) -> int | None:
     """How many query heads there are; None where nothing asks."""
     found = n_heads
@@ -170,10 +202,10 @@ def _heads(
             found = found or count
             if count != found:
                 raise DataShape(node.decl.name, f"{count} heads", f"{found} heads")
-        if isinstance(node, N.TopK) and scores is not None and scores.ndim > 2:
-            found = found or scores.shape[-3]
-            if scores.shape[-3] != found:
-                raise DataShape("scores", scores.shape, f"[{found}, n_q, n_kv]", at="scores")
+        if isinstance(node, N.TopK) and (count := _ranked_heads(scores[node])):
+            found = found or count
+            if count != found:
+                raise DataShape("scores", scores[node].shape, f"[{found}, n_q, n_kv]", at="scores")
     for node in nodes:
         if found is None and differs_by_head(node, data, scores):
             raise HeadsUnknown(at=node.loc)

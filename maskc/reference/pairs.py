@@ -6,6 +6,7 @@ a column of fewer queries gives their rows of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,7 +33,8 @@ class Place:
     heads_kv: int | None
     data: given.Given
     scope: Scope
-    scores: np.ndarray | None
+    scores: Mapping[N.TopK, np.ndarray]
+    """What each selection ranks by: [heads, rows, columns] or, where heads share, without heads."""
 
     @property
     def q(self) -> np.ndarray:
@@ -174,11 +176,11 @@ def _topk(mask: N.TopK, at: Place) -> np.ndarray:
         "all": list(range(at.n_heads)),
     }[mask.share]
     allowed = np.stack([keep(mask.of, replace(at, head=h)) for h in sharing])
-    ranking = at.scores
-    pairs = (at.n_q, at.n_kv)
-    blocks = (-(-at.n_q // mask.q_block), -(-at.n_kv // mask.block))
-    if ranking is None or ranking.shape[-2:] not in (pairs, blocks):
-        found = None if ranking is None else ranking.shape
-        raise DataShape("scores", found, f"[..., {pairs}] or [..., {blocks}]", at="scores")
-    scores = np.stack([ranking[h] if ranking.ndim == 3 else ranking for h in sharing])
+    ranking = at.scores[mask]
+    pairs = (len(at.q), at.n_kv)
+    blocks = (-(-len(at.q) // mask.q_block), -(-at.n_kv // mask.block))
+    if ranking.shape[-2:] not in (pairs, blocks):
+        raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
+    own = ranking[None] if ranking.ndim == 2 else ranking
+    scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
     return select(allowed, scores, mask.k, mask.block, mask.q_block) & keep(mask.of, at)

@@ -20,6 +20,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
     bind_arrays,
+    bind_ranked,
     build,
     check_lengths,
     sequence_arrays,
@@ -41,6 +42,8 @@ class Bound:
     """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
     given: Given | None = None
     """Documents that stay on the device, in place of `arrays`."""
+    lasting: bool = True
+    """Whether another call may have the same key: not where q and k decide the mask."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,8 +69,10 @@ class Binder:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self.needs_data = any(decl.from_caller for decl in bundle.data)
+        self.reads_data = any(decl.from_caller for decl in bundle.data)
         """Whether a call must pass data."""
+        self.needs_data = self.reads_data or bool(bundle.selections)
+        """Whether a call's mask is more than its lengths and parameters."""
         self.default = Bound({}, None, None) if self.needs_data else self._plain({})
         """What a call without keywords means, where it needs no data."""
         self._known: tuple[_Known, ...] = ()  # latest first; only ever replaced as a whole
@@ -98,7 +103,7 @@ class Binder:
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
         """
-        if not self.needs_data:
+        if not self.reads_data:
             return self._plain(keywords)
         mark: list[object] = [n_q, n_kv]
         room = _mark_all(keywords, mark)
@@ -129,6 +134,22 @@ class Binder:
         if bound.arrays is not None:
             return bound.arrays
         return bind_arrays(self._bundle.data, {}, n_q, n_kv)
+
+    def ranked(
+        self, keywords: Mapping[str, object], n_q: int, n_kv: int
+    ) -> tuple[Mapping[str, int], Mapping[str, np.ndarray]]:
+        """(parameters, all arrays) without q and k: run-time selections rank by `scores`.
+
+        Raises:
+            As `bind`.
+        """
+        mask = self._bundle
+        if mask.selections:
+            return bind_ranked(
+                mask.data, mask.params, mask.selections, mask.unread, keywords, n_q, n_kv
+            )
+        bound = self.bind(keywords, n_q, n_kv)
+        return bound.params, self.arrays(bound, n_q, n_kv)
 
 
 def _own(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -233,7 +254,6 @@ def mask_layout(
 ) -> BlockLayout:  # fmt: skip
     """The live tiles of one head of one sequence; see CompiledMask.layout."""
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    bound = binder.bind(data, n_q, n_kv)
+    params, arrays = binder.ranked(data, n_q, n_kv)
     recipe = variant_of(bundle, head).recipe(tile_shape(block) if block is not None else tile)
-    arrays = sequence_arrays(recipe, binder.arrays(bound, n_q, n_kv), batch, head)
-    return build(recipe, n_q, n_kv, bound.params, arrays)
+    return build(recipe, n_q, n_kv, params, sequence_arrays(recipe, arrays, batch, head))

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 from maskc.build import BuildReport
-from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.bundle import Bundle
 from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import LIBRARIES, Array, Library
+from maskc.runtime.arrays import Library
 from maskc.runtime.binding import Binder, Bound, mask_layout
-from maskc.runtime.checks import Sizes
 from maskc.runtime.device import default_target
-from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.listed import Call, Planned
-from maskc.runtime.lister import Lister, Unlisted
-from maskc.runtime.making import Arrays, Maker
-from maskc.runtime.parts import hold, parted_plan, pays, whole_plan
-from maskc.runtime.plans import Output, Plan, Recent
-from maskc.runtime.prepare import (
-    Pass,
-    Place,
-    Sound,
-    check_call,
-    launches,
-    make_plan,
-    outputs_of,
-    strides_of,
-)
-from maskc.runtime.signature import all_pointers, alpha_less_1, features_asked, read, with_heads
-from maskc.runtime.tables import NOTHING
+from maskc.runtime.lister import Unlisted
+from maskc.runtime.making import all_reports
+from maskc.runtime.planning import Planner
+from maskc.runtime.plans import Recent
+from maskc.runtime.prepare import Sound
+from maskc.runtime.signature import all_pointers, alpha_less_1, low_bits, read, with_heads
 
-_REMEMBERED = 1024
-"""Lengths and data of which it is known whether parts pay."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -83,20 +66,14 @@ class CompiledMask:
         if unit is None:
             raise UnknownTarget(target, ", ".join(targets), at="target")
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
-        self._report, self._in_parts = report, in_parts
+        self._report = report
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
-        self._whole = Maker(bundle, self.target)
-        self._parts = tuple(
-            Maker(part.bundle, self.target)
-            for part in (bundle.parts if in_parts is not False else ())
-            if part.bundle.unit(target)
-        )
-        self._paying: dict[object, bool] = {}
+        self._planner = Planner(bundle, self.target, self._binder, in_parts)
+        self._whole = self._planner.whole
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._lister = Lister(self._whole, self._binder, target)
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
@@ -233,7 +210,9 @@ class CompiledMask:
             listed: whether tile lists may be made on the device.
         """
         lib, signature, places = read(asked[0], given)
-        if data or self._needs_data:
+        if self.bundle.selections:
+            bound = self._whole.selected(self._binder, asked, given, data)
+        elif data or self._needs_data:
             listed = listed and not any(asked[2:4])  # entmax, nan_safe
             bound = self._bind(given, data, signature, places, listed)
         else:
@@ -245,18 +224,17 @@ class CompiledMask:
             plan = self._plans.get(key)
             if plan is None:
                 try:
-                    plan = self._plan(key, asked, given, bound)
+                    plan = self._planner.plan(asked, given, bound)
                 except (NotAddressable, Unlisted):
                     if bound.given is None:
                         raise
                     return self._begin(asked, given, data, False)
-            self._last = (signature, plan)
-        if self._unaligned:
-            tensors = places[0] | places[1] | places[2]
-            if len(places) >= len(_BACKWARD):
-                tensors |= places[3] | places[4]
-            if tensors & self._unaligned:  # which the signature does not tell
-                self._plan(tuple(signature), asked, given, bound)
+                if bound.lasting:
+                    with self._lock:
+                        self._plans.put(key, plan)
+            self._last = (signature, plan) if bound.lasting else (None, None)
+        if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
+            self._planner.plan(asked, given, bound)
         return (plan if bound.given is None else plan.called(bound.given)), lib, places
 
     def _bind(
@@ -267,79 +245,8 @@ class CompiledMask:
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
         sizes, device = self._sound.sizes(given, signature, places)
-        bound = self._lister.bind(data, sizes, device) if listed else None
+        bound = self._planner.lister.bind(data, sizes, device) if listed else None
         return bound or self._binder.bind(data, sizes.n_q, sizes.n_kv)
-
-    def _plan(
-        self, key: object, asked: tuple[object, ...], given: list[Any], bound: Bound
-    ) -> Planned:
-        """Check everything, build what is missing, prepare and remember."""
-        names, no_softcap, alpha, nan_safe, *deterministic = asked
-        views = {
-            name: LIBRARIES[type(x)].view(x, name) for name, x in zip(names, given, strict=True)
-        }
-        direction = Direction.backward if "lse" in views else Direction.forward
-        features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
-        unit = self._whole.kernels.unit(direction, features)
-        sizes = check_call(views, self.bundle, unit)
-        ordered = LIBRARIES[type(given[0])].ordered
-        wanted = Pass(direction, features, any(deterministic), views["q"].device, alpha)
-        rest = (wanted, views, sizes, bound, ordered)
-        try:
-            plan = self._planned(unit, *rest)
-        except NotAddressable:
-            spare = self._whole.kernels.spare_unit(features)
-            if direction is Direction.backward or spare is None or bound.given is not None:
-                raise
-            plan = self._planned(spare, *rest)
-        with self._lock:
-            self._plans.put(key, plan)
-        return plan
-
-    def _planned(
-        self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
-        bound: Bound, ordered: bool,
-    ) -> Planned:  # fmt: skip
-        """The plan of a checked call: in parts where these take less time, else whole."""
-        bundle, direction = self.bundle, wanted.direction
-        outputs = outputs_of(bundle, direction, views, sizes, ordered)
-        place = Place(sizes, strides_of(views, outputs))
-        if not launches(sizes, direction):
-            return make_plan(bundle, unit, wanted, None, place, bound.params, NOTHING, outputs)
-        if bound.given is not None:
-            return self._lister.plan(unit, wanted, bound, place, outputs)
-        arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
-        own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
-        if own and self._divides(unit, sizes, bound, arrays):
-            spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
-
-            def make(number: int, features: Features, part: Place) -> Plan:
-                maker = self._parts[number]
-                source = maker.kernels.unit(direction, features)
-                asked = replace(wanted, features=features)
-                source = maker.chosen(source, asked, part.sizes, bound, arrays)
-                return maker.plan(source, asked, bound, arrays, part, spared)
-
-            # A stride of a class that no tensor map can have: such a call runs whole.
-            with suppress(NotAddressable):
-                return parted_plan(
-                    bundle.parts, direction, wanted.features, place,
-                    bundle.problem.dtype.itemsize, outputs, make,
-                )  # fmt: skip
-        return whole_plan(self._whole, unit, wanted, bound, arrays, place, outputs)
-
-    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, arrays: Arrays) -> bool:
-        """Whether a pass of `unit` runs in parts at these lengths."""
-        if not self._parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
-            return False
-        if self._in_parts is not None:
-            return self._in_parts
-        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
-        if key not in self._paying:
-            if len(self._paying) >= _REMEMBERED:
-                self._paying.clear()
-            self._paying[key] = pays(self.bundle, unit, sizes, bound.params, arrays)
-        return self._paying[key]
 
     # -------------------------------------------------------------- kernels
 
@@ -354,12 +261,7 @@ class CompiledMask:
             BadOption: an unknown feature.
             NoDevice, ExtraMissing, BuildFailed.
         """
-        wanted = checks.features_named(features)
-        device = current_device() if self.target.language == "cuda" else 0
-        self._whole.kernels.build_all(wanted, device)
-        own = self._whole.kernels.unit(Direction.forward, wanted).target == self.target.name
-        for number, maker in enumerate(self._parts if own and Feature.entmax not in wanted else ()):
-            maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
+        self._planner.build_all(features)
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
@@ -373,11 +275,7 @@ class CompiledMask:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """The same by source (a target's name, with `_small` for smaller tiles and `_backward` for
         a source of its own, after the part's where a mask runs in parts), mode and features."""
-        found = dict(self._whole.kernels.all_reports)
-        for number, maker in enumerate(self._parts):
-            for (source, mode, features), report in maker.kernels.all_reports.items():
-                found[f"part{number}.{source}", mode, features] = report
-        return found
+        return all_reports(self._whole, self._planner.parts)
 
     # -------------------------------------------------------------- questions
 

@@ -13,53 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.bundle import Bundle, Variant
-from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature, Features, TileShape
-from maskc.layout import sequence_arrays
+from maskc.layout import best, sequence_arrays
 from maskc.runtime.entmax import log_sum, weigh
+from maskc.runtime.memory import CODES, at, load, store
 from maskc.runtime.plans import Plan, Pointers, Sent, filled
 from maskc.runtime.tables import Tables
 
 
 class FallbackWarning(UserWarning):
     """A mask runs in NumPy because no C compiler works; results are the same."""
-
-
-# ------------------------------------------------------------------ memory
-
-
-def _at(pointer: int | None, shape: tuple[int, ...], strides: tuple[int, ...], code: str):  # noqa: ANN202
-    """The memory behind a pointer as an array; strides in elements."""
-    size = np.dtype(code).itemsize
-    if not pointer or 0 in shape:
-        return np.zeros(shape, code)
-    holder = type("Memory", (), {})()
-    holder.__array_interface__ = {
-        "data": (pointer, False), "shape": shape, "typestr": np.dtype(code).str,
-        "strides": tuple(size * stride for stride in strides), "version": 3,
-    }  # fmt: skip
-    return np.asarray(holder)
-
-
-_CODES = {DType.float32: "f4", DType.float16: "f2", DType.bfloat16: "u2"}
-
-
-def _load(stored: np.ndarray, dtype: DType) -> np.ndarray:
-    """fp32 values of stored elements."""
-    if dtype is DType.bfloat16:
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
-
-
-def _store(values: np.ndarray, into: np.ndarray, dtype: DType) -> None:
-    """Round to nearest even and write."""
-    if dtype is not DType.bfloat16:
-        into[...] = values
-        return
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    into[...] = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -113,6 +77,8 @@ class NumPyKernel:
     def __init__(self, bundle: Bundle, tile: TileShape, features: Features) -> None:
         self._bundle, self._tile, self._features = bundle, tile, features
 
+    best = staticmethod(best)
+
     def workspace(self, block: ctypes.Structure) -> int:
         """fp32 entries of `delta`: it is not used."""
         return 0
@@ -152,19 +118,19 @@ class _Pass:
         heads, tokens = (block.heads_kv, block.n_kv) if of_keys else (block.heads_q, block.n_q)
         strides = (*getattr(block, f"{name}_stride"), 1)
         shape = (block.batch, heads, tokens, wide)
-        return _at(getattr(block, name), shape, strides, _CODES[self.dtype])
+        return at(getattr(block, name), shape, strides, CODES[self.dtype])
 
     def single(self, name: str) -> np.ndarray:
         """lse [batch, heads, queries], or a vector [heads]; fp32."""
         block = self.block
         if name == "lse":
             shape = (block.batch, block.heads_q, block.n_q)
-            return _at(block.lse, shape, tuple(block.lse_stride), "f4")
-        return _at(getattr(block, name), (block.heads_q,), (1,), "f4")
+            return at(block.lse, shape, tuple(block.lse_stride), "f4")
+        return at(getattr(block, name), (block.heads_q,), (1,), "f4")
 
     def keep(self, gradient: np.ndarray, into: np.ndarray) -> None:
         """Write a gradient, or add it to that of other keys."""
-        _store(gradient + _load(into, self.dtype) if self.block.joins else gradient,
+        store(gradient + load(into, self.dtype) if self.block.joins else gradient,
                into, self.dtype)  # fmt: skip
 
     def heads(self) -> Iterator[tuple[int, int]]:
@@ -223,13 +189,13 @@ def _entmax(call: _Pass) -> None:
         kv = head // call.group
         for tile in call.row_tiles(batch, head):
             here = (batch, head, tile.queries)
-            keys = _load(k[batch, kv, tile.keys], call.dtype)
-            s = call.scores(tile, _load(q[here], call.dtype), keys, head).s.astype(np.float64)
+            keys = load(k[batch, kv, tile.keys], call.dtype)
+            s = call.scores(tile, load(q[here], call.dtype), keys, head).s.astype(np.float64)
             found = log_sum(s, a).astype(np.float32)
             p = weigh(s, found, a)[0].astype(np.float32)
             total = p.sum(axis=1)
-            mixed = _product(p, p != 0, _load(v[batch, kv, tile.keys], call.dtype))
-            _store(mixed / np.where(total == 0, 1, total)[:, None], out[here], call.dtype)
+            mixed = _product(p, p != 0, load(v[batch, kv, tile.keys], call.dtype))
+            store(mixed / np.where(total == 0, 1, total)[:, None], out[here], call.dtype)
             lse[here] = np.where(total == 0, -np.inf, found)
 
 
@@ -240,8 +206,8 @@ def _forward(call: _Pass) -> None:
     for batch, head in call.heads():
         kv = head // call.group
         for tile in call.row_tiles(batch, head):
-            rows = _load(q[batch, head, tile.queries], call.dtype)
-            s = call.scores(tile, rows, _load(k[batch, kv, tile.keys], call.dtype), head).s
+            rows = load(q[batch, head, tile.queries], call.dtype)
+            s = call.scores(tile, rows, load(k[batch, kv, tile.keys], call.dtype), head).s
             top = s.max(axis=1, initial=-np.inf)
             if with_sinks:
                 top = np.maximum(top, sinks[head])
@@ -250,16 +216,16 @@ def _forward(call: _Pass) -> None:
             total = weights.sum(axis=1)
             if with_sinks:
                 total = total + np.exp(sinks[head] - base)
-            mixed = _product(weights, tile.seen, _load(v[batch, kv, tile.keys], call.dtype))
+            mixed = _product(weights, tile.seen, load(v[batch, kv, tile.keys], call.dtype))
             here = (batch, head, tile.queries)
             if call.block.joins:  # what other keys gave counts as one key more
                 before = np.where(np.isneginf(lse[here]), base, lse[here])
                 logit = np.where(total == 0, before, np.maximum(base, before))
                 shrink, share = np.exp(base - logit), np.exp(lse[here] - logit)
                 base, total = logit, total * shrink + share
-                mixed = mixed * shrink[:, None] + _load(out[here], call.dtype) * share[:, None]
+                mixed = mixed * shrink[:, None] + load(out[here], call.dtype) * share[:, None]
             mixed = mixed / np.where(total == 0, 1, total)[:, None]
-            _store(mixed, out[here], call.dtype)
+            store(mixed, out[here], call.dtype)
             lse[here] = base + np.log(total)
 
 
@@ -274,9 +240,9 @@ def _backward(call: _Pass) -> None:
         kv = head // call.group
         for tile in call.row_tiles(batch, head):
             here = (batch, head, tile.queries)
-            rows, grads = _load(q[here], call.dtype), _load(dout[here], call.dtype)
-            keys = _load(k[batch, kv, tile.keys], call.dtype)
-            values = _load(v[batch, kv, tile.keys], call.dtype)
+            rows, grads = load(q[here], call.dtype), load(dout[here], call.dtype)
+            keys = load(k[batch, kv, tile.keys], call.dtype)
+            values = load(v[batch, kv, tile.keys], call.dtype)
             scores = call.scores(tile, rows, keys, head)
             base = np.where(np.isneginf(lse[here]), 0, lse[here])
             dp = grads @ values.T
@@ -287,7 +253,7 @@ def _backward(call: _Pass) -> None:
             else:
                 live = tile.seen
                 p = u = np.where(live, np.exp(scores.s - base[:, None]), 0)
-                delta = (_load(out[here], call.dtype) * grads).sum(axis=1)
+                delta = (load(out[here], call.dtype) * grads).sum(axis=1)
             ds = np.where(live, u * (dp - delta[:, None]), 0)
             through = np.where(live, ds * scores.slope, 0) * np.float32(call.block.scale)
             call.keep(_product(through, live, keys), dq[here])

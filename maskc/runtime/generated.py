@@ -15,6 +15,7 @@ from maskc.core.bundle_text import launch as launch
 from maskc.core.bundle_text import loop as loop
 from maskc.core.bundle_text import mask as mask
 from maskc.core.bundle_text import part as part
+from maskc.core.bundle_text import selection as selection
 from maskc.core.bundle_text import tiles as tiles
 from maskc.core.errors import WrongDevice
 from maskc.core.evaluate import evaluate
@@ -85,13 +86,12 @@ class GeneratedMask:
             BadLength, and MC3xx for data.
         """
         n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-        bound = self._binder.bind(data, n_q, n_kv)
-        arrays = self._binder.arrays(bound, n_q, n_kv)
+        params, arrays = self._binder.ranked(data, n_q, n_kv)
         recipes = [variant.recipe(self.bundle.units[0].tile) for variant in self.bundle.variants]
         batch, heads = map(max, zip(*(extents(recipe, arrays) for recipe in recipes), strict=True))
         heads = max(heads, len(self.bundle.head_variant))
         env = {
-            **bound.params, "n_q": n_q, "n_kv": n_kv,
+            **params, "n_q": n_q, "n_kv": n_kv,
             "q": np.arange(n_q)[:, None], "k": np.arange(n_kv)[None, :],
         }  # fmt: skip
         found = np.empty((batch, heads, n_q, n_kv), dtype=bool)

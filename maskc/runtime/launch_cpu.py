@@ -7,10 +7,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from maskc.build import Binary
 from maskc.build.cache import cache_folder
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
+from maskc.layout.chosen import NONE
 from maskc.runtime.plans import ATTENTION, Plan, Pointers, Sent, filled
 
 
@@ -47,6 +50,12 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
+_SELECT = (
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32,
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32,
+)  # fmt: skip
+
+
 class CpuKernel:
     """The entry points of a shared object. ctypes releases the GIL while they run."""
 
@@ -55,6 +64,11 @@ class CpuKernel:
         self._workspace = library.attention_workspace
         self._workspace.argtypes = (ctypes.POINTER(ATTENTION),)
         self._workspace.restype = ctypes.c_int64
+        self._select = None
+        if hasattr(library, "attention_select"):
+            self._select = library.attention_select
+            self._select.argtypes = _SELECT
+            self._select.restype = None
         self._functions = {}
         for entry in binary.entries:
             function = getattr(library, entry)
@@ -65,6 +79,24 @@ class CpuKernel:
     def workspace(self, block: ctypes.Structure) -> int:
         """fp32 entries that `delta` must have."""
         return self._workspace(ctypes.byref(block))
+
+    def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
+        """See maskc.layout.best: the same columns."""
+        rows, columns = scores.shape
+        width, threads = min(k, columns), thread_count()
+        found = np.full((rows, width), NONE)
+        if not width or not rows or self._select is None:
+            return found
+        scores = np.ascontiguousarray(scores, dtype=np.float32)
+        live = np.ascontiguousarray(live, dtype=bool)
+        ranks = np.empty(columns * threads, np.int32)
+        kept = np.empty(2 * width * threads, np.uint64)
+        _Threads.started = True
+        self._select(
+            scores.ctypes.data, live.ctypes.data, rows, columns, width, found.ctypes.data,
+            ranks.ctypes.data, kept.ctypes.data, threads,
+        )  # fmt: skip
+        return found
 
     def run(
         self, plan: Plan, sent: Sent, pointers: Pointers, scale: float | None,

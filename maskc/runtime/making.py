@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from maskc.build import BuildReport
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
-from maskc.core.problem import Feature
+from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.runtime.binding import Bound
+from maskc.layout import Rank, best
+from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, uncut
+from maskc.runtime.selecting import Selector
+from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import Tables, make_tables
 
 Arrays = Callable[[], Mapping[str, np.ndarray]]
@@ -29,6 +34,7 @@ class Maker:
 
     def __init__(self, bundle: Bundle, target: Target) -> None:
         self.bundle = bundle
+        self._selector = Selector(bundle, target)
         self.kernels = Kernels(bundle, target)
         self.tables: Recent[Tables] = Recent()
         self._lock = threading.Lock()
@@ -58,6 +64,27 @@ class Maker:
             tables = self._bound(unit, *rest, True)
         return make_plan(self.bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
 
+    def selected(
+        self, binder: Binder, asked: tuple[Any, ...], given: Sequence[Any], data: Mapping[str, Any]
+    ) -> Bound:
+        """Parameters and data of a call, run-time selections included; see `selecting`.
+
+        Args:
+            asked: the names of what is given, whether soft-cap is absent, entmax's alpha - 1,
+                `nan_safe`.
+            given: q and k, then what else the call has.
+        """
+        names, no_softcap, alpha, nan_safe, *_ = asked
+        features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
+        unit = self.kernels.unit(Direction.forward, features)
+
+        def rank() -> Rank:
+            if unit.target == "cpu":
+                return self.kernels.get(unit, "usual", features, 0).best
+            return best
+
+        return self._selector.bound(binder, given, data, rank)
+
     def chosen(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
     ) -> SourceUnit:
@@ -65,7 +92,7 @@ class Maker:
         least for this mask at these lengths; the first, with the largest tiles, where that would
         depend on more."""
         units = self.bundle.choice(unit.target, wanted.direction)
-        if unit is not units[0]:
+        if unit is not units[0] or not bound.lasting:
             return unit
         served = (wanted.features, sizes.n_q, sizes.n_kv)
         units = tuple(each for each in units if each.serves(*served))
@@ -93,6 +120,18 @@ class Maker:
         if tables is None:
             params = {name: bound.params[name] for name, _ in self.bundle.params}
             tables = make_tables(self.bundle, unit, sizes, params, arrays(), direction, lists)
-            with self._lock:
-                self.tables.put(key, tables)
+            if bound.lasting:
+                with self._lock:
+                    self.tables.put(key, tables)
         return tables
+
+
+def all_reports(
+    whole: Maker, parts: Sequence[Maker]
+) -> dict[tuple[str, str, Features], BuildReport]:
+    """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
+    found = dict(whole.kernels.all_reports)
+    for number, maker in enumerate(parts):
+        for (source, mode, features), report in maker.kernels.all_reports.items():
+            found[f"part{number}.{source}", mode, features] = report
+    return found

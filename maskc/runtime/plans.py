@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from threading import local
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from maskc.core import abi
 from maskc.core.problem import Direction
 from maskc.runtime.arrays import Device, Library, Shape
@@ -80,6 +82,9 @@ def filled(
 
 class Kernel(Protocol):
     """Built entry points, in whatever form they run."""
+
+    def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
+        """See maskc.layout.best (targets with run-time selections only)."""
 
     def capturing(self, stream: int) -> bool:
         """Whether launches on a stream become nodes of a CUDA graph (CUDA only)."""

@@ -11,6 +11,9 @@ from maskc.core.problem import Feature, Features
 from maskc.runtime.arrays import LIBRARIES, Library, library
 from maskc.runtime.plans import POINTERS, Pointers
 
+_BACKWARD = 6
+"""Fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
+
 
 def read(names: tuple[str, ...], given: list[Any]) -> tuple[Library, list[object], list[int]]:
     """(q's library, what a plan depends on, addresses); `given` as in CompiledMask._begin."""
@@ -50,6 +53,12 @@ def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any)
             names = (*names, name)
             given.append(x)
     return names
+
+
+def low_bits(places: list[int]) -> int:
+    """The addresses of all tensors of rows, joined by `or`."""
+    found = places[0] | places[1] | places[2]
+    return found | places[3] | places[4] if len(places) >= _BACKWARD else found
 
 
 def all_pointers(names: tuple[str, ...], places: list[int], **others: int) -> Pointers:

@@ -20,7 +20,9 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
+from maskc.core.target import Target
 from maskc.layout import (
+    Chosen,
     Spans,
     Work,
     backward_work,
@@ -52,7 +54,8 @@ class Slot:
     """A data array of the mask, as the kernel indexes it."""
 
     values: np.ndarray
-    """int32 [batch or 1, heads or 1, N] or [batch or 1, heads or 1, rows, cols]."""
+    """int32 [batch or 1, heads or 1, N] or [batch or 1, heads or 1, rows, cols]; lists of chosen
+    blocks are a table of their own."""
 
     @property
     def batch(self) -> int:
@@ -156,7 +159,7 @@ def make_tables(
         DataShape: a batch or head dimension of data that does not fit the call.
         DataRange: a constant of the formula beyond 32 bits.
     """
-    slots = tuple(make_slot(name, arrays[name], bundle.data, sizes) for name in bundle.arrays)
+    slots = _slots(bundle, unit, sizes, arrays)
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
     heads = [] if of_head is None else [("head_variant", of_head)]
@@ -191,6 +194,14 @@ def make_tables(
         if unit.costs and not per_sequence(bundle, arrays):
             tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
+
+
+def _slots(
+    bundle: Bundle, unit: SourceUnit, sizes: Sizes, arrays: Mapping[str, np.ndarray]
+) -> tuple[Slot, ...]:
+    as_bits = Target.named(unit.target).language == "cuda"
+    names = bundle.arrays
+    return tuple(make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in names)
 
 
 def _seen(
@@ -277,8 +288,14 @@ def _work(
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_kv, rule)
 
 
-def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes) -> Slot:
-    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...]."""
+def make_slot(
+    name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes, as_bits: bool = False
+) -> Slot:
+    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...].
+
+    Args:
+        as_bits: whether the kernel reads chosen blocks as bits, not as lists.
+    """
     decl = next(decl for decl in decls if name in decl.arrays)
     own = values.shape[values.ndim - decl.rank :]
     leading = values.shape[: values.ndim - decl.rank]
@@ -290,6 +307,8 @@ def make_slot(name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes:
         if found not in (1, wanted):
             expected = f"{wanted} (the {what}) or 1 in place of {found}"
             raise DataShape(decl.name, values.shape, expected, at=decl.name)
+    if isinstance(values, Chosen):
+        return Slot(values.bits() if as_bits else values.lists)
     return Slot(values.reshape(batch, heads, *own))
 
 
@@ -337,7 +356,8 @@ def _mask_args(cases: tuple[Case, ...], values: Mapping[str, int]) -> np.ndarray
 def _layout(
     recipe: LayoutRecipe, sizes: Sizes, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
 ) -> BlockLayout:
-    layout = build(recipe, sizes.n_q, sizes.n_kv, params, arrays)
+    exact = not any(isinstance(array, Chosen) for array in arrays.values())
+    layout = build(recipe, sizes.n_q, sizes.n_kv, params, arrays, exact)
     if os.environ.get("MASKC_CHECK") == "1":
         env = {**params, **arrays, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
         check_layout(layout, recipe.keep, env)

@@ -49,7 +49,7 @@ def save(
     """Draw a mask into a file; its suffix says whether as PNG or as SVG.
 
     Args:
-        mask: any mask without run-time selection.
+        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
         path: *.png or *.svg.
         n_q, n_kv: queries (down) and keys (right); as many keys as queries when None.
         name: the title.

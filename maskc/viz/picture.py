@@ -15,6 +15,7 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Problem, TileShape
+from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
 from maskc.viz.view import Span, View, views
@@ -129,7 +130,7 @@ class Picture:
 
     name: str
     formula: str
-    """The mask as it is written."""
+    """The mask as it is written, with a note where a hull is shown."""
     n_q: int
     n_kv: int
     span: Span
@@ -180,7 +181,7 @@ def picture(
     """The picture of a mask at given lengths.
 
     Args:
-        mask: any mask without run-time selection.
+        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
         n_q, n_kv: queries and keys; as many keys as queries when None.
         name: a title.
         span: (q0, q1, k0, k1), the part to draw, ends not included; everything when None.
@@ -204,7 +205,13 @@ def picture(
         _panel(heads, view, counted, tile is None, sum(dims) * kind.itemsize, sum(dims))
         for heads, view in found.items()
     )
-    return Picture(name, str(mask), n_q, n_kv, window, *dims, kind, panels)
+    return Picture(name, _formula(mask, data or {}), n_q, n_kv, window, *dims, kind, panels)
+
+
+def _formula(mask: Mask, data: Mapping[str, object]) -> str:
+    """The mask as it is written, and whether all that selections may choose is shown."""
+    hull = selects(mask) and "scores" not in data
+    return f"{mask} (all that topk may choose)" if hull else str(mask)
 
 
 def numbers_of(

@@ -41,7 +41,7 @@ def draw(
     """The mask as text, with axes in tokens, a legend and its numbers beside.
 
     Args:
-        mask: any mask without run-time selection.
+        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
         n_q, n_kv: queries (down) and keys (right); as many keys as queries when None.
         n_heads: needed where heads differ; every distinct set gets a panel.
         span: (q0, q1, k0, k1), the part to draw, ends not included.

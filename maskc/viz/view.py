@@ -20,8 +20,9 @@ from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.dsl.mask import Mask
+from maskc.ir.selecting import hull
 from maskc.ir.types import MaskIR
-from maskc.layout import bind_arrays, build, extents, sequence_arrays, split_call_data
+from maskc.layout import Chosen, bind_ranked, build, extents, sequence_arrays
 from maskc.layout import count as count_by_tiles
 
 
@@ -110,7 +111,8 @@ def views(
     """The distinct sets of all heads: their heads, () where all heads share one, and the view.
 
     Args:
-        mask: any mask without run-time selection.
+        mask: any mask; of run-time selections the hull, all pairs that some choice keeps, unless
+            `data` holds the `scores` to choose by.
         n_q, n_kv: lengths of the whole mask.
         span: the window.
         n_heads: needed where heads differ.
@@ -121,7 +123,7 @@ def views(
     """
     found: dict[object, tuple[list[int], View]] = {}
     for head, view in _of_heads(mask, n_q, n_kv, span, n_heads, data):
-        tables = tuple(array.tobytes() for array in view.arrays.values() if array.ndim > 1)
+        tables = tuple(_content(array) for array in view.arrays.values() if array.ndim > 1)
         found.setdefault((view.keep, tables), ([], view))[0].append(head)
     shared = len(found) == 1
     return {() if shared else tuple(heads): view for heads, view in found.values()}
@@ -131,16 +133,26 @@ def _of_heads(
     mask: Mask, n_q: int, n_kv: int, span: Span, n_heads: int | None, data: Mapping[str, object]
 ) -> Iterator[tuple[int, View]]:
     irs = _lowered(mask, n_heads)
+    if "scores" not in data:
+        irs = [hull(ir) if ir.selections else ir for ir in irs]
     decls = {decl.name: decl for ir in irs for decl in ir.data}
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
-    params, given = split_call_data(tuple(decls.values()), tuple(defaults.items()), data)
-    arrays = bind_arrays(tuple(decls.values()), given, n_q, n_kv)
+    selections = {each.name: each for ir in irs for each in ir.selections}
+    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), decls)
+    params, arrays = bind_ranked(
+        tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()), unread,
+        data, n_q, n_kv,
+    )  # fmt: skip
     values = {"n_q": n_q, "n_kv": n_kv, **params}
     if len(irs) == 1:  # tables may still tell heads apart
         irs *= extents(_recipe(irs[0]), arrays)[1]
     for head, ir in enumerate(irs):
         chosen = sequence_arrays(_recipe(ir), arrays, 0, head)
         yield head, View(_moved(ir.keep, values, span), chosen, *span.shape)
+
+
+def _content(table: np.ndarray | Chosen) -> bytes:
+    return (table.lists if isinstance(table, Chosen) else table).tobytes()
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:

@@ -7,8 +7,6 @@ dtype, and never tighter than its own rounding.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -20,6 +18,7 @@ from maskc.bench.sample import sample_data
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from tests.property.strategies import masks
+from tests.support.patterns import static_patterns
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -29,7 +28,7 @@ if not torch.cuda.is_available():
 HEADS = 4
 DIMS = [32, 64, 96, 128, 192, 256]
 SIZES = [(0, 0), (1, 1), (63, 63), (64, 65), (129, 128), (40, 300), (300, 40), (1, 257), (257, 1)]
-PATTERNS = sorted(Path(__file__).parents[2].glob("patterns/*.py"))
+PATTERNS = static_patterns()  # for the others see test_selection.py
 
 
 def tensors(n_q, n_kv, dim, dtype, seed, batch=2, heads=HEADS, kv_heads=HEADS // 2):

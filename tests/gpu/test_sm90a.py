@@ -6,8 +6,6 @@ poison, streams and graphs are in test_sm90a_runs.py.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
@@ -47,11 +45,12 @@ from tests.support.hopper import (  # noqa: E402
     needs_backward,
     way,
 )
+from tests.support.patterns import static_patterns  # noqa: E402
 
 if not HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-PATTERNS = sorted(Path(__file__).parents[2].glob("patterns/*.py"))
+PATTERNS = static_patterns()  # for the others see test_selection.py
 
 
 # ------------------------------------------------------------------ masks

@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.ir.decompose import decompose
 from maskc.ir.types import Band, Columns, Lattice, MaskIR, Piece, PieceKind, Rows, Segments, Table
-from maskc.layout import bind_arrays, split_call_data
+from maskc.layout import Chosen, bind_ranked
 from tests.property.strategies import data_for, lengths, masks
 
 SLOW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -136,8 +136,17 @@ def check(ir: MaskIR, env: Env) -> None:
 
 
 def bound(ir: MaskIR, n_q: int, n_kv: int, data: Env) -> Env:
-    params, arrays = split_call_data(ir.data, tuple(ir.params.items()), data, ir.declared)
-    return {"n_q": n_q, "n_kv": n_kv, **params, **bind_arrays(ir.data, arrays, n_q, n_kv)}
+    """Lengths, parameters and arrays; run-time selections rank by something."""
+    ranked = {}
+    if ir.selections:
+        rng = np.random.default_rng(n_q + 1000 * n_kv)
+        ranked["scores"] = rng.standard_normal((n_q, n_kv), dtype=np.float32)
+    params, arrays = bind_ranked(
+        ir.data, tuple(ir.params.items()), ir.selections, ir.declared - {"scores"},
+        {**data, **ranked}, n_q, n_kv,
+    )  # fmt: skip
+    own = {name: x.part(0).part(0) if isinstance(x, Chosen) else x for name, x in arrays.items()}
+    return {"n_q": n_q, "n_kv": n_kv, **params, **own}
 
 
 # ------------------------------------------------------------------ random masks

@@ -110,9 +110,37 @@ def test_anchors_by_definition(anchor: Anchor):
 
 def test_cpu_anchors_by_definition():
     right = [window(512)(Q, K), streaming(16, 256)(Q, K), Q // 128 == K // 128, K <= Q]
-    for anchor, expected in zip(CPU, right, strict=True):
+    for anchor, expected in zip(CPU[: len(right)], right, strict=True):
         assert (anchor.batch, anchor.heads, anchor.n, anchor.head_dim) == (1, 8, 4096, 64)
         np.testing.assert_array_equal(anchor.mask().dense(N), expected)
+
+
+def best_before(scores: np.ndarray, ends: np.ndarray, count: int) -> np.ndarray:
+    """bool: the `count` best of the first `ends` columns of each row; no two scores are equal."""
+    open_columns = np.arange(scores.shape[1]) < ends[:, None]
+    ranked = np.where(open_columns, scores, -np.inf)
+    least = -np.sort(-ranked, axis=1)[:, [min(count, scores.shape[1]) - 1]]
+    return open_columns & (ranked >= least)
+
+
+def test_cpu_anchors_that_choose_by_definition():
+    tokens, blocks = (
+        np.random.default_rng(0).permuted(np.tile(np.arange(n, dtype=np.float32), (N, 1)), axis=1)
+        for n in (N, -(-N // 128))
+    )
+    right = {
+        "topk64_2k": (tokens, best_before(tokens, Q[:, 0] + 1, 64) | window(32)(Q, K)),
+        "moba_128_2k": (
+            blocks,
+            np.repeat(best_before(blocks, Q[:, 0] // 128, 3), 128, axis=1)[:, :N]
+            | ((Q // 128 == K // 128) & (K <= Q)),
+        ),
+    }
+    assert {anchor.name for anchor in CPU[4:]} == set(right)
+    for anchor in CPU[4:]:
+        scores, expected = right[anchor.name]
+        assert (anchor.batch, anchor.heads, anchor.n, anchor.head_dim) == (1, 8, 2048, 64)
+        np.testing.assert_array_equal(anchor.mask().dense(N, scores=scores), expected)
 
 
 @needs_torch

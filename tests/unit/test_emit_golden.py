@@ -47,6 +47,20 @@ def test_source(name, target, golden):
     assert "\n\n\n" not in unit.text
 
 
+CHOSEN = mc.topk(8, mc.causal(), score="block_mean", block=64) | mc.window(63)
+
+
+def test_source_of_a_selection(golden):
+    """Lists of chosen blocks, read as bits of a tile; what ranks; and what explain() says of it."""
+    made = plan(CHOSEN, "cpu")
+    unit = driver.bundled(made).units[0]
+    golden("source/chosen.cpu.c", unit.text)
+    golden("explain/chosen.txt", explain(made))
+    assert unit.text.isascii()
+    assert max(map(len, unit.text.splitlines())) <= 100
+    assert "\n\n\n" not in unit.text
+
+
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", ["band", "documents"])
 def test_source_of_hopper(name, direction, golden):

@@ -14,12 +14,13 @@ from maskc.core.bundle import SourceUnit
 from maskc.core.problem import Feature
 from maskc.core.target import TARGETS
 from maskc.ir.heads import fixed_heads
+from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
 from cupy.cuda import nvrtc
 
 FOLDER = Path(__file__).parents[2] / "patterns"
-PATTERNS = sorted(FOLDER.glob("*.py"))
+PATTERNS = patterns_with_kernels("sm_80")
 SM_80 = TARGETS["sm_80"]
 LIMIT = 99 * 1024
 NONE, ALL = frozenset(), frozenset(Feature) - {Feature.entmax}

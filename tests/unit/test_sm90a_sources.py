@@ -29,11 +29,12 @@ from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
 from tests.support import sass
+from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
 
 FOLDER = Path(__file__).parents[2] / "patterns"
-PATTERNS = sorted(FOLDER.glob("*.py"))
+PATTERNS = patterns_with_kernels("sm_90a")
 SM_90A = Target.named("sm_90a")
 FORWARD, BACKWARD = Direction.forward, Direction.backward
 NONE = frozenset()

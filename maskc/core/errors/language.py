@@ -113,8 +113,8 @@ class BadTable(MaskcError):
 
 class SelectionNotCompiled(MaskcError):
     code = "MC117"
-    message = "topk is a run-time selection; its kernels are not built yet"
-    hint = "mask.dense(..., scores=...) evaluates it slowly; without topk the mask compiles"
+    message = "target {0} has no kernels for topk of {1}, only of blocks of at least {2} keys"
+    hint = "use target='cpu', or choose larger blocks"
 
 
 class BadIds(MaskcError):

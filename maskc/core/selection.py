@@ -1,0 +1,68 @@
+"""What a run-time selection is once the combinators are gone: who ranks what, by which scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from maskc.core.expr import Expr
+
+
+class Score(Enum):
+    """What candidates are ranked by."""
+
+    qk = "qk"
+    """q . k of each pair."""
+    block_mean = "block_mean"
+    """Mean q of a block of queries . mean k of a block of keys."""
+    indexer = "indexer"
+    """sum over index heads of index_w * relu(index_q . index_k), for each pair (DeepSeek-V3.2)."""
+    given = "given"
+    """The tensor `scores`, one per pair or one per pair of blocks."""
+
+
+class Share(Enum):
+    """Which query heads select together."""
+
+    head = "head"
+    group = "group"
+    """Those of one key/value head."""
+    all = "all"
+
+
+SCORING: dict[Score, tuple[str, ...]] = {
+    Score.qk: (),
+    Score.block_mean: (),
+    Score.indexer: ("index_q", "index_k", "index_w"),
+    Score.given: ("scores",),
+}
+"""Keywords by which a call gives what a selection ranks by, besides q and k."""
+
+SHAPES = {
+    "index_q": "floating-point [batch, index heads, n_q, index dim]",
+    "index_k": "floating-point [batch, n_kv, index dim]",
+    "index_w": "floating-point [batch, index heads, n_q]",
+    "scores": "floating-point [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q, n_kv], "
+    "or as many per block of queries and of keys",
+}
+"""What each of them is."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The `k` best candidates of every block of `q_block` queries.
+
+    A candidate is a block of `block` keys that has at least one allowed pair with these queries on
+    the heads that share. Equal scores go to the lower index; NaN ranks below every number.
+    """
+
+    name: str
+    """By which formulas read it, as a table [query blocks, key blocks] of 0 and 1."""
+    k: int
+    score: Score
+    block: int
+    q_block: int
+    share: Share
+    allowed: tuple[Expr, ...]
+    """Over q, k, lengths, parameters and arrays, the selections before this one among them; one
+    formula per query head, or one for all."""

@@ -1,0 +1,75 @@
+"""Run-time selections: topk nodes become data atoms, and what is needed to choose their content."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.expr import Expr
+from maskc.core.selection import SCORING, Score, Selection, Share
+from maskc.core.source import SourceLoc
+from maskc.dsl import nodes as N
+from maskc.dsl.printer import print_mask
+from maskc.ir.types import MaskIR
+
+
+def name_of(mask: N.TopK) -> str:
+    """The array of a selection: equal ones share it."""
+    return f"topk_{sha256(print_mask(mask).encode()).hexdigest()[:12]}"
+
+
+def selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
+    """The selection among the pairs that `allowed` holds for, per head or on all."""
+    return Selection(
+        name_of(mask), mask.k, Score(mask.score), mask.block, mask.q_block, Share(mask.share),
+        allowed,
+    )  # fmt: skip
+
+
+def table_of(selection: Selection) -> DataDecl:
+    """Its array, as formulas read it: a table over blocks of queries and of keys."""
+    name = selection.name
+    return DataDecl(
+        name, DataKind.selection, (name,), selection.block, options=(selection.q_block,)
+    )
+
+
+def scoring_of(selection: Selection) -> tuple[DataDecl, ...]:
+    """The tensors that a call gives for it."""
+    return tuple(DataDecl(name, DataKind.scoring, ()) for name in SCORING[selection.score])
+
+
+def chosen(selection: Selection) -> Expr:
+    """The pairs in chosen blocks, whether or not they are allowed."""
+    index = E.floordiv(E.Q, selection.q_block), E.floordiv(E.K, selection.block)
+    return E.ne(E.Load(selection.name, index), E.ZERO)
+
+
+def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
+    """Of the known selections those that a formula reads, or that these read in turn; in order."""
+    read = set(E.arrays(keep))
+    for selection in reversed(known.values()):
+        if selection.name in read:
+            read.update(name for formula in selection.allowed for name in E.arrays(formula))
+    return tuple(selection for name, selection in known.items() if name in read)
+
+
+def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
+    """Where the user wrote it; None where another selection alone reads it."""
+    places = (origin.loc for atom, origin in ir.origins if selection.name in E.arrays(atom))
+    return next(places, None)
+
+
+def hull(ir: MaskIR) -> MaskIR:
+    """The pairs that the mask keeps under some choice: every chosen and unchosen block counts."""
+    names = {each.name for each in ir.selections}
+
+    def free(node: Expr) -> Expr | None:
+        reads = isinstance(node, (E.Cmp, E.Member)) and names.intersection(E.arrays(node))
+        return E.ALWAYS if reads else None
+
+    keep = E.transform(ir.keep, free)
+    read = set(E.arrays(keep))
+    data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
+    return MaskIR(keep, data, ir.origins, ir.declared)

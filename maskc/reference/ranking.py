@@ -1,0 +1,61 @@
+"""What topk ranks by, from q and k: every score by its definition, in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from maskc.core.errors import DataMissing
+from maskc.dsl import nodes as N
+
+TENSORS = ("q", "k", "index_q", "index_k", "index_w")
+"""Keywords of dense() that scores are computed from."""
+
+
+def needs(mask: N.TopK) -> tuple[str, ...]:
+    """The tensors that its own score is made of; none where the call brings the scores."""
+    return {"indexer": TENSORS[2:], "given": ()}.get(mask.score, TENSORS[:2])
+
+
+def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
+    """One score per pair, or per block of queries and of keys for "block_mean".
+
+    Args:
+        tensors: q [batch, heads, n_q, D] and k [batch, heads_kv, n_kv, D]; for "indexer" index_q
+            [batch, index heads, n_q, Di], index_k [batch, n_kv, Di], index_w [batch, index heads,
+            n_q].
+
+    Returns:
+        float64 [batch, heads, rows, columns]; one head for "indexer".
+
+    Raises:
+        DataMissing: a tensor that the score needs, or `scores` itself.
+    """
+    match mask.score:
+        case "qk" | "block_mean":
+            q, k = (_wide(name, tensors) for name in ("q", "k"))
+            if mask.score == "block_mean":
+                q, k = _means(q, mask.q_block), _means(k, mask.block)
+            k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+            return q @ k.swapaxes(2, 3)
+        case "indexer":
+            q, k, w = (_wide(name, tensors) for name in TENSORS[2:])
+            hits = np.maximum(q @ k[:, None].swapaxes(2, 3), 0)
+            return (w[..., None] * hits).sum(axis=1, keepdims=True)
+    raise DataMissing("scores", "what topk ranks", at="scores")
+
+
+def _wide(name: str, tensors: Mapping[str, object]) -> np.ndarray:
+    x = tensors.get(name)
+    if x is None:
+        raise DataMissing("scores", f"what topk ranks, or {name}", at="scores")
+    if hasattr(x, "detach"):
+        x = x.detach().double().cpu()
+    return np.asarray(x).astype(np.float64)
+
+
+def _means(x: np.ndarray, block: int) -> np.ndarray:
+    """Of blocks of rows; the last one may have fewer."""
+    blocks = [x[:, :, first : first + block] for first in range(0, x.shape[2], block)]
+    return np.stack([part.mean(axis=2) for part in blocks], axis=2) if blocks else x

@@ -1,0 +1,142 @@
+"""From what a call gives to the plan that it shares with calls like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.errors import NotAddressable
+from maskc.core.problem import Direction, Feature, Features
+from maskc.core.target import Target
+from maskc.runtime import checks
+from maskc.runtime.arrays import LIBRARIES, Array
+from maskc.runtime.binding import Binder, Bound
+from maskc.runtime.checks import Sizes
+from maskc.runtime.launch_cuda import current_device
+from maskc.runtime.listed import Planned
+from maskc.runtime.lister import Lister
+from maskc.runtime.making import Arrays, Maker
+from maskc.runtime.parts import hold, parted_plan, pays, whole_plan
+from maskc.runtime.plans import Output, Plan
+from maskc.runtime.prepare import (
+    Pass,
+    Place,
+    check_call,
+    launches,
+    make_plan,
+    outputs_of,
+    strides_of,
+)
+from maskc.runtime.signature import features_asked
+from maskc.runtime.tables import NOTHING
+
+_REMEMBERED = 1024
+"""Lengths and data of which it is known whether parts pay."""
+
+
+class Planner:
+    """Plans the calls of one mask on one target; safe to use from several threads."""
+
+    def __init__(
+        self, bundle: Bundle, target: Target, binder: Binder, in_parts: bool | None
+    ) -> None:
+        """`in_parts`: as CompiledMask has it."""
+        self.bundle, self.target = bundle, target
+        self.whole = Maker(bundle, target)
+        self.parts = tuple(
+            Maker(part.bundle, target)
+            for part in (bundle.parts if in_parts is not False else ())
+            if part.bundle.unit(target.name)
+        )
+        self.lister = Lister(self.whole, binder, target.name)
+        self._binder, self._in_parts = binder, in_parts
+        self._paying: dict[object, bool] = {}
+
+    def plan(self, asked: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
+        """Check everything, build what is missing, prepare.
+
+        Args:
+            asked: the names of what is given, then the options that a plan depends on.
+            given: arrays of known libraries.
+            bound: the mask's parameters and data.
+
+        Raises:
+            MaskcError: MC4xx for tensors, MC5xx for builds.
+            Unlisted: the host is to make lists that the device was to make.
+        """
+        names, no_softcap, alpha, nan_safe, *deterministic = asked
+        views = {
+            name: LIBRARIES[type(x)].view(x, name) for name, x in zip(names, given, strict=True)
+        }
+        direction = Direction.backward if "lse" in views else Direction.forward
+        features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
+        unit = self.whole.kernels.unit(direction, features)
+        sizes = check_call(views, self.bundle, unit)
+        ordered = LIBRARIES[type(given[0])].ordered
+        wanted = Pass(direction, features, any(deterministic), views["q"].device, alpha)
+        rest = (wanted, views, sizes, bound, ordered)
+        try:
+            return self._planned(unit, *rest)
+        except NotAddressable:
+            spare = self.whole.kernels.spare_unit(features)
+            if direction is Direction.backward or spare is None or bound.given is not None:
+                raise
+            return self._planned(spare, *rest)
+
+    def build_all(self, features: Iterable[Feature | str]) -> None:
+        """See CompiledMask.warmup."""
+        wanted = checks.features_named(features)
+        device = current_device() if self.target.language == "cuda" else 0
+        self.whole.kernels.build_all(wanted, device)
+        own = self.whole.kernels.unit(Direction.forward, wanted).target == self.target.name
+        for number, maker in enumerate(self.parts if own and Feature.entmax not in wanted else ()):
+            maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
+
+    def _planned(
+        self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
+        bound: Bound, ordered: bool,
+    ) -> Planned:  # fmt: skip
+        """The plan of a checked call: in parts where these take less time, else whole."""
+        bundle, direction = self.bundle, wanted.direction
+        outputs = outputs_of(bundle, direction, views, sizes, ordered)
+        place = Place(sizes, strides_of(views, outputs))
+        if not launches(sizes, direction):
+            return make_plan(bundle, unit, wanted, None, place, bound.params, NOTHING, outputs)
+        if bound.given is not None:
+            return self.lister.plan(unit, wanted, bound, place, outputs)
+        arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
+        own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
+        if own and self._divides(unit, sizes, bound, arrays):
+            spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
+
+            def make(number: int, features: Features, part: Place) -> Plan:
+                maker = self.parts[number]
+                source = maker.kernels.unit(direction, features)
+                asked = replace(wanted, features=features)
+                source = maker.chosen(source, asked, part.sizes, bound, arrays)
+                return maker.plan(source, asked, bound, arrays, part, spared)
+
+            # A stride of a class that no tensor map can have: such a call runs whole.
+            with suppress(NotAddressable):
+                return parted_plan(
+                    bundle.parts, direction, wanted.features, place,
+                    bundle.problem.dtype.itemsize, outputs, make,
+                )  # fmt: skip
+        return whole_plan(self.whole, unit, wanted, bound, arrays, place, outputs)
+
+    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, arrays: Arrays) -> bool:
+        """Whether a pass of `unit` runs in parts at these lengths."""
+        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
+            return False
+        if self._in_parts is not None:
+            return self._in_parts
+        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
+        if key not in self._paying:
+            if len(self._paying) >= _REMEMBERED:
+                self._paying.clear()
+            self._paying[key] = pays(self.bundle, unit, sizes, bound.params, arrays)
+        return self._paying[key]

@@ -1,0 +1,36 @@
+"""Landmark attention at inference: a query's own block and the blocks whose landmarks score best.
+
+Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite Context Length for
+Transformers", 2023.
+
+Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the `top` best of
+the blocks J < I by their scores for the query; equal scores: the lower block. Every head selects
+for itself. The set only: the paper's softmax is grouped by block, which is the caller's.
+
+Data: `scores` [B, H, n_q, key blocks], the query's product with the landmark of each block.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def landmark_selection(*, block: int = 64, top: int = 4) -> mc.Mask:
+    """The current block, causal, and the `top` past blocks whose landmarks score best."""
+    past = mc.n_kv - mc.n_q
+    earlier = mc.where(lambda q, k: k // block < (q + past) // block)
+    return mc.chunked(block) | mc.topk(top, of=earlier, score="given", block=block)
+
+
+def main() -> None:
+    import numpy as np
+
+    from maskc.viz.terminal import draw
+
+    scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
+    print(draw(landmark_selection(block=16, top=2), 256, scores=scores))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Mixture of block attention: a query's own block and the past blocks nearest to it on average.
+
+Enzhe Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", 2025.
+
+Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the top - 1 best of
+the blocks J < I by q . mean of the keys of J; equal scores: the lower block. `top` counts the
+query's own block. Every head selects for itself.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def moba(*, block: int = 512, top: int = 3) -> mc.Mask:
+    """The current block, causal, and the best `top` - 1 before it."""
+    past = mc.n_kv - mc.n_q
+    earlier = mc.where(lambda q, k: k // block < (q + past) // block)
+    return mc.chunked(block) | mc.topk(top - 1, of=earlier, score="block_mean", block=block)
+
+
+def main() -> None:
+    import numpy as np
+
+    from maskc.viz.terminal import draw
+
+    scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
+    print(draw(moba(block=16), 256, scores=scores))
+
+
+if __name__ == "__main__":
+    main()

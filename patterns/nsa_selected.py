@@ -1,0 +1,45 @@
+"""Native sparse attention, the selected branch.
+
+Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse
+Attention", 2025.
+
+Definition: with I = p // block and J = k // block, causal and (J < initial or I - J < local or J in
+the top - initial - local best of the other blocks before); `top` counts the fixed blocks. Blocks
+are ranked by importance scores that the caller derives from the compressed branch, added up over
+the query heads of a key/value head, which select together; equal scores: the lower block. The
+branches are three attentions whose gates are the caller's.
+
+Data: `scores` [B, H, n_q, key blocks], the importance of each block for each query and head.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def nsa_selected(
+    *, block: int = 64, top: int = 16, initial: int = 1, local: int = 2
+) -> mc.Mask:  # fmt: skip
+    """The first and the last blocks, and the best of those between."""
+    past = mc.n_kv - mc.n_q
+    near = mc.where(lambda q, k: (q + past) // block - k // block < local)
+    fixed = mc.causal() & (mc.prefix(initial * block) | near)
+    rest = mc.topk(
+        max(0, top - initial - local), of=mc.causal() - fixed, score="given", block=block,
+        share="group",
+    )  # fmt: skip
+    return fixed | rest
+
+
+def main() -> None:
+    import numpy as np
+
+    from maskc.viz.terminal import draw
+
+    scores = np.random.default_rng(0).standard_normal((256, 32), dtype=np.float32)
+    print(draw(nsa_selected(block=8, top=6), 256, scores=scores))
+
+
+if __name__ == "__main__":
+    main()

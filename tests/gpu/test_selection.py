@@ -1,0 +1,130 @@
+"""Masks that choose blocks at run time, on GPUs: every result of both passes against fp64.
+
+Inputs lie on a grid so coarse that scores are exact in fp32: fp64 chooses the same blocks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.bench.sample import sample_data
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+from tests.support.exact_attention import DEVICE, results, tensors, wrong  # noqa: E402
+from tests.support.hopper import (  # noqa: E402
+    HOPPER,
+    WAYS,
+    check,
+    compiled,
+    freed,  # noqa: F401
+    half,
+)
+
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+HEADS = 4
+MASKS = {
+    "moba": mc.chunked(32) | mc.topk(2, mc.causal(), score="block_mean", block=32),
+    "given": mc.topk(3, mc.causal(), score="given", block=64, q_block=64) | mc.window(40),
+    "group": mc.topk(2, mc.full(), score="given", block=16, q_block=8, share="group"),
+    "indexer": mc.topk(2, mc.causal(), score="indexer", block=32, share="all") | mc.sinks(1),
+    "products": mc.topk(2, mc.window(90), block=16, q_block=2),
+    "without": mc.causal() - mc.topk(1, mc.causal(), score="given", block=64),
+    "heads": mc.per_head([
+        mc.topk(1, mc.causal(), score="block_mean", block=64), mc.causal(),
+        mc.topk(3, mc.full(), block=16), mc.window(9) ^ mc.topk(1, mc.full(), block=128),
+    ]),
+}  # fmt: skip
+SIZES = [(1, 1), (130, 128), (333, 777), (300, 65)]
+
+
+def on_grid(made):
+    """The first two in steps of 1 / 16."""
+    return [*((x * 16).round() / 16 for x in made[:2]), *made[2:]]
+
+
+def live_of(mask, q, k, data):
+    """bool [batch, heads, n_q, n_kv], by the reference."""
+    (batch, heads, n_q, _), n_kv = q.shape, k.shape[2]
+    found = mask.dense(n_q, n_kv, n_heads=heads, heads_kv=k.shape[1], q=q, k=k, **data)
+    if found.ndim == 3:
+        found = found[:, None] if len(found) == batch else found[None]
+    shape = (batch, heads, n_q, n_kv)
+    return torch.tensor(np.broadcast_to(found, shape).copy(), device=DEVICE)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("mode", [None, *WAYS])
+def test_both_passes(name, mode):
+    if not HOPPER:
+        pytest.skip("no Hopper GPU")
+    mask = MASKS[name]
+    attn = compiled(mask, 64, heads=HEADS, mode=mode)
+    for number, (n_q, n_kv) in enumerate(SIZES):
+        data = sample_data(mask, n_q, n_kv, seed=number)
+        made = on_grid(tensors(n_q, n_kv, 64, torch.bfloat16, number))
+        check(attn, made, live_of(mask, *made[:2], data), data)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [96, 128, 256])
+def test_head_dims(dim, dtype):
+    if not HOPPER:
+        pytest.skip("no Hopper GPU")
+    mask = MASKS["moba"]
+    attn = compiled(mask, dim, dtype, HEADS)
+    made = on_grid(tensors(260, 300, dim, half(dtype)))
+    live = live_of(mask, *made[:2], {})
+    check(attn, made, live, deterministic=True, softcap=3.0)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_forward_of_sm80(name):
+    mask = MASKS[name]
+    attn = mask.compile(64, n_heads=HEADS, target="sm_80")
+    for n_q, n_kv in SIZES:
+        data = sample_data(mask, n_q, n_kv)
+        q, k, v, dout = on_grid(tensors(n_q, n_kv, 64, torch.bfloat16))
+        live = live_of(mask, q, k, data)
+        out, lse = attn(q, k, v, return_lse=True, **data)
+        exact, rough = (
+            results(q, k, v, dout, live, kind, backward=False)
+            for kind in (torch.float64, torch.bfloat16)
+        )
+        assert not wrong({"out": out, "lse": lse}, exact, rough)
+
+
+def test_tensors_that_rank_may_be_on_the_device():
+    mask = MASKS["indexer"]
+    attn = mask.compile(64, n_heads=HEADS)
+    data = sample_data(mask, 200, 200)
+    made = on_grid(tensors(200, 200, 64, torch.bfloat16))
+    there = {name: torch.tensor(x, device=DEVICE) for name, x in data.items()}
+    assert torch.equal(attn(*made[:3], **data), attn(*made[:3], **there))
+
+
+def test_gradients_through_torch():
+    mask = MASKS["moba"]
+    if not HOPPER:
+        pytest.skip("no Hopper GPU")
+    made = [x.requires_grad_() for x in on_grid(tensors(150, 150, 64, torch.bfloat16))[:3]]
+    out = mc.attention(*made, mask)
+    out.sum().backward()
+    live = live_of(mask, *(x.detach() for x in made[:2]), {})
+    q, k, v = (x.detach() for x in made)
+    exact, rough = (
+        results(q, k, v, torch.ones_like(out), live, kind)
+        for kind in (torch.float64, torch.bfloat16)
+    )
+    found = dict(zip(("dq", "dk", "dv"), (x.grad for x in made), strict=True))
+    assert not wrong({"out": out.detach(), **found}, exact, rough)
+
+
+def test_every_mask_here_has_a_kernel():
+    assert all(driver.selects(mask) >= 16 for mask in MASKS.values())

@@ -1,0 +1,132 @@
+"""Published masks that choose at run time, against their papers' definitions in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.reference.attention import attention
+
+FOLDER = Path(__file__).parents[2] / "patterns"
+SIZES = [(1, 1), (17, 17), (48, 48), (5, 40)]
+HEADS, HEADS_KV, DIM = 4, 2, 16
+
+Rows = list[list[bool]]
+
+
+def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(-3, 4, shape).astype(np.float32)
+
+
+def first_best(candidates: list[int], score: Callable[[int], float], count: int) -> set[int]:
+    """The best, one after another; the first of equals."""
+    left, taken = list(candidates), set()
+    while left and len(taken) < count:
+        top = max(left, key=lambda item: (score(item), -item))
+        taken.add(top)
+        left.remove(top)
+    return taken
+
+
+# ------------------------------------------------------------------ definitions
+#
+# Each gives, for a head h, query at position p among n keys, the set of keys.
+
+
+def dsa(x, h, q, p, n):
+    def score(k):
+        return sum(
+            float(x["index_w"][0, j, q])
+            * max(0.0, float(x["index_q"][0, j, q] @ x["index_k"][0, k]))
+            for j in range(x["index_q"].shape[1])
+        )
+
+    return first_best(list(range(p + 1)), score, 6)
+
+
+def topk_attention(x, h, q, p, n):
+    key = x["k"][0, h // 2]
+    return first_best(list(range(p + 1)), lambda k: float(x["q"][0, h, q] @ key[k]), 5)
+
+
+def blocks_of(chosen: set[int], size: int, p: int) -> set[int]:
+    return {k for k in range(p + 1) if k // size in chosen}
+
+
+def moba(x, h, q, p, n):
+    key, own = x["k"][0, h // 2], p // 4
+
+    def score(block):
+        return float(x["q"][0, h, q] @ key[4 * block : 4 * block + 4].mean(axis=0))
+
+    return blocks_of({own} | first_best(list(range(own)), score, 2), 4, p)
+
+
+def landmark_selection(x, h, q, p, n):
+    scores, own = x["scores"], p // 4
+    best = first_best(list(range(own)), lambda block: scores[0, h, q, block], 2)
+    return blocks_of({own} | best, 4, p)
+
+
+def nsa_selected(x, h, q, p, n):
+    scores, own = x["scores"], p // 4
+    fixed = {0} | {block for block in (own - 1, own) if block >= 0}
+    group = [g for g in range(HEADS) if g // 2 == h // 2]
+    rest = [block for block in range(own + 1) if block not in fixed]
+    best = first_best(rest, lambda block: math.fsum(scores[0, g, q, block] for g in group), 2)
+    return blocks_of(fixed | best, 4, p)
+
+
+CASES = {
+    "dsa": (dsa, {"top": 6}, "indexer"),
+    "topk_attention": (topk_attention, {"top": 5}, "qk"),
+    "moba": (moba, {"block": 4, "top": 3}, "qk"),
+    "landmark_selection": (landmark_selection, {"block": 4, "top": 2}, "given"),
+    "nsa_selected": (nsa_selected, {"block": 4, "top": 5}, "given"),
+}
+
+
+def ranking(rng: np.random.Generator, kind: str, n_q: int, n_kv: int) -> dict[str, np.ndarray]:
+    if kind == "indexer":
+        return {
+            "index_q": integers(rng, 1, 3, n_q, 8), "index_k": integers(rng, 1, n_kv, 8),
+            "index_w": integers(rng, 1, 3, n_q),
+        }  # fmt: skip
+    if kind == "given":
+        return {"scores": integers(rng, 1, HEADS, n_q, -(-n_kv // 4))}
+    return {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mask_and_its_kernel_are_the_definition(name: str) -> None:
+    keys_of, parameters, kind = CASES[name]
+    mask = mc.load(FOLDER / f"{name}.py")[name](**parameters)
+    attn = mask.compile(DIM, n_heads=HEADS, dtype="float32", target="cpu")
+    rng = np.random.default_rng(sum(map(ord, name)))
+    for n_q, n_kv in SIZES:
+        q, k, v = (
+            integers(rng, 1, heads, n, DIM)
+            for heads, n in ((HEADS, n_q), (HEADS_KV, n_kv), (HEADS_KV, n_kv))
+        )
+        more = ranking(rng, kind, n_q, n_kv)
+        tensors = {"q": q, "k": k, **more}
+        expected = np.zeros((HEADS, n_q, n_kv), bool)
+        for h, row in np.ndindex(HEADS, n_q):
+            chosen = keys_of(tensors, h, row, row + n_kv - n_q, n_kv)
+            expected[h, row, sorted(chosen)] = True
+        asked = more if "scores" in more else tensors
+        found = mask.dense(n_q, n_kv, n_heads=HEADS, heads_kv=HEADS_KV, **asked)
+        assert (found.reshape(-1, n_q, n_kv) == expected).all(), (n_q, n_kv)
+        out = attn(q, k, v, **more)
+        assert np.abs(out - attention(q, k, v, expected)[0]).max() < 1e-5
+
+
+def test_every_such_pattern_has_a_case() -> None:
+    made = {name: p() for file in FOLDER.glob("*.py") for name, p in mc.load(file).items()}
+    assert {name for name, mask in made.items() if driver.selects(mask)} == set(CASES)
