@@ -24,7 +24,7 @@ from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.listed import Call, Planned
 from maskc.runtime.lister import Lister, Unlisted
 from maskc.runtime.making import Arrays, Maker
-from maskc.runtime.parts import hold, parted_plan, pays
+from maskc.runtime.parts import Paying, hold, parted_plan
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import (
     Pass,
@@ -39,8 +39,6 @@ from maskc.runtime.prepare import (
 from maskc.runtime.signature import all_pointers, alpha_less_1, features_asked, read, with_heads
 from maskc.runtime.tables import NOTHING
 
-_REMEMBERED = 1024
-"""Lengths and data of which it is known whether parts pay."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -93,7 +91,7 @@ class CompiledMask:
             for part in (bundle.parts if in_parts is not False else ())
             if part.bundle.unit(target)
         )
-        self._paying: dict[object, bool] = {}
+        self._paying = Paying(bundle)
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
         self._lister = Lister(self._whole, self._binder, target)
@@ -133,9 +131,8 @@ class CompiledMask:
             alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
-            **data: the mask's data and parameters by name. Data are known by content: layouts
-                are built again whenever it changes, for GPU arrays from a copy on the host, which
-                waits. Where documents are all of it, those on a Hopper stay there.
+            **data: the mask's data and parameters by name. Data are known by content; those on
+                a GPU are read on the host, which waits, but for documents on a Hopper.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
@@ -333,12 +330,7 @@ class CompiledMask:
             return False
         if self._in_parts is not None:
             return self._in_parts
-        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
-        if key not in self._paying:
-            if len(self._paying) >= _REMEMBERED:
-                self._paying.clear()
-            self._paying[key] = pays(self.bundle, unit, sizes, bound.params, arrays)
-        return self._paying[key]
+        return self._paying.at(unit, sizes, bound.params, bound.key, arrays)
 
     # -------------------------------------------------------------- kernels
 

@@ -7,7 +7,7 @@ first part writes the results, each later one joins its own with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -167,6 +167,30 @@ def parted_plan(
 def hold(whole: Bundle, n_q: int, n_kv: int) -> bool:
     """Whether a bundle has parts that are its mask at these lengths."""
     return bool(whole.parts) and not obstacle(whole.parts, n_q, n_kv)
+
+
+_REMEMBERED = 1024
+"""Lengths and data of which it is known whether parts pay."""
+
+
+class Paying:
+    """Whether the parts of a bundle pay, remembered by lengths and data."""
+
+    def __init__(self, whole: Bundle) -> None:
+        self._whole = whole
+        self._known: dict[object, bool] = {}
+
+    def at(
+        self, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int], data: Hashable,
+        arrays: Callable[[], Mapping[str, np.ndarray]],
+    ) -> bool:  # fmt: skip
+        """See `pays`; `data` is equal for equal parameters and arrays."""
+        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, data)
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = pays(self._whole, unit, sizes, params, arrays)
+        return self._known[key]
 
 
 def pays(

@@ -17,7 +17,7 @@ from maskc.layout import classes
 from maskc.plan import choose
 from maskc.runtime import CompiledMask, compiled
 from maskc.runtime.checks import Sizes
-from maskc.runtime.parts import PartedPlan, slices
+from maskc.runtime.parts import PartedPlan, pays, slices
 from tests.support.caches import binaries  # noqa: F401
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
@@ -145,7 +145,7 @@ def test_parts_run_where_they_pay(name, n, parted):
     wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
     mask = wide if name == "wide" else mask_of(name)
     sizes = Sizes(1, 1, 1, n, n)
-    found = compiled.pays(mask.bundle, mask.unit, sizes, {}, dict)
+    found = pays(mask.bundle, mask.unit, sizes, {}, dict)
     assert found == parted
 
 
