@@ -110,9 +110,8 @@ class CompiledMask:
             alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
-            **data: the mask's data and parameters by name. Data are known by content: layouts
-                are built again whenever it changes, for GPU arrays from a copy on the host, which
-                waits. Where documents are all of it, those on a Hopper stay there.
+            **data: the mask's data and parameters by name, known by content: new data, new layout;
+                of data on a GPU it is made on the host, which waits, but for documents on Hopper.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
