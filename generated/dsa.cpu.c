@@ -1,6 +1,7 @@
 // Attention for one mask: cpu, bfloat16, head_dim 128, tiles of 64 queries x 64 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 #include <sched.h>
+#include <stdlib.h>
 
 // ---------------------------------------------------------------- constants
 
@@ -12,6 +13,9 @@
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 
 enum {
@@ -47,6 +51,8 @@ _Static_assert(TILE_Q % LANES == 0, "the lanes of a vector are queries of one ti
 #define INFINITE __builtin_inff()
 #define LOG2E 1.44269504088896341f
 #define LN2 0.693147180559945309f
+// Softmax sees scores times log2(e), so that 2^x replaces e^x; entmax sees them as they are.
+#define UNIT (WITH_ENTMAX ? 1.0f : LOG2E)
 
 // ---------------------------------------------------------------- arguments
 
@@ -76,7 +82,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
-    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
+    const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -95,8 +101,8 @@ struct Attention {
     i32 heads_kv;  // key/value heads; heads_q is a multiple
     i32 n_q;  // queries per sequence
     i32 n_kv;  // keys per sequence
-    i32 tile_rows;  // ceil(n_q / TILE_Q)
-    i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
+    i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
@@ -105,6 +111,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 // ---------------------------------------------------------------- the mask
@@ -214,33 +221,63 @@ FN float sum_lanes(vec x) {
     return sum;
 }
 
+// (2^f - 1) / f for f in -0.5 .. 0.5: a minimax polynomial of relative error 2e-9.
+FN vec exp2_slope(vec f) {
+    vec y = splat(1.5353363e-4f);
+    y = y * f + 1.3398875e-3f;
+    y = y * f + 9.6184369e-3f;
+    y = y * f + 5.5503324e-2f;
+    y = y * f + 2.4022648e-1f;
+    return y * f + 6.9314718e-1f;
+}
+
 // 2^x for x below 127, within a relative 1e-7: exactly 1 at 0, exactly 0 below -125 and at -inf.
 // NaN stays NaN.
 FN vec exp2_vec(vec x) {
     const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no bits for a fraction
     const vec shifted = x + round;
     const vec f = x - (shifted - round);  // -0.5 .. 0.5
-    vec y = splat(1.5353363e-4f);  // minimax for (2^f - 1) / f, relative error 2e-9
-    y = y * f + 1.3398875e-3f;
-    y = y * f + 9.6184369e-3f;
-    y = y * f + 5.5503324e-2f;
-    y = y * f + 2.4022648e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.0f;
+    const vec y = exp2_slope(f) * f + 1.0f;
     const ivec power = ((ivec)shifted + 127) << 23;  // its low bits are the integer part of x
     return zero_where(x < -125.0f, y * (vec)power);
 }
 
-// The natural logarithm of normal positive numbers, within 3e-7.
-FN vec log_vec(vec x) {
+// The exponent of a normal positive number whose fraction lies in sqrt(1/2) .. sqrt(2).
+FN ivec exponent_of(vec x) {
     const i32 half_root = 0x3f3504f3;  // the bits of sqrt(1/2)
-    const ivec exponent = ((ivec)x - half_root) >> 23;
-    const vec fraction = (vec)((ivec)x - (exponent << 23)) - 1.0f;  // sqrt(1/2) - 1 .. sqrt(2) - 1
-    const vec s = fraction / (fraction + 2.0f);  // log(1 + f) = 2 artanh(f / (2 + f))
+    return ((ivec)x - half_root) >> 23;
+}
+
+FN vec fraction_of(vec x, ivec exponent) { return (vec)((ivec)x - (exponent << 23)); }
+
+// log(2^exponent * (1 + f)) for f in sqrt(1/2) - 1 .. sqrt(2) - 1.
+FN vec log_of_parts(ivec exponent, vec f) {
+    const vec s = f / (f + 2.0f);  // log(1 + f) = 2 artanh(f / (2 + f))
     const vec z = s * s;
     const vec series = 1.0f + z * (1.0f / 3 + z * (1.0f / 5 + z * (1.0f / 7 + z * (1.0f / 9))));
     return __builtin_convertvector(exponent, vec) * LN2 + 2.0f * s * series;
 }
+
+// The natural logarithm of normal positive numbers, within 3e-7.
+FN vec log_vec(vec x) {
+    const ivec exponent = exponent_of(x);
+    return log_of_parts(exponent, fraction_of(x, exponent) - 1.0f);
+}
+
+#if WITH_ENTMAX
+// log(1 + y) for y above -1, to a relative 3e-7 also where y is small.
+FN vec log1p_vec(vec y) {
+    const vec x = 1.0f + y;
+    const ivec exponent = exponent_of(x);
+    return log_of_parts(exponent, either(exponent == 0, y, fraction_of(x, exponent) - 1.0f));
+}
+
+// 1 - e^-x for x not below 0, to a relative 3e-7 also where x is small.
+FN vec one_less_exp(vec x) {
+    const vec f = x * -LOG2E;
+    return either(f > -0.5f, -f * exp2_slope(f), 1.0f - exp2_vec(f));
+}
+#endif
 
 #if WITH_SOFTCAP
 // Within a relative 2e-7: an odd polynomial near 0, where 1 - e^-2x would cancel.
@@ -491,15 +528,15 @@ FN struct Place place(const struct Attention *p, i32 ti, i32 tj) {
     return at;
 }
 
-// Scores are kept times log2(e), so that 2^x replaces e^x. The factor goes into the transposed q.
+// The factor of scores goes into the transposed q.
 FN float query_factor(const struct Attention *p) {
-    return WITH_SOFTCAP ? p->scale / p->softcap : p->scale * LOG2E;
+    return WITH_SOFTCAP ? p->scale / p->softcap : p->scale * UNIT;
 }
 
 #if WITH_SOFTCAP
 // softcap * tanh(score / softcap). `tanhs`, where given, receives the tanh for the backward pass.
 FN void cap_scores(const struct Attention *p, struct Place at, Scores scores, Scores tanhs) {
-    const float cap = p->softcap * LOG2E;
+    const float cap = p->softcap * UNIT;
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 j = 0; j < at.vectors; j++) {
             const vec t = tanh_vec(load(&scores[k][j * LANES]));
@@ -525,7 +562,7 @@ FN vec distance(const struct Attention *p, struct Place at, i32 k, i32 j) {
 }
 
 FN void slope_scores(const struct Attention *p, i32 head, struct Place at, Scores scores) {
-    const float slope = p->alibi_slopes[head] * p->spacing * LOG2E;
+    const float slope = p->alibi_slopes[head] * p->spacing * UNIT;
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 j = 0; j < at.vectors; j++) {
             float *s = &scores[k][j * LANES];
@@ -601,7 +638,7 @@ FN void mask_scores(struct Place at, Live live, Scores scores) {
     }
 }
 
-// scores = log2(e) * (the scores of q and k as softmax will see them). `q` is transposed and holds
+// scores = UNIT * (the scores of q and k as softmax will see them). `q` is transposed and holds
 // query_factor() already. `live` is filled if the tile is partial.
 FN void tile_scores(const struct Attention *p, struct Mask m, i32 head, struct Place at, i32 full,
                     const float *q, struct Left k, Scores scores, Scores tanhs, Live live) {
@@ -740,7 +777,71 @@ void attention_select(const i32 *scores, const unsigned char *live, i64 rows, i3
     }
 }
 
+// ---------------------------------------------------------------- weights
+
+struct Weight {
+    vec p;  // of v in out
+    vec u;  // dp/dscore where lse stays
+};
+
+#if WITH_ENTMAX
+// alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1:
+//     p = x^(1/a),  u = x^(1/a - 1),  x = max(0, 1 + a * (score - lse)),
+// lse being the number that makes the weights of a row sum to 1. The paper's threshold tau is
+// a * lse - 1; lse itself does not lose its digits as alpha falls to 1, where it becomes softmax's.
+FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
+    const float a = p->alpha_minus_1;
+    const vec y = a * (score - lse);
+    const ivec none = 1.0f + y <= 0.0f;
+    const vec x = zero_where(none, 1.0f + y);
+    vec u = x;                // alpha 1.5
+    if (a == 1.0f) {          // alpha 2, sparsemax
+        u = 1.0f + 0.0f * x;  // NaN where x is
+    } else if (a != 0.5f) {
+        u = exp2_vec(log1p_vec(y) * ((1.0f - a) / a * LOG2E));
+    }
+    u = zero_where(none, u);
+    return (struct Weight){u * x, u};
+}
+
+// Whether some weight of a tile is above zero, or not a number.
+static i32 any_weight(const struct Attention *p, struct Place at, Scores scores,
+                      const float *lse) {
+    for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
+        ivec none = (ivec){0} == 0;
+        for (i32 k = 0; k < at.keys; k++) {
+            none &= 1.0f + p->alpha_minus_1 * (load(&scores[k][j]) - load(lse + j)) <= 0.0f;
+        }
+        for (i32 i = 0; i < LANES; i++) {
+            if (!none[i]) return 1;
+        }
+    }
+    return 0;
+}
+
+// Pairs that contribute, instead of those that the mask keeps: what has no weight is not touched.
+FN void live_weights(struct Place at, Scores weights, Live live) {
+    for (i32 k = 0; k < at.keys; k++) {
+        for (i32 q = 0; q < TILE_Q; q++) live[k][q] = weights[k][q] != 0.0f;
+    }
+}
+#else
+FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
+    const vec weight = exp2_vec(score - lse);
+    (void)p;
+    return (struct Weight){weight, weight};
+}
+#endif
+
 // ---------------------------------------------------------------- forward
+
+#if WITH_ENTMAX
+// The scores of a tile, kept from one pass over its row to the next.
+struct Kept {
+    Scores scores;
+    i32 live;  // whether some weight may be above zero
+} __attribute__((aligned(64)));
+#endif
 
 // What one thread works on: tiles widened to fp32 and packed, so that strides and storage types
 // are met once per tile.
@@ -752,10 +853,21 @@ struct Forward {
     float out[TILE_Q * V_LD];   // sums of weight * v, not yet divided by total
     Scores scores;
     Live live;
-    float top[TILE_Q];     // the largest score so far
+    float top[TILE_Q];     // the largest score so far; where entmax's search for lse starts
     float total[TILE_Q];   // the weights so far, relative to 2^top
     float shrink[TILE_Q];  // by how much the current tile shrinks what came before
+#if WITH_ENTMAX
+    struct Kept *kept;     // of the row's first tiles
+    i32 most_kept;
+#endif
 } __attribute__((aligned(64)));
+
+// One tile row of one head.
+struct Row {
+    struct Mask m;
+    struct TileList tiles;
+    i32 batch, head, head_kv, ti;
+};
 
 // A sink is a key seen by all whose value is zero: softmax simply starts from it.
 FN void start_rows(const struct Attention *p, struct Forward *f, i32 head) {
@@ -763,6 +875,7 @@ FN void start_rows(const struct Attention *p, struct Forward *f, i32 head) {
     for (i32 q = 0; q < TILE_Q; q++) {
         f->top[q] = sink;
         f->total[q] = sink == -INFINITE ? 0.0f : 1.0f;
+        f->shrink[q] = 1.0f;
     }
     clear(f->out, TILE_Q * V_LD);
 }
@@ -796,6 +909,18 @@ FN struct Left load_keys(const struct Attention *p, struct Forward *f, struct Pl
     }
     load_tile(f->k, QK_LD, p->k, p->k_stride, batch, head, at.k0, at.keys, HEAD_DIM);
     return (struct Left){f->k, QK_LD, 1};
+}
+
+FN void row_scores(const struct Attention *p, struct Forward *f, struct Row r, struct Tile tile,
+                   struct Place at, Scores scores) {
+    const struct Left keys = load_keys(p, f, at, r.batch, r.head_kv);
+    tile_scores(p, r.m, r.head, at, tile.full, f->q_t, keys, scores, 0, f->live);
+}
+
+// The tile's values. Returns whether all are finite.
+FN i32 load_values(const struct Attention *p, struct Forward *f, struct Place at, struct Row r) {
+    return load_tile(f->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at.k0, at.keys,
+                     HEAD_DIM_V);
 }
 
 // Scores become weights 2^(score - top), and top and total move on to include them.
@@ -833,7 +958,8 @@ FN void finish_rows(const struct Attention *p, struct Forward *f, struct Place a
                     i32 head) {
     float lse[TILE_Q];
     for (i32 j = 0; j < TILE_Q; j += LANES) {
-        store(lse + j, load(f->top + j) * LN2 + log_vec(load(f->total + j)));
+        const vec top = load(f->top + j);
+        store(lse + j, WITH_ENTMAX ? top : top * LN2 + log_vec(load(f->total + j)));
     }
     float *lse_out = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
     for (i32 q = 0; q < at.queries; q++) {
@@ -874,23 +1000,161 @@ FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at,
     }
 }
 
-// One tile row of one head, over its live tiles from left to right.
-static void forward_row(const struct Attention *p, struct Forward *f, i32 batch, i32 head, i32 ti) {
-    const struct Mask m = load_mask(p, batch, head);
-    const struct TileList tiles = row_tiles(p, m, batch, head, ti);
-    const i32 head_kv = head / (p->heads_q / p->heads_kv);
-    start_rows(p, f, head);
-    load_queries(p, f, place(p, ti, 0), batch, head);
-    for (i32 i = 0; i < tiles.count; i++) {
-        const struct Tile tile = tile_at(tiles, i);
-        const struct Place at = place(p, ti, tile.index);
-        const struct Left keys = load_keys(p, f, at, batch, head_kv);
-        const i32 finite = load_tile(f->v, V_LD, p->v, p->v_stride, batch, head_kv, at.k0, at.keys,
-                                     HEAD_DIM_V);
-        tile_scores(p, m, head, at, tile.full, f->q_t, keys, f->scores, 0, f->live);
+#if WITH_ENTMAX
+// A row takes several passes: one for the scores, as many as lse needs, and one with the values of
+// the tiles that have a weight above zero. Scores are kept meanwhile, in longer rows those of the
+// first tiles only: the others' are computed again.
+enum { KEPT_TILES = 2048 };
+
+FN void keep_scores(const struct Attention *p, struct Forward *f) {
+    f->most_kept = min_i32(p->tile_cols, KEPT_TILES);
+    f->kept = aligned_alloc(64, (size_t)f->most_kept * sizeof(struct Kept));
+    if (!f->kept) f->most_kept = 0;
+}
+
+// What the search for lse knows of every query.
+struct Search {
+    float p[TILE_Q], u[TILE_Q];  // sums over the row
+    i32 moves[TILE_Q];           // -1 until lse is found
+};
+
+FN i32 any_lane(ivec x) {
+    i32 any = 0;
+    for (i32 i = 0; i < LANES; i++) any |= x[i];
+    return any;
+}
+
+// The largest scores: below lse unless they are all a row has, as no weight is above 1.
+FN void find_tops(const struct Attention *p, struct Forward *f, struct Row r) {
+    for (i32 i = 0; i < r.tiles.count; i++) {
+        const struct Tile tile = tile_at(r.tiles, i);
+        const struct Place at = place(p, r.ti, tile.index);
+        Scores *scores = i < f->most_kept ? &f->kept[i].scores : &f->scores;
+        row_scores(p, f, r, tile, at, *scores);
+        if (i < f->most_kept) f->kept[i].live = 1;
+        for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
+            store(f->top + j, largest(*scores, at.keys, j, load(f->top + j)));
+        }
+    }
+}
+
+// Tile i of the row again; null where it has no weight above zero, and never will: lse only grows.
+FN Scores *kept_scores(const struct Attention *p, struct Forward *f, struct Row r, i32 i,
+                       struct Place *at) {
+    const struct Tile tile = tile_at(r.tiles, i);
+    *at = place(p, r.ti, tile.index);
+    if (i < f->most_kept) return f->kept[i].live ? &f->kept[i].scores : 0;
+    row_scores(p, f, r, tile, *at, f->scores);
+    return &f->scores;
+}
+
+// Adds up a tile's weights. Returns whether one is above zero, or not a number.
+FN i32 add_sums(const struct Attention *p, struct Forward *f, struct Place at, Scores scores,
+                struct Search *s) {
+    i32 any = 0;
+    for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
+        const vec lse = load(f->top + j);
+        vec sum_p = {0}, sum_u = {0};
+        for (i32 k = 0; k < at.keys; k++) {
+            const struct Weight w = weigh(p, load(&scores[k][j]), lse);
+            sum_p += w.p;
+            sum_u += w.u;
+        }
+        store(s->p + j, load(s->p + j) + sum_p);
+        store(s->u + j, load(s->u + j) + sum_u);
+        any |= any_lane(sum_u != 0.0f);
+    }
+    return any;
+}
+
+// One step towards sum(p) = 1: Newton's for the 1/a-norm of x, which falls with lse and is convex,
+// so that the steps from the largest score upwards do not pass the root. The first is the last
+// where all scores are equal, and as alpha falls to 1. A row stops on its own, whatever its
+// neighbours do. Returns whether one goes on.
+FN i32 step(const struct Attention *p, struct Forward *f, struct Search *s) {
+    const float a = p->alpha_minus_1;
+    ivec going = {0};
+    for (i32 j = 0; j < TILE_Q; j += LANES) {
+        const vec sum = load(s->p + j), lse = load(f->top + j);
+        const vec by = sum * one_less_exp(a * log_vec(sum)) / (a * load(s->u + j));
+        const ivec moves = *(const ivec_in_memory *)&s->moves[j];
+        const ivec on = moves & (by > 2e-7f * max_vec(splat(1.0f), max_vec(lse, -lse)));
+        store(f->top + j, either(moves, lse + by, lse));
+        *(ivec_in_memory *)&s->moves[j] = on;
+        going |= on;
+    }
+    return any_lane(going);
+}
+
+// From the largest score to lse; 0 where a row has no key.
+FN void find_lse(const struct Attention *p, struct Forward *f, struct Row r) {
+    struct Search s;
+    const i32 queries = place(p, r.ti, 0).queries;
+    for (i32 q = 0; q < TILE_Q; q++) {
+        s.moves[q] = -(q < queries && f->top[q] != -INFINITE);
+        if (f->top[q] == -INFINITE) f->top[q] = 0.0f;
+    }
+    do {
+        clear(s.p, TILE_Q);
+        clear(s.u, TILE_Q);
+        for (i32 i = 0; i < r.tiles.count; i++) {
+            struct Place at;
+            Scores *scores = kept_scores(p, f, r, i, &at);
+            if (!scores) continue;
+            const i32 any = add_sums(p, f, at, *scores, &s);
+            if (i < f->most_kept) f->kept[i].live = any;
+        }
+    } while (step(p, f, &s));
+}
+
+// Scores become weights, and total moves on to include them.
+FN void take_weights(const struct Attention *p, struct Forward *f, struct Place at, Scores scores) {
+    for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
+        const vec lse = load(f->top + j);
+        vec sum = {0};
+        for (i32 k = 0; k < at.keys; k++) {
+            const struct Weight w = weigh(p, load(&scores[k][j]), lse);
+            store(&f->scores[k][j], w.p);
+            sum += w.p;
+        }
+        store(f->total + j, load(f->total + j) + sum);
+    }
+}
+
+FN void add_tiles(const struct Attention *p, struct Forward *f, struct Row r) {
+    find_tops(p, f, r);
+    find_lse(p, f, r);
+    for (i32 i = 0; i < r.tiles.count; i++) {
+        struct Place at;
+        Scores *scores = kept_scores(p, f, r, i, &at);
+        if (!scores || !any_weight(p, at, *scores, f->top)) continue;
+        take_weights(p, f, at, *scores);
+        const i32 finite = load_values(p, f, at, r);
+        if (!finite) live_weights(at, f->scores, f->live);
+        add_values(f, at, finite ? 0 : &f->live[0][0]);
+    }
+}
+#else
+// Over the row's live tiles from left to right.
+FN void add_tiles(const struct Attention *p, struct Forward *f, struct Row r) {
+    for (i32 i = 0; i < r.tiles.count; i++) {
+        const struct Tile tile = tile_at(r.tiles, i);
+        const struct Place at = place(p, r.ti, tile.index);
+        const i32 finite = load_values(p, f, at, r);
+        row_scores(p, f, r, tile, at, f->scores);
         online_softmax(f, at);
         add_values(f, at, tile.full || finite ? 0 : &f->live[0][0]);
     }
+}
+#endif
+
+static void forward_row(const struct Attention *p, struct Forward *f, i32 batch, i32 head, i32 ti) {
+    const struct Mask m = load_mask(p, batch, head);
+    const struct Row row = {m, row_tiles(p, m, batch, head, ti), batch, head,
+                            head / (p->heads_q / p->heads_kv), ti};
+    start_rows(p, f, head);
+    load_queries(p, f, place(p, ti, 0), batch, head);
+    add_tiles(p, f, row);
     if (p->joins) join_rows(p, f, place(p, ti, 0), batch, head);
     finish_rows(p, f, place(p, ti, 0), batch, head);
 }
@@ -903,6 +1167,9 @@ void attention_forward(const struct Attention *p, i32 threads) {
 #pragma omp parallel num_threads(max_i32(1, threads))
     {
         struct Forward f;
+#if WITH_ENTMAX
+        keep_scores(p, &f);
+#endif
 #pragma omp for schedule(dynamic) nowait
         for (i64 item = 0; item < items; item++) {
             const i64 row = item / group;
@@ -911,6 +1178,9 @@ void attention_forward(const struct Attention *p, i32 threads) {
             const i32 head = (i32)(pair % p->heads_kv) * group + (i32)(item % group);
             forward_row(p, &f, (i32)(pair / p->heads_kv), head, ti);
         }
+#if WITH_ENTMAX
+        free(f.kept);
+#endif
     }
 }
 
@@ -920,7 +1190,7 @@ void attention_forward(const struct Attention *p, i32 threads) {
 // and dq. dk and dv stay with the thread. dq is added up in memory by one thread after another,
 // in the order of the row's list: any number of threads gives the same bits.
 struct Workspace {
-    float *delta;   // [batch, heads_q, n_q] rowsum(out * dout)
+    float *delta;   // [batch, heads_q, n_q] mean of dout . v, by u: rowsum(out * dout) with softmax
     float *dsink;   // [batch, heads_q, tile_rows] shares of each tile row
     float *dalibi;  // likewise
     i32 *turn;      // likewise: how many of the row's tiles have been added to dq
@@ -960,7 +1230,7 @@ struct Backward {
     Scores weights;
     Scores dscores;
     Scores tanhs;
-    float lse[TILE_Q];    // times log2(e); +inf where there is no key, so that weights are 0
+    float lse[TILE_Q];    // times UNIT; +inf where there is no key, so that weights are 0
     float delta[TILE_Q];
     i32 k_finite;
     Live live;
@@ -979,8 +1249,24 @@ FN void load_lse(const struct Attention *p, i32 batch, i32 head, struct Place at
     for (i32 q = 0; q < TILE_Q; q++) lse[q] = INFINITE;
     for (i32 q = 0; q < at.queries; q++) {
         const float value = from[q * p->lse_stride[2]];
-        if (value != -INFINITE) lse[q] = value * LOG2E;
+        if (value != -INFINITE) lse[q] = value * UNIT;
     }
+}
+
+// q, dout and lse of a tile row. Returns whether q and dout are finite.
+FN i32 load_rows(const struct Attention *p, struct Backward *b, struct Place at, i32 batch,
+                 i32 head) {
+    const i32 queries = at.queries;
+    clear(b->q + queries * QK_LD, (TILE_Q - queries) * QK_LD);
+    clear(b->dout + queries * V_LD, (TILE_Q - queries) * V_LD);
+    const i32 q_finite = load_tile(b->q, QK_LD, p->q, p->q_stride, batch, head, at.q0, queries,
+                                   HEAD_DIM);
+    const i32 dout_finite = load_tile(b->dout, V_LD, p->dout, p->dout_stride, batch, head, at.q0,
+                                      queries, HEAD_DIM_V);
+    transpose(b->q_t, TILE_Q, b->q, QK_LD, TILE_Q, QK_LD, query_factor(p));
+    transpose(b->dout_t, TILE_Q, b->dout, V_LD, TILE_Q, V_LD, 1.0f);
+    load_lse(p, batch, head, at, b->lse);
+    return q_finite && dout_finite;
 }
 
 // ---- before: delta, the sinks' share, and rows that no tile will visit
@@ -1008,44 +1294,73 @@ FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 h
     return sum;
 }
 
+#if WITH_ENTMAX
+// The mean of dout . v over a row's keys, each with its u: so that the gradients of the scores add
+// up to 0, as the weights add up to 1 whatever the scores. It takes a walk over the row's tiles.
+FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
+    const struct Place row = place(p, r.ti, 0);
+    float sum[TILE_Q], sum_u[TILE_Q];
+    clear(sum, TILE_Q);
+    clear(sum_u, TILE_Q);
+    load_rows(p, b, row, r.batch, r.head);
+    for (i32 i = 0; i < r.tiles.count; i++) {
+        const struct Tile tile = tile_at(r.tiles, i);
+        const struct Place at = place(p, r.ti, tile.index);
+        const struct Left k = {b->k, QK_LD, 1}, v = {b->v, V_LD, 1};
+        load_tile(b->k, QK_LD, p->k, p->k_stride, r.batch, r.head_kv, at.k0, at.keys, HEAD_DIM);
+        tile_scores(p, r.m, r.head, at, tile.full, b->q_t, k, b->weights, b->tanhs, b->live);
+        if (!any_weight(p, at, b->weights, b->lse)) continue;
+        load_tile(b->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at.k0, at.keys, HEAD_DIM_V);
+        clear(&b->dscores[0][0], at.keys * TILE_Q);
+        multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, at.keys, at.vectors, HEAD_DIM_V);
+        for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
+            vec part = {0}, part_u = {0};
+            for (i32 n = 0; n < at.keys; n++) {
+                const vec u = weigh(p, load(&b->weights[n][j]), load(b->lse + j)).u;
+                part += zero_where(u == 0.0f, u * load(&b->dscores[n][j]));
+                part_u += u;
+            }
+            store(sum + j, load(sum + j) + part);
+            store(sum_u + j, load(sum_u + j) + part_u);
+        }
+    }
+    for (i32 q = 0; q < row.queries; q++) delta[q] = sum_u[q] == 0.0f ? 0.0f : sum[q] / sum_u[q];
+}
+#else
+FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
+    const struct Place at = place(p, r.ti, 0);
+    for (i32 q = 0; q < at.queries; q++) delta[q] = row_product(p, r.batch, r.head, at.q0 + q);
+    (void)b;
+}
+#endif
+
 FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backward *b, i64 line,
                     i32 ti) {
     const i32 batch = (i32)(line / p->heads_q), head = (i32)(line % p->heads_q);
     const i64 row = line * p->tile_rows + ti;
     const struct Place at = place(p, ti, 0);
     const i64 first = line * p->n_q + at.q0;
-    for (i32 q = 0; q < at.queries; q++) {
-        w.delta[first + q] = row_product(p, batch, head, at.q0 + q);
-    }
+    const struct Mask m = load_mask(p, batch, head);
+    const struct Row r = {m, row_tiles(p, m, batch, head, ti), batch, head,
+                          head / (p->heads_q / p->heads_kv), ti};
+    find_delta(p, b, r, w.delta + first);
     w.turn[row] = 0;
     w.dalibi[row] = 0.0f;
     w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first) : 0.0f;
-    if (p->joins || row_tiles(p, load_mask(p, batch, head), batch, head, ti).count) return;
+    if (p->joins || r.tiles.count) return;
     clear(b->q, at.queries * QK_LD);
     store_tile(p->dq, p->dq_stride, batch, head, at.q0, b->q, QK_LD, at.queries, HEAD_DIM, 1.0f);
 }
 
 // ---- one tile
 
-// Returns whether q and dout are finite.
-FN i32 load_rows(const struct Attention *p, struct Workspace w, struct Backward *b,
-                 struct Visit t) {
-    const i32 queries = t.at.queries;
-    clear(b->q + queries * QK_LD, (TILE_Q - queries) * QK_LD);
-    clear(b->dout + queries * V_LD, (TILE_Q - queries) * V_LD);
-    const i32 q_finite = load_tile(b->q, QK_LD, p->q, p->q_stride, t.batch, t.head, t.at.q0,
-                                   queries, HEAD_DIM);
-    const i32 dout_finite = load_tile(b->dout, V_LD, p->dout, p->dout_stride, t.batch, t.head,
-                                      t.at.q0, queries, HEAD_DIM_V);
-    transpose(b->q_t, TILE_Q, b->q, QK_LD, TILE_Q, QK_LD, query_factor(p));
-    transpose(b->dout_t, TILE_Q, b->dout, V_LD, TILE_Q, V_LD, 1.0f);
+FN void load_delta(const struct Attention *p, struct Workspace w, struct Backward *b,
+                   struct Visit t) {
     const i64 first = t.line * p->n_q + t.at.q0;
-    load_lse(p, t.batch, t.head, t.at, b->lse);
-    for (i32 q = 0; q < TILE_Q; q++) b->delta[q] = q < queries ? w.delta[first + q] : 0.0f;
-    return q_finite && dout_finite;
+    for (i32 q = 0; q < TILE_Q; q++) b->delta[q] = q < t.at.queries ? w.delta[first + q] : 0.0f;
 }
 
-// weights: from scores to softmax. dscores: from dout . v to the gradient of scale * q . k.
+// weights: from scores to shares of v. dscores: from dout . v to the gradient of scale * q . k.
 // Returns the tile's share of dalibi.
 FN float score_gradients(const struct Attention *p, struct Backward *b, struct Place at) {
     vec slope = {0};
@@ -1053,10 +1368,11 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct P
         const vec lse = load(b->lse + j * LANES), delta = load(b->delta + j * LANES);
         for (i32 k = 0; k < at.keys; k++) {
             const vec score = load(&b->weights[k][j * LANES]);
-            const vec weight = exp2_vec(score - lse);
-            vec d = weight * (load(&b->dscores[k][j * LANES]) - delta);
-            d = zero_where(score == -INFINITE, d);  // dead pairs: 0 * NaN would not be 0
-            store(&b->weights[k][j * LANES], weight);
+            const struct Weight weight = weigh(p, score, lse);
+            const ivec dead = WITH_ENTMAX ? weight.u == 0.0f : score == -INFINITE;
+            vec d = weight.u * (load(&b->dscores[k][j * LANES]) - delta);
+            d = zero_where(dead, d);  // 0 * NaN would not be 0
+            store(&b->weights[k][j * LANES], weight.p);
 #if WITH_ALIBI
             const ivec outside = lane_numbers() >= (float)(at.queries - j * LANES);
             slope -= zero_where(outside, d * distance(p, at, k, j));
@@ -1068,7 +1384,6 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct P
             store(&b->dscores[k][j * LANES], d);
         }
     }
-    (void)p;
     return sum_lanes(slope);
 }
 
@@ -1082,9 +1397,10 @@ FN void store_gradient(const struct Attention *p, void *tensor, const i64 *strid
     }
 }
 
-// Adds this tile's part of dq after its left neighbours', and writes dq after the last.
+// Adds this tile's part of dq after its left neighbours', and writes dq after the last. The part
+// is nothing where `keys` is 0.
 FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b, struct Visit t,
-               float slope, const i32 *live) {
+               i32 keys, float slope, const i32 *live) {
     const struct TileList tiles = row_tiles(p, t.m, t.batch, t.head, t.ti);
     const i64 row = t.line * p->tile_rows + t.ti;
     i32 done = __atomic_load_n(w.turn + row, __ATOMIC_ACQUIRE);
@@ -1095,7 +1411,7 @@ FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b
     float *dq = w.dq + row * TILE_Q * QK_LD;
     if (!done) clear(dq, t.at.queries * QK_LD);
     const struct Left dscores = {&b->dscores[0][0], 1, TILE_Q};
-    add_product(dq, QK_LD, dscores, b->k, QK_LD, t.at.queries, QK_VECTORS, t.at.keys, live);
+    if (keys) add_product(dq, QK_LD, dscores, b->k, QK_LD, t.at.queries, QK_VECTORS, keys, live);
     w.dalibi[row] += slope;
     if (done + 1 == tiles.count) {
         store_gradient(p, p->dq, p->dq_stride, t.batch, t.head, t.at.q0, dq, QK_LD, t.at.queries,
@@ -1106,19 +1422,31 @@ FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b
 
 FN void backward_tile(const struct Attention *p, struct Workspace w, struct Backward *b,
                       struct Visit t) {
-    const i32 finite = load_rows(p, w, b, t) && b->k_finite;
+    const i32 finite = load_rows(p, b, t.at, t.batch, t.head) && b->k_finite;
     const i32 keys = t.at.keys, queries = t.at.queries;
     const struct Left k = {b->k, QK_LD, 1}, v = {b->v, V_LD, 1};
     tile_scores(p, t.m, t.head, t.at, t.full, b->q_t, k, b->weights, b->tanhs, b->live);
+#if WITH_ENTMAX
+    if (!any_weight(p, t.at, b->weights, b->lse)) {
+        add_dq(p, w, b, t, 0, 0.0f, 0);
+        return;
+    }
+#endif
+    load_delta(p, w, b, t);
     clear(&b->dscores[0][0], keys * TILE_Q);
     multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, keys, t.at.vectors, HEAD_DIM_V);
     const float slope = score_gradients(p, b, t.at);
+#if WITH_ENTMAX
+    if (!finite) live_weights(t.at, b->weights, b->live);
+    const i32 *live = finite ? 0 : &b->live[0][0];
+#else
     const i32 *live = t.full || finite ? 0 : &b->live[0][0];
+#endif
     const struct Left weights = {&b->weights[0][0], TILE_Q, 1};
     const struct Left dscores = {&b->dscores[0][0], TILE_Q, 1};
     add_product(b->dv, V_LD, weights, b->dout, V_LD, keys, V_VECTORS, queries, live);
     add_product(b->dk, QK_LD, dscores, b->q, QK_LD, keys, QK_VECTORS, queries, live);
-    add_dq(p, w, b, t, slope, live);
+    add_dq(p, w, b, t, keys, slope, live);
 }
 
 // One tile column of one key/value head, over the query heads that share it.
@@ -1168,7 +1496,7 @@ void attention_backward(const struct Attention *p, i32 threads) {
 #pragma omp parallel num_threads(max_i32(1, threads))
     {
         struct Backward b;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static, 1)  // with entmax, long causal rows lie side by side
         for (i64 row = 0; row < all_rows(p); row++) {
             prepare_row(p, w, &b, row / p->tile_rows, (i32)(row % p->tile_rows));
         }

@@ -25,7 +25,7 @@ SOURCE = {
     "cpu": (_HERE / "dsa.cpu.c").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows."""
+rows, `_documents` for lists of tiles that are made on the device."""
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128

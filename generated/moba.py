@@ -31,7 +31,7 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "moba.sm_90a_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows."""
+rows, `_documents` for lists of tiles that are made on the device."""
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128

@@ -28,7 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
-    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
+    const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -47,8 +47,8 @@ struct Attention {
     i32 heads_kv;  // key/value heads; heads_q is a multiple
     i32 n_q;  // queries per sequence
     i32 n_kv;  // keys per sequence
-    i32 tile_rows;  // ceil(n_q / TILE_Q)
-    i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
+    i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
@@ -57,6 +57,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 #ifndef WITH_SOFTCAP
@@ -67,6 +68,9 @@ struct Attention {
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
@@ -135,13 +139,15 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 128;  // queries per tile row
 constexpr int TILE_K = 128;  // keys per step
+constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI)
+#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI \
+                && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE = WITH_SOFTCAP && GROUPS == 3 ? 0 : STREAM ? 1 : 2;
@@ -329,6 +335,15 @@ FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
+
+// Places count the tokens of tiles, one tile after another.
+// They are tokens, and where copies find them.
+typedef i32 Point;
+FN Point query_point(i32 place) { return place; }
+FN Point key_point(i32 place) { return place; }
+FN i32 query_at(i32 place) { return place; }
+FN i32 key_at(i32 place) { return place; }
+FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
 
 FN float2 unpack(u32 pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
@@ -708,6 +723,10 @@ struct Shared {
     i32 first_word;           // of the block's first tile
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
+#if WITH_ENTMAX
+    u64 decided;
+    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+#endif
 };
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
@@ -732,6 +751,9 @@ struct Ring {
 
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
+#if WITH_ENTMAX
+    barrier_init(shared.decided, 4 * GROUPS);
+#endif
     for (int i = 0; i < Q_TILES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.q_free[i], GROUPS);
@@ -753,7 +775,8 @@ constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 // The word of a tile of an item, the last of the row first; END where there is no item.
 FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
     if (work.count == 0) return END;
-    return word_of(work, left, p.row_tiles, TILE_K, p.n_kv) | (flips(p) ? MASKED : 0);
+    const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
+    return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
 }
 FN struct Work item(const struct Attention &p, i32 index) {
     struct Work none = {};
@@ -768,12 +791,12 @@ FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
     return {stride[1] ? head : 0, stride[0] ? batch : 0};
 }
 template <int ROWS>
-FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, i32 token,
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
                   struct Slice from) {
     arrive_expecting(full, SLABS * ROWS * 128);
 #pragma unroll
     for (int i = 0; i < SLABS; i++)
-        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, token, from.head,
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, at, from.head,
                  from.batch);
 }
 
@@ -796,7 +819,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         if (STREAM && work.count == 1) coming = item(p, atomicAdd(p.counter, 1));
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
-            const i32 first_k = (word & INDEX) * TILE_K;
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (left > 0)
                 word = word_at(p, work, left - 1);
             else
@@ -808,7 +831,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
                 shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                                  work.tile * TILE_Q,
+                                  query_point(work.tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
                 if (STREAM && left > 0) coming = item(p, atomicAdd(p.counter, 1));
@@ -830,7 +853,7 @@ FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
     return {uniform(row.x), uniform(row.y), uniform(row.z)};
 }
-// The thread's first query; the other one is 8 behind.
+// The place of the thread's first query; the other one is 8 behind.
 FN i32 query_of(const struct Row &row, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
@@ -838,7 +861,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
 
 // The thread's first query's position minus its first key of a tile.
 FN i32 distance(const struct Attention &p, i32 query, i32 word) {
-    return query + p.n_kv - p.n_q - ((word & INDEX) * TILE_K + threadIdx.x % 4 * 2);
+    return query + p.n_kv - p.n_q - ((word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2);
 }
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
@@ -846,7 +869,7 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
     if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
     return seen;
 }
 // Scores become logits, and those of dead pairs -inf.
@@ -857,7 +880,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
         hide_rest(s, seen);
     }
 }
@@ -921,8 +944,8 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 }
 
 // What a row's other keys gave before, in powers of two; -inf where there is none.
-FN float lse_before(const struct Attention &p, const float *lse, i32 query) {
-    return p.joins && query < p.n_q ? __fmul_rn(lse[query * p.lse_stride[2]], LOG2E)
+FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
+    return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
                                     : MINUS_INFINITY;
 }
 
@@ -968,7 +991,8 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
 
     const struct Place at = place_of(work.head, p.heads_q);
     float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
-    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
     __syncthreads();  // all have read what one warp will write
 
     float top[2] = {before[0], before[1]};
@@ -1004,8 +1028,8 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         total[r] += share + fast_exp2(__fsub_rn(sink, top[r]));
         const bool empty = total[r] == 0.0f;
         const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
-        const i32 q = query + 8 * r;
-        if (q >= p.n_q) break;
+        const i32 q = token[r];
+        if (q >= p.n_q) continue;
         u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
@@ -1035,7 +1059,7 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
                   i32 query, const struct Attention &p) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const i32 token = min_i32(query + 8 * r, p.n_q - 1);
+        const i32 token = min_i32(query_at(query + 8 * r), p.n_q - 1);
         const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
             + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
 #pragma unroll
@@ -1067,11 +1091,13 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     }
     const i32 lane = threadIdx.x % 32, query = query_of(row, group);
     float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
-    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
     float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
+        float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
         const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
         const float higher = fmaxf(base, sink);
@@ -1084,9 +1110,11 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         const float inverse = empty ? 0.0f : fast_reciprocal(total);
         scale[r] = __fmul_rn(factor, inverse);
         share[r] = __fmul_rn(share[r], inverse);
-        if (lane % 4 == 0 && query + 8 * r < p.n_q)
-            lse[(query + 8 * r) * p.lse_stride[2]] =
-                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
+        if (lane % 4 == 0 && token[r] < p.n_q)
+            lse[token[r] * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY
+                : WITH_ENTMAX ? base
+                              : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
@@ -1104,7 +1132,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 #pragma unroll
         for (int i = 0; i < SLABS; i++)
             store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
-                      row.tile * TILE_Q + first, row.head, row.batch);
+                      query_point(row.tile * TILE_Q + first), row.head, row.batch);
         commit_stores();
     }
 }
@@ -1113,17 +1141,23 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 FN void store_empty(const struct Attention &p) {
     if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
-    for (i32 index = p.items + blockIdx.x; index < p.items + p.empty; index += gridDim.x) {
+    for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);
+        if (work.count > 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
-        const i32 first = work.tile * TILE_Q, rows = min_i32(TILE_Q, p.n_q - first);
-        for (i32 i = thread; i < rows * (HEAD_DIM / 8); i += 128 * GROUPS) {
-            const i64 place = row_offset(p.out_stride, at, first + i / (HEAD_DIM / 8));
+        const i32 first = work.tile * TILE_Q;
+        for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
+            const i32 token = query_at(first + i / (HEAD_DIM / 8));
+            if (token >= p.n_q) continue;
+            const i64 place = row_offset(p.out_stride, at, token);
             ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
         }
-        for (i32 i = thread; i < rows; i += 128 * GROUPS)
-            p.lse[row_offset(p.lse_stride, at, first + i)] =
-                WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
+        for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
+            const i32 token = query_at(first + i);
+            if (token < p.n_q)
+                p.lse[row_offset(p.lse_stride, at, token)] =
+                    WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
+        }
     }
 }
 
@@ -1265,6 +1299,377 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     if (leader) stores_done<0>();
 }
 
+#if WITH_ENTMAX
+// alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
+//     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
+// for the one level = a * lse that makes them sum to 1. A block has one tile row and passes over
+// its tiles several times: once for the largest scores and a level from below, with the keys alone
+// as often as the level takes, and with the values until such a pass finds its level right.
+enum Pass { DONE, VALUES, SUMS, START };
+// Alpha 1.5 and 2 need no powers; below 1 + 2^-7 the logarithm of x = 1 + y would lose y.
+enum Alpha { ANY, NEAR_SOFTMAX, HALF_MORE, SPARSEMAX };
+
+// Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
+struct Search {
+    float level[2];
+    float p[2], u[2], count[2];  // sums; count: weights above 0, with alpha 1.5
+};
+
+// Of scores, as finish_scores leaves them, in units of a * score.
+FN float unit_of_entmax(const struct Attention &p) {
+    return p.alpha_minus_1 * (WITH_SOFTCAP || WITH_ALIBI ? 1.0f : fmaxf(fabsf(p.scale), 1e-30f));
+}
+
+// A score that is not a number makes the level one that is none.
+FN float max_or_nan(float x, float y) {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+FN float quad_max_or_nan(float x) {
+    x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return max_or_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+FN float power(float x, float exponent) { return fast_exp2(exponent * fast_log2(x)); }
+
+// 1 - e^-x, also where x is small.
+FN float one_less_exp(float x) {
+    const float near = x * (1.0f - x * (0.5f - x * (1.0f / 6 - x * (1.0f / 24))));
+    return fabsf(x) < 0.1f ? near : 1.0f - fast_exp2(-LOG2E * x);
+}
+
+// log(1 + y) of a y that is small, or so far below 0 that its weight is nothing.
+FN float log_near_1(float y) {
+    return y * (1.0f - y * (0.5f - y * (1.0f / 3 - y * (0.25f - y * 0.2f))));
+}
+
+// Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
+template <Alpha ALPHA, bool KEEP>
+FN void add_row(Scores &s, int r, float unit, float a, struct Search &sums) {
+    const float level = sums.level[r], offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
+    const float sharpness = LOG2E / a;
+    float p = 0.0f, u = 0.0f, count = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) {
+        float &y = s[i / 2 * 4 + 2 * r + i % 2];
+        const float x = __saturatef(fmaf(y, unit, offset));
+        if (ALPHA == HALF_MORE) {
+            u += x;
+            p = fmaf(x, x, p);
+            if (!KEEP) count += x > 0.0f ? 1.0f : 0.0f;
+            if (KEEP) y = x * x;
+        } else if (ALPHA == SPARSEMAX) {
+            u += x > 0.0f ? 1.0f : 0.0f;
+            p += x;
+            if (KEEP) y = x;
+        } else if (ALPHA == NEAR_SOFTMAX) {  // where u is almost p
+            const float weight = fast_exp2(sharpness * log_near_1(fmaf(y, unit, -level)));
+            p += weight;
+            if (KEEP) y = weight;
+        } else {
+            const float slope = power(x, exponent);
+            u += slope;
+            p = fmaf(slope, x, p);
+            if (KEEP) y = slope * x;
+        }
+    }
+    sums.p[r] += p, sums.u[r] += ALPHA == NEAR_SOFTMAX ? p : u, sums.count[r] += count;
+}
+
+template <bool KEEP>
+FN void add_tile(Scores &s, float unit, float a, struct Search &sums) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (a == 0.5f)
+            add_row<HALF_MORE, KEEP>(s, r, unit, a, sums);
+        else if (a == 1.0f)
+            add_row<SPARSEMAX, KEEP>(s, r, unit, a, sums);
+        else if (a < 0x1p-7f)
+            add_row<NEAR_SOFTMAX, KEEP>(s, r, unit, a, sums);
+        else
+            add_row<ANY, KEEP>(s, r, unit, a, sums);
+    }
+}
+
+FN void clear_sums(struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) x.p[r] = x.u[r] = x.count[r] = 0.0f;
+}
+FN void sum_over_quads(struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        x.p[r] = quad_sum(x.p[r]);
+        x.u[r] = quad_sum(x.u[r]);
+        x.count[r] = quad_sum(x.count[r]);
+    }
+}
+
+// Newton's step for the 1/a-norm of x, which falls with the level and is convex: from below, it
+// does not pass the root. Nothing where there are no weights.
+FN float newton_step(float a, float p, float u) {
+    return p > 0.0f ? p * one_less_exp(a / LOG2E * fast_log2(p)) * fast_reciprocal(u) : 0.0f;
+}
+// With alpha 1.5 and the weights above 0 known, the level solves a quadratic equation. Weights that
+// it makes 0, or that would come, change it by the square of their distance only.
+FN float closed_step(float a, float p, float u, float count) {
+    const float square = fmaf(u, u, -count * (p - 1.0f));
+    if (a != 0.5f || count == 0.0f || square < 0.0f) return newton_step(a, p, u);
+    return (p - 1.0f) * fast_reciprocal(u + sqrtf(square));
+}
+
+// What sums of other tiles become as the level rises: p from below and u from above, so that steps
+// by them do not pass the root either.
+FN void raise_level(struct Search &x, int r, float by, float a) {
+    x.level[r] += by;
+    if (!(x.p[r] > 0.0f)) return;
+    const float shrink = fmaxf(1.0f - by * x.u[r] * fast_reciprocal(x.p[r]), 0.0f);
+    if (a == 0.5f) {
+        x.p[r] *= shrink * shrink;
+        x.u[r] = fminf(x.u[r], sqrtf(x.count[r] * x.p[r]));
+    } else {
+        x.p[r] *= power(shrink, 1.0f / a);
+    }
+    if (x.p[r] == 0.0f) x.u[r] = x.count[r] = 0.0f;
+}
+
+// The first pass over a tile: levels rise towards those of the keys met so far.
+FN void start_levels(Scores &s, float unit, float a, struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float peak = MINUS_INFINITY;
+#pragma unroll
+        for (int i = 0; i < TILE_K / 4; i++) peak = max_or_nan(peak, s[i / 2 * 4 + 2 * r + i % 2]);
+        peak = quad_max_or_nan(peak) * unit;  // no weight is above 1
+        if (x.level[r] == MINUS_INFINITY)
+            x.level[r] = peak;
+        else
+            raise_level(x, r, max_or_nan(peak - x.level[r], 0.0f), a);
+    }
+#pragma unroll 1
+    for (int sweep = 0; sweep < 2; sweep++) {
+        struct Search tile = x;
+        clear_sums(tile);
+        add_tile<false>(s, unit, a, tile);
+        sum_over_quads(tile);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float p = x.p[r] + tile.p[r], u = x.u[r] + tile.u[r];
+            const float by = p > 1.0f ? newton_step(a, p, u) : 0.0f;
+            if (sweep) x.p[r] = p, x.u[r] = u, x.count[r] += tile.count[r];
+            raise_level(x, r, by, a);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- what comes next
+
+// How far a level may be off before a pass with the values: with them its sums correct it once
+// more, and with alpha 1.5 an error of d becomes one of about d^2.
+FN float close_enough(float a, float level) {
+    return fmaf(1e-6f, fmaxf(fabsf(level), a), a == 0.5f ? 0x1p-13f : 0.0f);
+}
+// And before a pass without: the next one will be close enough, most likely.
+FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
+
+constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
+
+// The levels take the step that the sums of a pass ask for. Returns the pass that these rows need.
+FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
+    Pass next = DONE;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float by = now == VALUES || passes > 8 ? newton_step(a, x.p[r], x.u[r])
+                                                     : closed_step(a, x.p[r], x.u[r], x.count[r]);
+        const float size = fabsf(by);
+        Pass wish = now == VALUES && !(size > close_enough(a, x.level[r])) ? DONE : VALUES;
+        if (size > coarse(a)) wish = SUMS;
+        x.level[r] += by;
+        next = wish > next ? wish : next;
+    }
+    return passes < MOST_PASSES ? next : now == VALUES ? DONE : VALUES;
+}
+
+// All warps agree on the next pass, and the one that copies hears of it.
+FN Pass heard(struct Shared &shared, i32 passes) {
+    wait(shared.decided, passes & 1);
+    i32 next = DONE;
+#pragma unroll
+    for (int i = 0; i < 4 * GROUPS; i++) {
+        const i32 wish = shared.wishes[passes & 1][i];
+        next = wish > next ? wish : next;
+    }
+    return (Pass)next;
+}
+FN Pass agreed(struct Shared &shared, Pass wish, i32 passes) {
+    const i32 next = __reduce_max_sync(0xffffffff, (i32)wish);
+    if (threadIdx.x % 32 == 0) {
+        shared.wishes[passes & 1][threadIdx.x / 32 - 4] = next;
+        arrive(shared.decided);
+    }
+    return (Pass)uniform(heard(shared, passes));
+}
+
+// ---------------------------------------------------------------- the warp that copies
+
+// One thread. Keys of the next pass follow before it is known which one that is.
+FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+    const struct Work work = item(p, blockIdx.x);
+    shared.first_word = work.count;
+    arrive(shared.started);
+    if (work.count == 0) return;
+    const struct Place place = place_of(work.head, p.heads_q);
+    const i32 kv_head = (u32)place.head / ((u32)p.heads_q / (u32)p.heads_kv);
+    const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
+    const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
+    shared.row[0] = {work.tile, place.head, place.batch, 0};
+    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
+                      slice_of(p.q_stride, place.head, place.batch));
+    Ring<STAGES> k_stage, v_stage, first_ahead;
+    const i32 most_ahead = min_i32(work.count, STAGES);
+    i32 ahead = 0;  // tiles of k of this pass that were asked for in the last one
+    Pass now = START;
+#pragma unroll 1
+    for (i32 passes = 0; now != DONE; passes++) {
+#pragma unroll 1
+        for (i32 i = 0; i < work.count + most_ahead; i++) {
+            const bool next_pass = i >= work.count;
+            if (i == work.count) first_ahead = k_stage;
+            const i32 word = word_at(p, work, next_pass ? i - work.count : i);
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
+            if (next_pass || i >= ahead) {
+                wait(shared.k_free[k_stage.at], k_stage.turn ^ 1);
+                shared.next[k_stage.at] = word;
+                load_tile<TILE_K>(shared.k[k_stage.at], maps.k, shared.k_full[k_stage.at],
+                                  first_k, k);
+                k_stage.next();
+            }
+            if (now == VALUES && !next_pass) {
+                wait(shared.v_free[v_stage.at], v_stage.turn ^ 1);
+                load_tile<TILE_K>(shared.v[v_stage.at], maps.v, shared.v_full[v_stage.at],
+                                  first_k, v);
+                v_stage.next();
+            }
+        }
+        ahead = most_ahead;
+        now = heard(shared, passes);
+    }
+    // Copies that nobody needs must be in before the block ends.
+    for (i32 i = 0; i < ahead; i++) {
+        wait(shared.k_full[first_ahead.at], first_ahead.turn);
+        first_ahead.next();
+    }
+}
+
+// ---------------------------------------------------------------- warpgroups that compute
+
+// What a warpgroup has throughout.
+struct Rows {
+    struct Row row;
+    i32 query, group, tiles;
+    float unit, a;
+    struct Query q;
+    Ring<STAGES> k_stage, v_stage;
+    struct Search x;
+};
+
+// The scores of the next tile.
+FN void take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
+    const u64 k_tiles = along_columns(shared_address(shared.k[0]));
+    wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
+    const i32 word = uniform(shared.next[w.k_stage.at]);
+    const struct Seen seen = look_early(p, w.row, w.query, word);
+    if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
+    begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
+    products_wait<0>();
+    pin(s);
+    if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
+    w.k_stage.next();
+    finish_scores(s, p, w.row, w.query, word, seen);
+}
+
+template <Pass NOW>
+FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct Rows &w) {
+    clear_sums(w.x);
+#pragma unroll 1
+    for (i32 i = 0; i < w.tiles; i++) {
+        Scores s;
+        take_scores(s, shared, p, w);
+        if (NOW == START)
+            start_levels(s, w.unit, w.a, w.x);
+        else
+            add_tile<false>(s, w.unit, w.a, w.x);
+    }
+}
+
+FN void pass_over_values(Output &o, struct Shared &shared, const struct Attention &p,
+                         struct Rows &w) {
+    const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
+    clear_sums(w.x);
+    clear(o);
+#pragma unroll 1
+    for (i32 i = 0; i < w.tiles; i++) {
+        Scores s;
+        Weights weights;
+        take_scores(s, shared, p, w);
+        add_tile<true>(s, w.unit, w.a, w.x);
+        to_weights(weights, s);
+        wait(shared.v_full[w.v_stage.at], w.v_stage.turn);
+        begin_output(o, weights, v_tiles + w.v_stage.at * (K_BYTES >> 4));
+        products_wait<0>();
+        pin(weights);
+        pin(o);
+        if (threadIdx.x % 128 == 0) arrive(shared.v_free[w.v_stage.at]);
+        w.v_stage.next();
+    }
+}
+
+// Rows without keys have no weights; a level that is no number makes all of a row not a number.
+FN void store_rows(Output &o, struct Shared &shared, const struct Attention &p,
+                   const struct Maps &maps, struct Rows &w) {
+    float lse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        lse[r] = w.x.level[r] / w.a;
+        if (!(w.x.level[r] < PLUS_INFINITY)) w.x.p[r] = lse[r] = __int_as_float(0x7fffffff);
+    }
+    store(o, lse, w.x.p, 1.0f, w.row, p, maps, shared_address(shared.q[0]), w.group);
+}
+
+FN void compute_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+                       i32 group) {
+    struct Rows w;
+    wait(shared.started, 0);
+    w.tiles = uniform(shared.first_word);
+    if (w.tiles == 0) return;
+    w.unit = unit_of_entmax(p), w.a = p.alpha_minus_1, w.group = group;
+    wait(shared.q_full[0], 0);
+    w.row = row_in(shared, 0);
+    w.query = query_of(w.row, group);
+    take_q(w.q, shared, 0, group);
+    w.x.level[0] = w.x.level[1] = MINUS_INFINITY;
+    pass_over_keys<START>(shared, p, w);
+    Pass next = agreed(shared, SUMS, 0);
+#pragma unroll 1
+    for (i32 passes = 1;; passes++) {
+        if (next == SUMS) {
+            pass_over_keys<SUMS>(shared, p, w);
+            sum_over_quads(w.x);
+            next = agreed(shared, take_step(w.x, w.a, SUMS, passes), passes);
+        } else {
+            Output o;
+            pass_over_values(o, shared, p, w);
+            sum_over_quads(w.x);
+            next = agreed(shared, take_step(w.x, w.a, VALUES, passes), passes);
+            if (next != DONE) continue;
+            store_rows(o, shared, p, maps, w);
+            break;
+        }
+    }
+    if (threadIdx.x % 128 == 0) stores_done<0>();
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
@@ -1274,10 +1679,18 @@ attention_forward(const __grid_constant__ struct Attention p,
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
         give_registers<COPY_REGISTERS>();
+#if WITH_ENTMAX
+        if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
+#else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#endif
     } else {
         take_registers<COMPUTE_REGISTERS>();
+#if WITH_ENTMAX
+        compute_passes(shared, p, maps, group - 1);
+#else
         compute(shared, p, maps, group - 1);
+#endif
         store_empty(p);
     }
 }

@@ -28,7 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
-    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
+    const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -47,8 +47,8 @@ struct Attention {
     i32 heads_kv;  // key/value heads; heads_q is a multiple
     i32 n_q;  // queries per sequence
     i32 n_kv;  // keys per sequence
-    i32 tile_rows;  // ceil(n_q / TILE_Q)
-    i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
+    i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
@@ -57,6 +57,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 #ifndef WITH_SOFTCAP
@@ -67,6 +68,9 @@ struct Attention {
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
@@ -381,6 +385,15 @@ FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
 
+// Places count the tokens of tiles, one tile after another.
+// They are tokens, and where copies find them.
+typedef i32 Point;
+FN Point query_point(i32 place) { return place; }
+FN Point key_point(i32 place) { return place; }
+FN i32 query_at(i32 place) { return place; }
+FN i32 key_at(i32 place) { return place; }
+FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
+
 FN float2 unpack(u32 pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
@@ -638,7 +651,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     float sink_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < TILE_Q * LANES / PLAIN_THREADS; i++) {
-        const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = first + r;
+        const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = query_at(first + r);
         float sum = 0.0f;
         if (q < p.n_q && lane < HEAD_DIM / 8) {
             const uint4 *out = (const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8;
@@ -682,10 +695,10 @@ FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
     *to = make_uint4(sum[0], sum[1], sum[2], sum[3]);
 }
 
-// Eight columns of two rows, as four threads left them: numbers 0 and 1 of each belong to `row`, 2
-// and 3 to the row 8 behind.
-FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 row, i32 rows, int column,
-                   const float4 *from, float scale, bool joins) {
+// Eight columns of two of `tokens` rows, as four threads left them: numbers 0 and 1 of each belong
+// to `first`, 2 and 3 to `second`.
+FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
+                   i32 tokens, int column, const float4 *from, float scale, bool joins) {
     const float4 x[4] = {__ldcs(from), __ldcs(from + 1), __ldcs(from + 2), __ldcs(from + 3)};
     float2 low[4], high[4];
 #pragma unroll
@@ -693,9 +706,9 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 row, i
         low[i] = make_float2(x[i].x * scale, x[i].y * scale);
         high[i] = make_float2(x[i].z * scale, x[i].w * scale);
     }
-    uint4 *const line = (uint4 *)to + (row_offset(stride, at, row) + column) / 8;
-    if (row < rows) store_eight(line, low, joins);
-    if (row + 8 < rows) store_eight(line + stride[2], high, joins);
+    uint4 *const line = (uint4 *)to + (row_offset(stride, at, 0) + column) / 8;
+    if (first < tokens) store_eight(line + first * stride[2] / 8, low, joins);
+    if (second < tokens) store_eight(line + second * stride[2] / 8, high, joins);
 }
 
 // The last block adds the tiles' shares, head by head, always in the same order.
@@ -727,7 +740,8 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     for (i32 i = thread; i < TILE_Q * HEAD_DIM / 16; i += PLAIN_THREADS) {
         const i32 group = i >= 32 * DQ_PIECES, j = i - group * 32 * DQ_PIECES;
         const i32 pieces = dq_pieces(group), piece = j % pieces, y = j / pieces;
-        store_rows(p.dq, p.dq_stride, at, first + dq_query(group) + y / 8 * 16 + y % 8, p.n_q,
+        const i32 q = first + dq_query(group) + y / 8 * 16 + y % 8;
+        store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
                    dq_column(group, piece),
                    (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, p.scale, p.joins);
     }
@@ -764,9 +778,11 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % 2, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const float4 *const from = tile + (part * PIECES + piece) * 128 + y * 4;
-        const i32 to = column_of(group, piece);
-        if (part < 2) store_rows(p.dk, p.dk_stride, at, key, p.n_kv, to, from, p.scale, p.joins);
-        else store_rows(p.dv, p.dv_stride, at, key, p.n_kv, to, from, 1.0f, p.joins);
+        const i32 to = column_of(group, piece), low = key_at(key), high = key_at(key + 8);
+        if (part < 2)
+            store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, from, p.scale, p.joins);
+        else
+            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, from, 1.0f, p.joins);
     }
 }
 
@@ -1210,11 +1226,11 @@ struct Step {
 
 // A tile of a tensor.
 template <int ROWS>
-FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, i32 token,
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &from,
                   const struct Place &at) {
 #pragma unroll
     for (int i = 0; i < SLABS; i++)
-        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, token, at.head,
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, from, at.head,
                  at.batch);
 }
 
@@ -1222,7 +1238,7 @@ FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, i32 toke
 FN void load_rows(unsigned char *tile, const TensorMap &map, const struct Place &at, float *rows,
                   const float *from, u64 &full, i32 first) {
     arrive_expecting(full, Q_BYTES + TILE_Q * 4);
-    load_tile<TILE_Q>(tile, map, full, first, at);
+    load_tile<TILE_Q>(tile, map, full, query_point(first), at);
     load_bytes(shared_address(rows), from + first, TILE_Q * 4, full);
 }
 
@@ -1241,14 +1257,14 @@ FN void find_source(struct Source &source, const struct Attention &p, const stru
     source.dout = coordinates(p.dout_stride, at);
     source.lse = w.lse + first;
     source.delta = w.delta + first;
-    source.tail = (work.tile + 1) * TILE_K > p.n_kv ? MASKED : 0;
+    source.tail = (work.tile + 1) * TILE_K > keys_end(p) ? MASKED : 0;
 }
 
 FN void load_column(struct Shared &shared, const struct Work &work, const struct Attention &p,
                     const struct Maps &maps) {
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    const i32 first = work.tile * TILE_K;
+    const Point first = key_point(work.tile * TILE_K);
     arrive_expecting(shared.column_full, 2 * K_BYTES);
     load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
     load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
@@ -1412,7 +1428,7 @@ FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attenti
     return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX),
             DETERMINISTIC ? uniform(shared.rank[at]) : 0};
 }
-// A thread's first key; the other is 8 behind. Computed where it is used.
+// The place of a thread's first key; the other is 8 behind. Computed where it is used.
 FN i32 first_key(i32 tile, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return anew(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
@@ -1507,7 +1523,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
             for (int j = 0; j < SLABS; j++) {
                 const TensorMap &map = i ? maps.dk : maps.dv;
                 const u32 from = tile + j * 64 * SLAB_ROW;
-                const i32 key = column.tile * TILE_K + key_of(group);
+                const Point key = key_point(column.tile * TILE_K + key_of(group));
                 if (p.joins) add_box(map, from, 64 * j, key, at.head, at.batch);
                 else store_box(map, from, 64 * j, key, at.head, at.batch);
             }

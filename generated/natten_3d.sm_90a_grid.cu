@@ -57,6 +57,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 #ifndef WITH_SOFTCAP
@@ -67,6 +68,9 @@ struct Attention {
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
@@ -135,13 +139,15 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 128;  // queries per tile row
 constexpr int TILE_K = 128;  // keys per step
+constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI)
+#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI \
+                && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE = WITH_SOFTCAP && GROUPS == 3 ? 0 : STREAM ? 1 : 2;
@@ -783,6 +789,10 @@ struct Shared {
     i32 first_word;           // of the block's first tile
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
+#if WITH_ENTMAX
+    u64 decided;
+    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+#endif
 };
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
@@ -807,6 +817,9 @@ struct Ring {
 
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
+#if WITH_ENTMAX
+    barrier_init(shared.decided, 4 * GROUPS);
+#endif
     for (int i = 0; i < Q_TILES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.q_free[i], GROUPS);
@@ -828,7 +841,8 @@ constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 // The word of a tile of an item, the last of the row first; END where there is no item.
 FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
     if (work.count == 0) return END;
-    return word_of(work, left, p.row_tiles, TILE_K, keys_end(p)) | (flips(p) ? MASKED : 0);
+    const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
+    return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
 }
 FN struct Work item(const struct Attention &p, i32 index) {
     struct Work none = {};
@@ -871,7 +885,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         if (STREAM && work.count == 1) coming = item(p, atomicAdd(p.counter, 1));
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
-            const Point first_k = key_point((word & INDEX) * TILE_K);
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (left > 0)
                 word = word_at(p, work, left - 1);
             else
@@ -913,7 +927,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
 
 // The thread's first query's position minus its first key of a tile.
 FN i32 distance(const struct Attention &p, i32 query, i32 word) {
-    return query + p.n_kv - p.n_q - ((word & INDEX) * TILE_K + threadIdx.x % 4 * 2);
+    return query + p.n_kv - p.n_q - ((word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2);
 }
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
@@ -921,7 +935,7 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
     if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
     return seen;
 }
 // Scores become logits, and those of dead pairs -inf.
@@ -932,7 +946,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
         hide_rest(s, seen);
     }
 }
@@ -1148,7 +1162,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
+        float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
         const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
         const float higher = fmaxf(base, sink);
@@ -1163,7 +1178,9 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         share[r] = __fmul_rn(share[r], inverse);
         if (lane % 4 == 0 && token[r] < p.n_q)
             lse[token[r] * p.lse_stride[2]] =
-                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
+                empty ? MINUS_INFINITY
+                : WITH_ENTMAX ? base
+                              : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
@@ -1190,8 +1207,9 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 FN void store_empty(const struct Attention &p) {
     if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
-    for (i32 index = p.items + blockIdx.x; index < p.items + p.empty; index += gridDim.x) {
+    for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);
+        if (work.count > 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = work.tile * TILE_Q;
         for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
@@ -1356,10 +1374,18 @@ attention_forward(const __grid_constant__ struct Attention p,
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
         give_registers<COPY_REGISTERS>();
+#if WITH_ENTMAX
+        if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
+#else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#endif
     } else {
         take_registers<COMPUTE_REGISTERS>();
+#if WITH_ENTMAX
+        compute_passes(shared, p, maps, group - 1);
+#else
         compute(shared, p, maps, group - 1);
+#endif
         store_empty(p);
     }
 }

@@ -57,6 +57,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 #ifndef WITH_SOFTCAP
@@ -67,6 +68,9 @@ struct Attention {
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0

@@ -38,6 +38,9 @@ static_assert(COPY_ROWS % 8 == 0 && TILE_Q % COPY_ROWS == 0 && TILE_K % COPY_ROW
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
 #endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
+#endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
 #endif
@@ -69,7 +72,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
-    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
+    const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -88,8 +91,8 @@ struct Attention {
     i32 heads_kv;  // key/value heads; heads_q is a multiple
     i32 n_q;  // queries per sequence
     i32 n_kv;  // keys per sequence
-    i32 tile_rows;  // ceil(n_q / TILE_Q)
-    i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
+    i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
@@ -98,6 +101,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }

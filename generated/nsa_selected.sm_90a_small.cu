@@ -28,7 +28,7 @@ struct Attention {
     i32 *counter;  // [2], zero before and after every launch: the next work item
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
-    const i32 *distances;  // [variants] bits by k - q, see maskc/layout/distances.py
+    const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -47,8 +47,8 @@ struct Attention {
     i32 heads_kv;  // key/value heads; heads_q is a multiple
     i32 n_q;  // queries per sequence
     i32 n_kv;  // keys per sequence
-    i32 tile_rows;  // ceil(n_q / TILE_Q)
-    i32 tile_cols;  // ceil(n_kv / TILE_K)
+    i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
+    i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
     i32 items;  // of the work list that have tiles
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
@@ -57,6 +57,7 @@ struct Attention {
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
 };
 
 #ifndef WITH_SOFTCAP
@@ -67,6 +68,9 @@ struct Attention {
 #endif
 #ifndef WITH_SINKS
 #define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
 #endif
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
@@ -135,13 +139,15 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 64;  // queries per tile row
 constexpr int TILE_K = 64;  // keys per step
+constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
 constexpr int GROUPS = 1;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 232;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI)
+#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI \
+                && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE = WITH_SOFTCAP && GROUPS == 3 ? 0 : STREAM ? 1 : 2;
@@ -334,6 +340,15 @@ FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
+
+// Places count the tokens of tiles, one tile after another.
+// They are tokens, and where copies find them.
+typedef i32 Point;
+FN Point query_point(i32 place) { return place; }
+FN Point key_point(i32 place) { return place; }
+FN i32 query_at(i32 place) { return place; }
+FN i32 key_at(i32 place) { return place; }
+FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
 
 FN float2 unpack(u32 pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
@@ -689,6 +704,10 @@ struct Shared {
     i32 first_word;           // of the block's first tile
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
+#if WITH_ENTMAX
+    u64 decided;
+    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+#endif
 };
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
@@ -713,6 +732,9 @@ struct Ring {
 
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
+#if WITH_ENTMAX
+    barrier_init(shared.decided, 4 * GROUPS);
+#endif
     for (int i = 0; i < Q_TILES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.q_free[i], GROUPS);
@@ -734,7 +756,8 @@ constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 // The word of a tile of an item, the last of the row first; END where there is no item.
 FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
     if (work.count == 0) return END;
-    return word_of(work, left, p.row_tiles, TILE_K, p.n_kv) | (flips(p) ? MASKED : 0);
+    const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
+    return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
 }
 FN struct Work item(const struct Attention &p, i32 index) {
     struct Work none = {};
@@ -749,12 +772,12 @@ FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
     return {stride[1] ? head : 0, stride[0] ? batch : 0};
 }
 template <int ROWS>
-FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, i32 token,
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
                   struct Slice from) {
     arrive_expecting(full, SLABS * ROWS * 128);
 #pragma unroll
     for (int i = 0; i < SLABS; i++)
-        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, token, from.head,
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, at, from.head,
                  from.batch);
 }
 
@@ -777,7 +800,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         if (STREAM && work.count == 1) coming = item(p, atomicAdd(p.counter, 1));
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
-            const i32 first_k = (word & INDEX) * TILE_K;
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (left > 0)
                 word = word_at(p, work, left - 1);
             else
@@ -789,7 +812,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
                 shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                                  work.tile * TILE_Q,
+                                  query_point(work.tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
                 if (STREAM && left > 0) coming = item(p, atomicAdd(p.counter, 1));
@@ -811,7 +834,7 @@ FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
     return {uniform(row.x), uniform(row.y), uniform(row.z)};
 }
-// The thread's first query; the other one is 8 behind.
+// The place of the thread's first query; the other one is 8 behind.
 FN i32 query_of(const struct Row &row, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
@@ -819,7 +842,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
 
 // The thread's first query's position minus its first key of a tile.
 FN i32 distance(const struct Attention &p, i32 query, i32 word) {
-    return query + p.n_kv - p.n_q - ((word & INDEX) * TILE_K + threadIdx.x % 4 * 2);
+    return query + p.n_kv - p.n_q - ((word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2);
 }
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
@@ -827,7 +850,7 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
     if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
     return seen;
 }
 // Scores become logits, and those of dead pairs -inf.
@@ -838,7 +861,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * TILE_K);
+        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
         hide_rest(s, seen);
     }
 }
@@ -902,8 +925,8 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 }
 
 // What a row's other keys gave before, in powers of two; -inf where there is none.
-FN float lse_before(const struct Attention &p, const float *lse, i32 query) {
-    return p.joins && query < p.n_q ? __fmul_rn(lse[query * p.lse_stride[2]], LOG2E)
+FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
+    return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
                                     : MINUS_INFINITY;
 }
 
@@ -949,7 +972,8 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
 
     const struct Place at = place_of(work.head, p.heads_q);
     float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
-    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
     __syncthreads();  // all have read what one warp will write
 
     float top[2] = {before[0], before[1]};
@@ -985,8 +1009,8 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         total[r] += share + fast_exp2(__fsub_rn(sink, top[r]));
         const bool empty = total[r] == 0.0f;
         const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
-        const i32 q = query + 8 * r;
-        if (q >= p.n_q) break;
+        const i32 q = token[r];
+        if (q >= p.n_q) continue;
         u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
@@ -1016,7 +1040,7 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
                   i32 query, const struct Attention &p) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const i32 token = min_i32(query + 8 * r, p.n_q - 1);
+        const i32 token = min_i32(query_at(query + 8 * r), p.n_q - 1);
         const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
             + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
 #pragma unroll
@@ -1048,11 +1072,13 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     }
     const i32 lane = threadIdx.x % 32, query = query_of(row, group);
     float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
-    const float before[2] = {lse_before(p, lse, query), lse_before(p, lse, query + 8)};
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
     float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = quad_sum(sum[r]), base = __fmul_rn(top[r], unit), factor = 1.0f;
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
+        float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
         const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
         const float higher = fmaxf(base, sink);
@@ -1065,9 +1091,11 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         const float inverse = empty ? 0.0f : fast_reciprocal(total);
         scale[r] = __fmul_rn(factor, inverse);
         share[r] = __fmul_rn(share[r], inverse);
-        if (lane % 4 == 0 && query + 8 * r < p.n_q)
-            lse[(query + 8 * r) * p.lse_stride[2]] =
-                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
+        if (lane % 4 == 0 && token[r] < p.n_q)
+            lse[token[r] * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY
+                : WITH_ENTMAX ? base
+                              : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
@@ -1085,7 +1113,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 #pragma unroll
         for (int i = 0; i < SLABS; i++)
             store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
-                      row.tile * TILE_Q + first, row.head, row.batch);
+                      query_point(row.tile * TILE_Q + first), row.head, row.batch);
         commit_stores();
     }
 }
@@ -1094,17 +1122,23 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 FN void store_empty(const struct Attention &p) {
     if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
-    for (i32 index = p.items + blockIdx.x; index < p.items + p.empty; index += gridDim.x) {
+    for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);
+        if (work.count > 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
-        const i32 first = work.tile * TILE_Q, rows = min_i32(TILE_Q, p.n_q - first);
-        for (i32 i = thread; i < rows * (HEAD_DIM / 8); i += 128 * GROUPS) {
-            const i64 place = row_offset(p.out_stride, at, first + i / (HEAD_DIM / 8));
+        const i32 first = work.tile * TILE_Q;
+        for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
+            const i32 token = query_at(first + i / (HEAD_DIM / 8));
+            if (token >= p.n_q) continue;
+            const i64 place = row_offset(p.out_stride, at, token);
             ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
         }
-        for (i32 i = thread; i < rows; i += 128 * GROUPS)
-            p.lse[row_offset(p.lse_stride, at, first + i)] =
-                WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
+        for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
+            const i32 token = query_at(first + i);
+            if (token < p.n_q)
+                p.lse[row_offset(p.lse_stride, at, token)] =
+                    WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
+        }
     }
 }
 
@@ -1255,10 +1289,18 @@ attention_forward(const __grid_constant__ struct Attention p,
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
         give_registers<COPY_REGISTERS>();
+#if WITH_ENTMAX
+        if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
+#else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#endif
     } else {
         take_registers<COMPUTE_REGISTERS>();
+#if WITH_ENTMAX
+        compute_passes(shared, p, maps, group - 1);
+#else
         compute(shared, p, maps, group - 1);
+#endif
         store_empty(p);
     }
 }

@@ -784,12 +784,8 @@ constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 // The word of a tile of an item, the last of the row first; END where there is no item.
 FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
     if (work.count == 0) return END;
-<<<<<<< HEAD
-    const i32 end = p.n_kv + KEY_STEP - TILE_K;
+    const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
     return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
-=======
-    return word_of(work, left, p.row_tiles, TILE_K, keys_end(p)) | (flips(p) ? MASKED : 0);
->>>>>>> grid
 }
 FN struct Work item(const struct Attention &p, i32 index) {
     struct Work none = {};
@@ -832,11 +828,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         if (STREAM && work.count == 1) coming = item(p, atomicAdd(p.counter, 1));
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
-<<<<<<< HEAD
-            const i32 first_k = (word & INDEX) * KEY_STEP;
-=======
-            const Point first_k = key_point((word & INDEX) * TILE_K);
->>>>>>> grid
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (left > 0)
                 word = word_at(p, work, left - 1);
             else
@@ -1127,17 +1119,11 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         const float inverse = empty ? 0.0f : fast_reciprocal(total);
         scale[r] = __fmul_rn(factor, inverse);
         share[r] = __fmul_rn(share[r], inverse);
-<<<<<<< HEAD
-        if (lane % 4 == 0 && query + 8 * r < p.n_q)
-            lse[(query + 8 * r) * p.lse_stride[2]] =
+        if (lane % 4 == 0 && token[r] < p.n_q)
+            lse[token[r] * p.lse_stride[2]] =
                 empty ? MINUS_INFINITY
                 : WITH_ENTMAX ? base
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
-=======
-        if (lane % 4 == 0 && token[r] < p.n_q)
-            lse[token[r] * p.lse_stride[2]] =
-                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
->>>>>>> grid
     }
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
@@ -1320,7 +1306,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     const u32 tile = shared_address(shared.q[q_place.at]);
     store(o, softmax.top, softmax.sum, unit, row, p, maps, tile, group);
     if (leader) stores_done<0>();
-}#if WITH_ENTMAX
+}
+
+#if WITH_ENTMAX
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
 // for the one level = a * lse that makes them sum to 1. A block has one tile row and passes over
@@ -1557,7 +1545,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
             const bool next_pass = i >= work.count;
             if (i == work.count) first_ahead = k_stage;
             const i32 word = word_at(p, work, next_pass ? i - work.count : i);
-            const i32 first_k = (word & INDEX) * TILE_K;
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (next_pass || i >= ahead) {
                 wait(shared.k_free[k_stage.at], k_stage.turn ^ 1);
                 shared.next[k_stage.at] = word;

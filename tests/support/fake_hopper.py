@@ -62,7 +62,7 @@ class Machine:
         monkeypatch.setattr(launch_cuda, "_driver", lambda index: wrapped)
         monkeypatch.setattr(kernels, "build", self.build)
         monkeypatch.setattr(kernels, "device_arch", lambda target, device: target)
-        monkeypatch.setattr("maskc.runtime.compiled.current_device", lambda: 0)
+        monkeypatch.setattr("maskc.runtime.planning.current_device", lambda: 0)
         monkeypatch.setitem(LIBRARIES, Tensor, self.library)
         tensor_maps.encoded.cache_clear()
 
