@@ -1266,6 +1266,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     store(o, softmax.top, softmax.sum, unit, row, p, maps, tile, group);
     if (leader) stores_done<0>();
 }
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {

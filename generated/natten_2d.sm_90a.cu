@@ -1279,7 +1279,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     const u32 tile = shared_address(shared.q[q_place.at]);
     store(o, softmax.top, softmax.sum, unit, row, p, maps, tile, group);
     if (leader) stores_done<0>();
-}#if WITH_ENTMAX
+}
+
+#if WITH_ENTMAX
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
 // for the one level = a * lse that makes them sum to 1. A block has one tile row and passes over
