@@ -1,6 +1,6 @@
 """The entmax kernels for Hopper compile under NVRTC without a spill, and run as they should.
 
-No GPU is needed; tests/gpu/test_entmax.py judges their numbers.
+No GPU is needed; tests/gpu/test_entmax_hopper.py judges their numbers.
 """
 
 from __future__ import annotations
