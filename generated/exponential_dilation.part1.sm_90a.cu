@@ -1360,7 +1360,9 @@ FN float log_near_1(float y) {
 // Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
 template <Alpha ALPHA, bool KEEP>
 FN void add_row(Scores &s, int r, float unit, float a, struct Search &sums) {
-    const float level = sums.level[r], offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
+    // Without a key so far all scores are minus infinity, and weights nothing at any level.
+    const float level = sums.level[r] == MINUS_INFINITY ? 0.0f : sums.level[r];
+    const float offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
     const float sharpness = LOG2E / a;
     float p = 0.0f, u = 0.0f, count = 0.0f;
 #pragma unroll

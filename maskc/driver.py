@@ -11,6 +11,7 @@ from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsUnknown
 from maskc.core.problem import Problem, TileShape
+from maskc.core.selection import RANKING
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 
@@ -187,8 +188,16 @@ def layout(
 
     ir = lowered(mask, head)
     recipe = layout_recipe(ir.keep, tile_shape(block))
-    n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, data)
+    own = _of_head(mask, ir, data)
+    n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, own)
     return build(recipe, n_q, n_kv, params, arrays)
+
+
+def _of_head(mask: Mask, ir: MaskIR, data: dict[str, object]) -> dict[str, object]:
+    """What one head reads of a question's data: other heads alone may choose at run time."""
+    if ir.selections or not selects(mask):
+        return data
+    return {name: given for name, given in data.items() if name not in RANKING}
 
 
 def _bound(
@@ -216,7 +225,10 @@ def count(
     mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
 ) -> int:
     """See Mask.count."""
-    return sum(_count(ir, head, n_q, n_kv, data) for head, ir in enumerate(_lowered(mask, n_heads)))
+    return sum(
+        _count(ir, head, n_q, n_kv, _of_head(mask, ir, data))
+        for head, ir in enumerate(_lowered(mask, n_heads))
+    )
 
 
 def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, object]) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 
 from maskc.build.cache import content_key, open_cache
 from maskc.core.bundle import Bundle
 from maskc.core.package import state
 from maskc.core.plain import from_text, to_text
+
+_MADE_BY = ("islpy", "jinja2")
+"""Packages that decide too what a bundle is."""
 
 
 def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
@@ -18,7 +22,7 @@ def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
         parts: all that decides what it is, besides the code of this package.
         make: plans and emits it; called where no process has done that before.
     """
-    cache, key = open_cache(), content_key("bundle", state(), *parts)
+    cache, key = open_cache(), content_key("bundle", state(), *map(version, _MADE_BY), *parts)
     kept = cache.get(key)
     if kept is not None:
         with suppress(ValueError):  # else it was written by hand

@@ -48,6 +48,10 @@ SHAPES = {
 """What each of them is."""
 
 
+RANKING = ("scores", "n_heads", "heads_kv")
+"""Keywords by which questions about a mask, which have no q and k, tell what selections rank by."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The `k` best candidates of every block of `q_block` queries.

@@ -17,7 +17,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataMissing
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
-from maskc.core.selection import Selection, Share
+from maskc.core.selection import RANKING, Selection, Share
 from maskc.layout.chosen import NONE, Chosen
 from maskc.layout.data import bind_arrays, split_call_data
 from maskc.layout.lists import extents, sequence_arrays
@@ -60,7 +60,7 @@ def bind_ranked(
     """
     asked = dict(data)
     if selections:
-        scores, *heads = (asked.pop(name, None) for name in ("scores", "n_heads", "heads_kv"))
+        scores, *heads = (asked.pop(name, None) for name in RANKING)
         if scores is None:
             raise DataMissing("scores", "what topk ranks", at="scores")
         decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
@@ -116,8 +116,9 @@ def choose(
     heads = extent.heads_q if differ else 1
     lists = np.full((batch, heads, rows, max(1, min(selection.k, columns))), NONE)
     step = max(1, _PAIRS // max(1, selection.q_block * extent.n_kv * len(groups[0])))
+    anything = selection.k and columns and extent.heads_q
     for sequence in range(batch):
-        for top in range(0, rows, step) if selection.k and columns else ():
+        for top in range(0, rows, step) if anything else ():
             span = slice(top, min(top + step, rows))
             for group in groups if differ else [groups[0] if own else groups[0][:1]]:
                 asked = _Rows(selection, extent, sequence, group, span)

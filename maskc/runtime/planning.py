@@ -135,8 +135,10 @@ class Planner:
         if self._in_parts is not None:
             return self._in_parts
         key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
-        if key not in self._paying:
+        paying = self._paying.get(key)
+        if paying is None:
+            paying = pays(self.bundle, unit, sizes, bound.params, arrays)
             if len(self._paying) >= _REMEMBERED:
                 self._paying.clear()
-            self._paying[key] = pays(self.bundle, unit, sizes, bound.params, arrays)
-        return self._paying[key]
+            self._paying[key] = paying
+        return paying

@@ -12,12 +12,14 @@ import numpy as np
 
 from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
+from maskc.core.errors import NotAnArray
 from maskc.core.target import Target
 from maskc.layout import Extent, Rank, choose, scores_of
 from maskc.layout.scores import Scores, floats
 from maskc.runtime import checks
 from maskc.runtime.arrays import HOST, LIBRARIES, Array
 from maskc.runtime.binding import Binder, Bound
+from maskc.runtime.foreign import Foreign
 from maskc.runtime.memory import CODES, at, load
 from maskc.runtime.plans import Recent
 
@@ -96,4 +98,7 @@ def _floats(name: str, x: Any, view: Array, dtype: DType) -> np.ndarray:
     """float32 values of a tensor, on the host."""
     if view.device == HOST:
         return load(at(view.pointer, view.shape, view.strides, CODES[dtype]), dtype)
+    if isinstance(x, Foreign):
+        found = f"{type(x.source).__name__} on a GPU, from which nothing can be chosen there yet"
+        raise NotAnArray(name, found, at=name)
     return floats(name, {name: x})

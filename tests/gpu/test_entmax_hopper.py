@@ -75,6 +75,11 @@ def test_masks(name):
     check(MASKS[name], 1000, 1000)
 
 
+@pytest.mark.parametrize("alpha", [1.001, 1.25, 2.0])
+def test_rows_without_keys(alpha):
+    check(MASKS["empty rows"], 1000, 1000, alpha=alpha)
+
+
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 500), (64, 64), (193, 129), (130, 700)], ids=str)
 def test_lengths(lengths):
     check(mc.full(), *lengths)

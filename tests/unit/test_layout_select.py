@@ -199,3 +199,28 @@ def test_kernels_of_gpus_read_the_bits(tmp_path):
     for q, k in rng.integers(0, (n_q, n_kv), (2000, 2)).tolist():
         found = test(ctypes.c_void_p(bits.ctypes.data), bits.shape[1], q, k)
         assert found == int(table[np.array(q // 5), np.array(k // 16)])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        mc.per_head([mc.topk(3, of=mc.causal(), score="given"), mc.causal()]),
+        mc.full() | mc.topk(3, of=mc.causal(), score="given"),
+    ],
+)
+def test_questions_about_heads_that_choose_nothing(mask: mc.Mask):
+    scores = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+    found = mask.dense(40, n_heads=2, scores=scores)
+    dense = np.broadcast_to(found, (2, 40, 40))
+    assert mask.count(40, n_heads=2, scores=scores) == found.sum()
+    for head in range(2):
+        live = mask.layout(40, block=(8, 8), head=head, scores=scores).to_dense() > 0
+        assert np.array_equal(live, dense[head].reshape(5, 8, 5, 8).any(axis=(1, 3)))
+    with pytest.raises(mc.MaskcError, match="or parameter named 'scores'"):
+        mc.causal().count(40, scores=scores)
+
+
+def test_no_heads_choose_nothing():
+    attn = mc.topk(3, of=mc.causal()).compile(16, dtype="float32", target="cpu")
+    nothing = np.zeros((2, 0, 70, 16), np.float32)
+    assert attn(nothing, nothing, nothing).shape == nothing.shape

@@ -12,11 +12,15 @@ import torch
 import maskc as mc
 from maskc import driver
 from maskc.core import errors
+from maskc.core.dtypes import DType
 from maskc.core.target import TARGETS
 from maskc.layout import choose
 from maskc.reference.attention import attention
 from maskc.reference.ranking import scores_of
+from maskc.runtime import selecting
+from maskc.runtime.arrays import Array
 from maskc.runtime.fallback import FallbackWarning
+from maskc.runtime.foreign import Foreign
 
 RNG = np.random.default_rng(5)
 
@@ -286,3 +290,9 @@ def test_gpus_choose_no_single_keys(target):
     with pytest.raises(errors.SelectionNotCompiled, match="blocks of 15 keys"):
         mc.topk(2, mc.causal(), block=15).compile(64, target=target)
     assert mc.topk(2, mc.causal(), block=16).compile(64, target=target).target.name == target
+
+
+def test_what_a_device_hides_is_refused():
+    view = Array(1 << 20, (1, 1, 4, 8), (32, 32, 8, 1), "float16", ("cuda", 0))
+    with pytest.raises(errors.NotAnArray, match="object on a GPU, from which nothing"):
+        selecting._floats("q", Foreign(view, object(), None), view, DType.float16)
