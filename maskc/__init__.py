@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from maskc.api import attention as attention
 from maskc.api import merge as merge
+from maskc.core import package as _package
 from maskc.core.errors import MaskcError as MaskcError
 from maskc.core.errors import SeveralErrors as SeveralErrors
 from maskc.core.layout import BlockLayout as BlockLayout
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
 __version__ = "0.1.0"
+_package.state()  # of the code that is loaded now: what it plans is kept under this state
 
 
 def __getattr__(name: str) -> object:
