@@ -20,9 +20,8 @@ def state() -> str:
     """A digest of the sizes and times of all code, data and templates, hexadecimal: another one
     whenever something of them may have changed."""
     digest = sha256()
-    for folder in (_PACKAGE, template_folder()):
-        for file in sorted(folder.rglob("*.*")):
-            if file.suffix in (".py", ".toml", ".j2"):
-                found = file.stat()
-                digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+    for file in sorted({*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}):
+        if file.suffix in (".py", ".toml", ".j2"):
+            found = file.stat()
+            digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from textwrap import shorten
 
@@ -238,27 +237,6 @@ MIXED = {
 @pytest.mark.parametrize("direction", PASSES)
 def test_plain(direction, head_dim):
     gate(jobs([unit(name, direction, head_dim) for name in MIXED[direction]], NONE))
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_tiles_that_begin_with_documents(head_dim):
-    gate(jobs([unit(name, FORWARD, head_dim) for name in BY_DOCUMENTS], NONE))
-
-
-def test_lists_of_documents():
-    """The same source for all masks and tiles."""
-    made = set()
-    for name, dim in product(BY_DOCUMENTS, (64, 256)):
-        problem = driver.problem(dim, None, 4, "float16")
-        plan = driver.planned(mc.load(FOLDER / f"{name}.py")[name](), problem, SM_90A)
-        made.add(driver.bundled(plan).list_source("sm_90a"))
-    (source,) = made
-    report = build(source, NONE, ()).report
-    kernels = {kernel.name: kernel for kernel in report.kernels}
-    assert kernels.keys() == {launch.entry for launch in source.mode().launches}
-    for kernel in kernels.values():
-        assert not any((kernel.stack, kernel.spill_stores, kernel.spill_loads)), kernel
-        assert 8 * kernel.registers * 128 <= REGISTERS
 
 
 @pytest.mark.parametrize("head_dim", SMALL_DIMS)
