@@ -116,6 +116,10 @@ class Launch:
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
 
 
+PACKED = "packed"
+"""The mode in which the query heads of a key/value head are rows of one tile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """One way to run a source: launches in order, and the macro that selects the code."""
@@ -168,7 +172,7 @@ class SourceUnit:
     directions: tuple[Direction, ...] = (Direction.forward,)
     """The passes it computes; none where it makes the lists that others read."""
     modes: tuple[tuple[str, Mode], ...] = ()
-    """CUDA: ways to launch by name; every unit has `usual`, some `stream` or `deterministic`."""
+    """CUDA: ways to launch by name; every unit has `usual`, some others."""
     maps: tuple[TensorMap, ...] = ()
     """Tensor maps in the order of the kernel's second parameter; none: it has one parameter."""
     work: WorkList | None = None

@@ -13,6 +13,7 @@ from math import gcd
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
     OF_KEYS,
+    PACKED,
     Bundle,
     Grid,
     Launch,
@@ -161,7 +162,7 @@ def _modes(plan: Plan) -> tuple[tuple[str, Mode], ...]:
         return ()
     schedule = plan.schedule
     if hasattr(schedule, "modes"):
-        return schedule.modes
+        return tuple((n, mode) for n, mode in schedule.modes if n != PACKED or not plan.boxes)
     launch = Launch("attention_forward", Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
     return (("usual", Mode((launch,))),)
 

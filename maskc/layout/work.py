@@ -16,6 +16,8 @@ MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
 UNEVEN = 4
 """A tile row (or column) is long if it has more than so many times the mean of those of its list
 that have tiles: in a causal mask the longest has twice the mean."""
+_FEW = 16
+"""Queries whose rows of a part are a small thing to write and read."""
 
 
 def _no_rows() -> np.ndarray:
@@ -94,7 +96,7 @@ class _Pieces:
 
 
 def forward_work(
-    spans: Spans, of_head: np.ndarray, heads_kv: int, n_kv: int, rule: WorkList
+    spans: Spans, of_head: np.ndarray, heads_kv: int, n_q: int, n_kv: int, rule: WorkList
 ) -> Work:
     """Items of a forward pass: one per tile row and query head, the longest first.
 
@@ -105,7 +107,7 @@ def forward_work(
         spans: the live tiles of every tile row.
         of_head: int [batch, heads_q] which list a head of a sequence has.
         heads_kv: key/value heads.
-        n_kv: keys per sequence.
+        n_q, n_kv: queries and keys per sequence.
 
     Raises:
         TooMuchWork: more items than 32 bits index.
@@ -116,7 +118,7 @@ def forward_work(
     size = heads_q // max(heads_kv, 1) or 1
     group = head // size // heads_per_group(rule, n_kv, batch * heads_kv)
     owners = _Owners(head, of_head.ravel().astype(np.int64), ones, 0 * ones, group)
-    pieces = _pieces(spans, _most(spans, rule))
+    pieces = _pieces(spans, _most_alone(spans, n_q, rule))
     owner, piece = _expanded(owners, pieces)
     return _in_parts(_listed(owners, pieces, owner, piece), owners, pieces, owner, piece)
 
@@ -190,6 +192,17 @@ def _most(spans: Spans, rule: WorkList) -> np.ndarray:
         while np.sum(-(-found // size)) > count.shape[1]:
             size *= 2
         most[number, long[number]] = np.minimum(most[number, long[number]], size)
+    return most
+
+
+def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
+    """The same, where the only row of a list is cut too: by `uneven_tiles` if it has few queries,
+    whose parts are small, and four times as many if it has some more."""
+    most = _most(spans, rule)
+    if spans.count.shape[1] == 1 and rule.uneven_tiles:
+        size = rule.uneven_tiles * min(4, -(-n_q // _FEW))
+        long = spans.count >= 2 * size
+        most[long] = np.minimum(most[long], size)
     return most
 
 

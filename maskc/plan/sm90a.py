@@ -11,6 +11,10 @@ Where rows are so short that a tile is mostly outside of the mask, a second sour
 products while another has exponentials. A call takes the source that maskc/plan/cost.toml predicts
 to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
 
+Where the queries of all heads of a key/value head fit a tile (decoding), they are its rows, and
+keys and values are read once for all of them (`packed`). The only row of a list is cut along the
+keys, as a long one is.
+
 Beside its rivals see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA 13.0,
 bf16, TFLOP/s of live pairs), beyond the order of products and waits:
 
@@ -30,7 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS
@@ -166,6 +170,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = [("usual", _mode(Grid.items, threads, room[1], form.blocks, ""))]
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
+    modes.append((PACKED, _mode(Grid.items, threads, room[1], form.blocks, "PACKED")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),

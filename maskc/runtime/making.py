@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskc.build import BuildReport
-from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.bundle import PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Feature, Features
@@ -58,7 +58,7 @@ class Maker:
         if Feature.entmax in wanted.features:
             unit = uncut(unit)
         tables = self._bound(unit, *rest, not unit.ranges)
-        mode = mode_of(unit, wanted, tables)
+        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and unit.ranges:
             tables = self._bound(unit, *rest, True)

@@ -20,6 +20,7 @@ from maskc.runtime.arrays import Library, Shape
 from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Arrays, Maker, Pass
+from maskc.runtime.packing import packed
 from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
 from maskc.runtime.prepare import Place
 from maskc.runtime.tables import per_sequence
@@ -179,6 +180,9 @@ def whole_plan(
 
     Sequences become heads, or launches of their own, where its copies need that.
     """
+    fit = packed(maker.bundle, unit, wanted, place, arrays)
+    if fit is not None:
+        return maker.plan(fit[0], wanted, bound, arrays, fit[1], outputs)
     unit = maker.chosen(unit, wanted, place.sizes, bound, arrays)
     rest = (unit, wanted, bound, arrays)
     if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:

@@ -108,6 +108,9 @@ class Place:
     """Tokens of the call from one to the next."""
     joins: bool = False
     """Whether results are joined with those that are there."""
+    packed: int = 1
+    """Query heads whose queries are rows of one tile, one head after another; `sizes` then counts
+    these as one head."""
 
 
 def make_plan(
@@ -132,13 +135,15 @@ def make_plan(
         NotAddressable, ExtraMissing: tensor maps cannot be made.
     """
     sizes, strides = place.sizes, place.strides
+    rows = replace(sizes, n_q=sizes.n_q * place.packed)
     block = _block(bundle, unit, strides, sizes, tables)
+    block.n_q = rows.n_q
     block.spacing, block.joins = place.spacing, place.joins
     block.alpha_minus_1 = wanted.alpha_minus_1
     steps, maps = (), None
     if kernel is not None and unit.modes:
         steps = kernel.steps(partial(_blocks, unit, sizes, tables))
-        made = tensors(unit.maps, strides, sizes, bundle.problem, unit.target, unit.boxes)
+        made = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes)
         maps = kernel.maps(made, bundle.problem.dtype.value)
     if kernel is not None and wanted.direction is Direction.backward:
         if unit.modes:
@@ -264,7 +269,7 @@ def _block(
         block.array_head[number] = slot.head
         block.array_row[number] = slot.row
     block.batch, block.heads_q, block.heads_kv = sizes.batch, sizes.heads_q, sizes.heads_kv
-    block.n_q, block.n_kv = sizes.n_q, sizes.n_kv
+    block.n_q, block.queries, block.n_kv = sizes.n_q, sizes.n_q, sizes.n_kv
     block.tile_rows, block.tile_cols = unit.tiles(sizes.n_q, sizes.n_kv)
     block.list_batch = tables.list_batch
     if tables.work is not None:

@@ -285,7 +285,7 @@ def _work(
     lists = step * np.arange(sizes.batch)[:, None] + case
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
-    return forward_work(spans, lists, sizes.heads_kv, sizes.n_kv, rule)
+    return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)
 
 
 def make_slot(

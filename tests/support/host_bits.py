@@ -78,10 +78,10 @@ def _between(text: str, first: str, last: str) -> str:
     return text[start : text.index(last, start)]
 
 
-def _source(unit: SourceUnit, queries: int) -> str:
+def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
     text, backward = unit.text, Direction.backward in unit.directions
     own = queries // 4 if backward else unit.tile.k // 4
-    start = "FN u32 bits_from" if backward else "// Which keys a thread's"
+    start = "FN u32 bits_from" if backward else "// The query at a row"
     seen = _between(text, start, "FN void hide_rest")
     seen = re.sub(r"FN u32 bits_(from|before)\(.*?\n}\n", "", seen, flags=re.DOTALL)
     mask = _between(text, "FN i32 min_i32", "FN i32 keep(")
@@ -89,6 +89,7 @@ def _source(unit: SourceUnit, queries: int) -> str:
     return "".join([
         _SHIMS,
         _between(text, "typedef int i32;", "\n};\n") + "\n};\n",
+        f"#define PACKED {int(packed)}\n"
         f"constexpr int TILE_Q = {unit.tile.q}, TILE_K = {unit.tile.k}, QUERIES = {queries};\n",
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
@@ -100,23 +101,26 @@ def _source(unit: SourceUnit, queries: int) -> str:
 class HostBits:
     """The pairs that one source hides in partial tiles."""
 
-    def __init__(self, bundle: Bundle, unit: SourceUnit, queries: int, folder: Path) -> None:
+    def __init__(
+        self, bundle: Bundle, unit: SourceUnit, queries: int, folder: Path, packed: int = 1
+    ) -> None:
         """
         Args:
             queries: that a warpgroup of a backward pass has of a tile.
+            packed: heads whose queries are rows of one tile.
         """
         source, library = folder / "bits.cpp", folder / "bits.so"
-        source.write_text(_source(unit, queries))
+        source.write_text(_source(unit, queries, packed > 1))
         command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
         done = subprocess.run([*command, str(source), "-o", str(library)], capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode())
         self._tile = ctypes.CDLL(str(library)).tile
-        self._bundle, self._unit = bundle, unit
+        self._bundle, self._unit, self._packed = bundle, unit, packed
 
     def live(self, n_q: int, n_kv: int, heads: int, **data: object) -> np.ndarray:
-        """bool [heads, n_q, n_kv] as every tile's threads see it; where tiles begin with documents,
-        of the tiles that are listed, full ones included."""
+        """bool [heads, n_q * packed, n_kv] as every tile's threads see it; where tiles begin with
+        documents, of the tiles that are listed, full ones included."""
         unit, tile = self._unit, self._unit.tile
         sizes = Sizes(1, heads, heads, n_q, n_kv)
         arrays = bind_arrays(self._bundle.data, data, n_q, n_kv)
@@ -131,7 +135,9 @@ class HostBits:
             kept.append(np.ascontiguousarray(slot.values, dtype=np.int32))
             block.array[i], block.array_batch[i] = kept[-1].ctypes.data, slot.batch
             block.array_head[i], block.array_row[i] = slot.head, slot.row
-        block.n_q, block.n_kv, block.batch, block.heads_q = n_q, n_kv, 1, heads
+        block.queries, n_q = n_q, n_q * self._packed
+        block.n_q = n_q
+        block.n_kv, block.batch, block.heads_q = n_kv, 1, heads
         rows, columns = block.tile_rows, block.tile_cols = unit.tiles(n_q, n_kv)
         found = np.zeros((heads, rows * tile.q, columns * tile.k), dtype=bool)
         one = np.zeros((tile.q, tile.k), dtype=np.uint8)

@@ -49,6 +49,8 @@ FN u32 bf16(float x) {
 FN u32 pack(float low, float high) { return bf16(low) | bf16(high) << 16; }
 FN float2 unpack(u32) { return {0.0f, 0.0f}; }
 #define MINUS_INFINITY (-INFINITY)
+#define PACKED 0
+FN int min_i32(int a, int b) { return a < b ? a : b; }
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 """
 _DRIVER = """
@@ -94,7 +96,7 @@ class HostMerge:
             _between(text, "typedef int i32;", "\n};\n"), "\n};\n",
             _between(text, "// Places count the tokens", "FN i32 keys_end"),
             _between(text, "struct alignas(16) Work {", "// What the copying warp tells"),
-            _between(text, "// What a row's other keys gave", "// Adds that to a row's sum"),
+            _between(text, "// The logit of a sink", "// Adds that to a row's sum"),
             _DRIVER,
         ]))  # fmt: skip
         command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]

@@ -76,18 +76,21 @@ def check_cover(made, entries, kinds_of, size: int, certain: bool) -> None:
     assert made.shared == any(any(shared) for shared in writers.values())
 
 
-def cut_by(counts: list[int], rule: WorkList) -> list[int]:
-    """For each row of a list the most tiles of an item, 0 where there is no limit."""
+def cut_by(counts: list[int], rule: WorkList, n_q: int = 0) -> list[int]:
+    """For each row of a list the most tiles of an item, 0 where there is no limit; `n_q` of a
+    forward pass."""
+    alone = rule.uneven_tiles * min(4, -(-n_q // 16)) if len(counts) == 1 else 0
+    alone *= counts[0] >= 2 * alone if counts else 0
     live = [n for n in counts if n]
     long = [n for n in live if n * len(live) > 4 * sum(live)] if rule.uneven_tiles else []
     size = rule.uneven_tiles
     while long and sum(-(-n // size) for n in long) > len(counts):
         size *= 2
-    limits = [[rule.most_tiles, size if n in long else 0] for n in counts]
+    limits = [[rule.most_tiles, size if n in long else 0, alone] for n in counts]
     return [min(filter(None, limit), default=0) for limit in limits]
 
 
-def check_sizes(made, kinds_of, rule: WorkList) -> None:
+def check_sizes(made, kinds_of, rule: WorkList, n_q: int = 0) -> None:
     """Every row's items: as long as they may be, but the last."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for item in items_of(made):
@@ -96,7 +99,7 @@ def check_sizes(made, kinds_of, rule: WorkList) -> None:
             sizes.append((item["first"], item["count"]))
     for head, kinds in enumerate(kinds_of):
         counts = [int(n) for n in (kinds > 0).sum(axis=1)]
-        for tile, (count, most) in enumerate(zip(counts, cut_by(counts, rule), strict=True)):
+        for tile, (count, most) in enumerate(zip(counts, cut_by(counts, rule, n_q), strict=True)):
             sizes = [size for _, size in sorted(found.get((head, tile), []))]
             if count:
                 assert sizes == [
@@ -164,12 +167,12 @@ def problems(draw):
 def test_a_forward_pass_covers_every_tile_once(problem):
     kinds, of_head, heads_kv, rule, tokens = problem
     ptr, entries = kernel_lists([layout_from(one) for one in kinds])
-    made = forward_work(list_spans(ptr), of_head, heads_kv, tokens, rule)
+    made = forward_work(list_spans(ptr), of_head, heads_kv, tokens, tokens, rule)
     assert made.items.dtype == np.int32
     check_cover(made, entries, [kinds[i] for i in of_head.ravel()], 1, False)
     size = of_head.shape[1] // heads_kv
     check_order(made, alike(len(of_head) * heads_kv, rule, tokens) * size)
-    check_sizes(made, [kinds[i] for i in of_head.ravel()], rule)
+    check_sizes(made, [kinds[i] for i in of_head.ravel()], rule, tokens)
     check_parts(made)
     assert all(item["heads"] == 1 for item in items_of(made))
 
@@ -236,7 +239,7 @@ def spans_of(keep: str, n: int, n_kv: int = 0, tile: TileShape = TileShape(64, 3
 @pytest.mark.parametrize(("n_q", "n_kv"), [(4000, 4000), (1000, 5000), (5000, 1000)])
 def test_even_rows_are_never_cut(name, n_q, n_kv):
     made = forward_work(
-        spans_of(NEVER[name], n_q, n_kv), np.zeros((2, 2), int), 2, n_kv,
+        spans_of(NEVER[name], n_q, n_kv), np.zeros((2, 2), int), 2, n_q, n_kv,
         WorkList(9, uneven_tiles=2),
     )  # fmt: skip
     assert not made.shared
@@ -245,7 +248,12 @@ def test_even_rows_are_never_cut(name, n_q, n_kv):
 
 def test_a_row_among_short_ones_is_cut():
     made = forward_work(
-        spans_of(GLOBAL, 4000), np.zeros((1, 1), int), 1, 4000, WorkList(9, uneven_tiles=16)
+        spans_of(GLOBAL, 4000),
+        np.zeros((1, 1), int),
+        1,
+        4000,
+        4000,
+        WorkList(9, uneven_tiles=16),
     )
     long = [(i["tile"], i["count"]) for i in items_of(made) if i["shared"]]
     assert long == [(0, 16)] * 7 + [(0, 13)]
@@ -255,8 +263,8 @@ def test_a_row_among_short_ones_is_cut():
 def test_parts_do_not_depend_on_batch_or_heads():
     rule = WorkList(9000, uneven_tiles=3)
     spans = spans_of(GLOBAL, 2000)
-    one = forward_work(spans, np.zeros((1, 1), int), 1, 2000, rule)
-    many = forward_work(spans, np.zeros((3, 8), int), 2, 2000, rule)
+    one = forward_work(spans, np.zeros((1, 1), int), 1, 2000, 2000, rule)
+    many = forward_work(spans, np.zeros((3, 8), int), 2, 2000, 2000, rule)
     assert many.parts == 24 * one.parts > 0
     names = ("tile", "first", "count")
     for head in range(24):
@@ -272,7 +280,7 @@ def test_many_long_rows_have_no_more_parts_than_there_are_rows():
     """And a list of its own decides for each head."""
     keep = "(q % 1000 < 100) | (k == q)"
     rule = WorkList(9, uneven_tiles=1)
-    made = forward_work(spans_of(keep, 8000), np.zeros((1, 2), int), 2, 8000, rule)
+    made = forward_work(spans_of(keep, 8000), np.zeros((1, 2), int), 2, 8000, 8000, rule)
     assert 0 < made.parts <= 2 * 125
     assert len({row[3] for row in made.merges.tolist()}) == 1
     both = list_spans(
@@ -283,8 +291,27 @@ def test_many_long_rows_have_no_more_parts_than_there_are_rows():
             ]
         )[0]
     )
-    made = forward_work(both, np.array([[0, 1, 0]]), 3, 60, rule)
+    made = forward_work(both, np.array([[0, 1, 0]]), 3, 60, 60, rule)
     assert {row[1] for row in made.merges.tolist()} == {1}
+
+
+def test_a_row_that_is_alone_is_cut():
+    """As when one query is decoded; where there are two rows they are not cut."""
+    rule = WorkList(9000, uneven_tiles=4)
+    for n, keys, most in (
+        (1, 7, 7),
+        (16, 8, 4),
+        (9, 30, 4),
+        (32, 30, 8),
+        (20, 15, 15),
+        (33, 30, 30),
+    ):
+        made = forward_work(
+            spans_of("k >= 0", n, 32 * keys, TileShape(32, 32)), np.zeros((2, 3), int), 3, n,
+            32 * keys, rule,
+        )  # fmt: skip
+        assert max(i["count"] for i in items_of(made)) == most
+        assert len(made.merges) == (6 if most < keys else 0)
 
 
 def test_columns_among_short_ones_are_cut():
@@ -302,7 +329,7 @@ def test_columns_among_short_ones_are_cut():
 def test_heads_of_a_group_stay_together():
     kinds = np.tril(np.ones((3, 3), np.uint8))
     ptr, _ = kernel_lists([layout_from(kinds)])
-    made = forward_work(list_spans(ptr), np.zeros((1, 6), int), 3, 10, WorkList(25))
+    made = forward_work(list_spans(ptr), np.zeros((1, 6), int), 3, 10, 10, WorkList(25))
     assert [(i["tile"], i["head"]) for i in items_of(made)] == [
         *((tile, head) for tile in (2, 1, 0) for head in range(4)),
         *((tile, head) for tile in (2, 1, 0) for head in (4, 5)),
@@ -313,7 +340,7 @@ def test_heads_of_a_group_stay_together():
 def test_groups_are_alike():
     rows = layout_from(np.tril(np.ones((2, 2), np.uint8)))
     made = forward_work(
-        list_spans(kernel_lists([rows])[0]), np.zeros((1, 16), int), 16, 10, WorkList(50)
+        list_spans(kernel_lists([rows])[0]), np.zeros((1, 16), int), 16, 10, 10, WorkList(50)
     )
     assert [i["head"] for i in items_of(made)][:8] == [0, 1, 2, 3] * 2  # 4 groups of 4, not 5
 
@@ -322,4 +349,4 @@ def test_too_much_work(monkeypatch):
     monkeypatch.setattr(work, "MAX_ITEMS", 5)
     ptr, _ = kernel_lists([layout_from(np.ones((3, 1), np.uint8))])
     with pytest.raises(TooMuchWork, match="6 pieces of work, more than 5"):
-        forward_work(list_spans(ptr), np.zeros((1, 2), int), 2, 1, WorkList(1))
+        forward_work(list_spans(ptr), np.zeros((1, 2), int), 2, 1, 1, WorkList(1))

@@ -59,12 +59,14 @@ OTHERWISE = {
 }
 
 
-def bits_of(mask: mc.Mask, dim: int, direction: Direction, folder) -> HostBits:
+def bits_of(
+    mask: mc.Mask, dim: int, direction: Direction, folder, packed: int = 1
+) -> HostBits:  # fmt: skip
     problem = driver.problem(dim, None, HEADS, "bfloat16")
     bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
     unit = bundle.unit("sm_90a", direction)
     assert unit is not None
-    return HostBits(bundle, unit, backward_schedule(problem).score_queries, folder)
+    return HostBits(bundle, unit, backward_schedule(problem).score_queries, folder, packed)
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -85,6 +87,17 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
         want = mask.dense(n_q, n_kv, n_heads=HEADS, **data)
         want = np.broadcast_to(want, (HEADS, n_q, n_kv))
         np.testing.assert_array_equal(bits.live(n_q, n_kv, HEADS, **data), want, str((n_q, n_kv)))
+
+
+@pytest.mark.parametrize("heads", [2, 3, 8])
+@pytest.mark.parametrize("name", ["dilated", "blocks of queries", "intervals", "pairs"])
+def test_packed_heads_have_the_same_rows(name, heads, tmp_path):
+    """The queries of several heads, one head after another, are rows of one tile."""
+    mask = (BY_DISTANCE | IN_RUNS | OTHERWISE)[name]
+    bits = bits_of(mask, 128, Direction.forward, tmp_path, packed=heads)
+    for n_q, n_kv in ((1, 1), (1, 300), (5, 260), (16, 16), (16, 9)):
+        want = np.tile(mask.dense(n_q, n_kv), (heads, 1))
+        np.testing.assert_array_equal(bits.live(n_q, n_kv, 1)[0], want, str((n_q, n_kv)))
 
 
 @pytest.mark.parametrize("name", [*BY_DISTANCE, *MIXED])

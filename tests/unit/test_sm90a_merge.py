@@ -35,7 +35,7 @@ def work_of(tile_rows: int):
     count[0, 1] = -(-KEYS // TILE_K)
     nothing = np.zeros_like(count)
     spans = Spans(nothing, count, nothing, nothing)
-    return forward_work(spans, np.zeros((BATCH, HEADS), int), HEADS, KEYS, WorkList(9, 4))
+    return forward_work(spans, np.zeros((BATCH, HEADS), int), HEADS, N, KEYS, WorkList(9, 4))
 
 
 def exact(q, k, v, live, unit, sinks):
