@@ -44,12 +44,16 @@ class Anchor:
     data: Callable[[], dict[str, object]] = dict
     formula: Formula | None = None
     """The same mask by hand."""
+    kv_heads: int = 0
+    """As many as of q where 0."""
+    n_q: int = 0
+    """As many as `n`, the keys, where 0."""
 
     def case(self, dtype: DType) -> Case:
         """The problem itself; its data are drawn here."""
         return Case(
-            self.name, self.mask(), self.batch, self.heads, self.heads, self.n, self.n,
-            self.head_dim, dtype, self.data(), self.formula,
+            self.name, self.mask(), self.batch, self.heads, self.kv_heads or self.heads,
+            self.n_q or self.n, self.n, self.head_dim, dtype, self.data(), self.formula,
         )  # fmt: skip
 
 
@@ -207,6 +211,15 @@ SEVENTEEN = (
     _random("random10_16k", 1, 16384, 0.1),
 )  # fmt: skip
 """The structured masks, and full and causal at head dimension 128."""
+
+DECODING = (
+    Anchor("decode_8x32k", full, 8, 32, 32768, 128, kv_heads=8, n_q=1),
+    Anchor("decode_1x128k", full, 1, 32, 131072, 128, kv_heads=8, n_q=1),
+    Anchor("decode_16_1024_16x32k", lambda: streaming(16, 1024), 16, 32, 32768, 128,
+           kv_heads=8, n_q=1),
+    Anchor("verify4_8x32k", causal, 8, 32, 32768, 128, kv_heads=8, n_q=4),
+)  # fmt: skip
+"""One query, or the four that a draft model proposed, for each sequence; four heads share keys."""
 
 ANCHORS = (*SEVENTEEN[:2], *DENSE, *SEVENTEEN[2:])
 """The anchor suite: twenty-one cases."""

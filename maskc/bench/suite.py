@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from maskc.bench import correctness
-from maskc.bench.anchors import ANCHORS, CPU, SM80, Anchor
+from maskc.bench.anchors import ANCHORS, CPU, DECODING, SM80, Anchor
 from maskc.bench.contest import Ask, Measured, Progress
 from maskc.bench.environment import environment
 from maskc.bench.grids import GRIDS
@@ -43,14 +43,15 @@ class Suite:
     impls: tuple[str, ...]
     whole: bool = False
     """Whether rivals are timed where maskc cannot, and everything is compiled ahead."""
+    directions: tuple[str, ...] = ("fwd", "bwd")
 
 
+_ALL_GPU = ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4")
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
     "sm80": Suite(SM80, "sm_80", DType.bfloat16, ("maskc", "fa2", "cudnn", "flex")),
-    "anchors": Suite(
-        ANCHORS, None, DType.bfloat16, ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4"), True
-    ),
+    "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
+    "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
 """Timed suites by name; `correctness` is the other one."""
@@ -89,7 +90,7 @@ def run_suite(
     each: Callable[[Report], None] = lambda report: None,
     resume: Report | None = None,
 ) -> Report:
-    """Run one suite: `cpu`, `sm80`, `anchors` or `correctness`.
+    """Run one suite: one of SUITES, or `correctness`.
 
     Args:
         limits: which part of it, and for how long.
@@ -149,9 +150,8 @@ def _timed(
 ) -> list[Unit]:
     anchors = [anchor for anchor in suite.anchors if limits.takes(anchor.name)]
     impls = tuple(impl for impl in suite.impls if not limits.impls or impl in limits.impls)
-    ask = Ask(
-        target, limits.directions, impls, limits.repeats, limits.seconds, progress, suite.whole
-    )
+    directions = tuple(each for each in suite.directions if each in limits.directions)
+    ask = Ask(target, directions, impls, limits.repeats, limits.seconds, progress, suite.whole)
     compiled: dict[str, float] = {}
     if suite.whole and device_of(target) == "cuda":
         use_caches()
