@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -25,8 +26,8 @@ def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
     cache, key = open_cache(), content_key("bundle", state(), *map(version, _MADE_BY), *parts)
     kept = cache.get(key)
     if kept is not None:
-        with suppress(ValueError):  # else it was written by hand
-            return from_text(kept.decode())
+        with suppress(ValueError, zlib.error):  # else it was written by hand
+            return from_text(zlib.decompress(kept).decode())
     made = make()
-    cache.put(key, to_text(made).encode())
+    cache.put(key, zlib.compress(to_text(made).encode(), 1))
     return made

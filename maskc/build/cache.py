@@ -40,15 +40,19 @@ class FileStore:
     For installations without cuda.core, whose FileStreamProgramCache is used otherwise.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "files"
+    def __init__(self, folder: Path, limit: int = _LIMIT) -> None:
+        self._folder, self._limit = folder / "files", limit
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def __getitem__(self, key: str) -> bytes:
+        file = self._folder / key
         try:
-            return (self._folder / key).read_bytes()
+            entry = file.read_bytes()
         except FileNotFoundError:
             raise KeyError(key) from None
+        with suppress(OSError):  # gone since, or not ours to touch
+            os.utime(file)
+        return entry
 
     def __setitem__(self, key: str, value: bytes) -> None:
         handle, aside = tempfile.mkstemp(prefix=".aside-", dir=self._folder)
@@ -59,9 +63,26 @@ class FileStore:
         except BaseException:
             Path(aside).unlink(missing_ok=True)
             raise
+        self._evict(keep=key)
 
     def __delitem__(self, key: str) -> None:
         (self._folder / key).unlink(missing_ok=True)
+
+    def _evict(self, keep: str) -> None:
+        """Drop what was used least recently, until the rest is within the limit."""
+        found = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another process drops entries too
+                    about = entry.stat()
+                    found.append((about.st_mtime_ns, about.st_size, entry.name))
+        total = sum(size for _, size, _ in found)
+        for _, size, name in sorted(found):
+            if total <= self._limit:
+                return
+            if name != keep:
+                del self[name]
+                total -= size
 
 
 class Cache:

@@ -155,3 +155,15 @@ def test_no_warning_where_all_is_well(store, tmp_path):
         cache = Cache(tmp_path)
         cache.put("key", b"")
         assert cache.get("key") == b""
+
+
+def test_files_used_least_recently_go_first(tmp_path):
+    store = C.FileStore(tmp_path, limit=300)
+    for number, key in enumerate("abc"):
+        store[key] = bytes(100)
+        os.utime(tmp_path / "files" / key, ns=(number, number))
+    assert store["a"] == bytes(100)  # now it is the latest
+    store["d"] = bytes(150)
+    assert sorted(os.listdir(tmp_path / "files")) == ["a", "d"]
+    store["large"] = bytes(1000)  # is kept: whoever wrote it will read it
+    assert os.listdir(tmp_path / "files") == ["large"]
