@@ -45,7 +45,8 @@ struct Attention {
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
-    i32 n_q;  // queries per sequence
+    i32 n_q;  // queries per sequence, or rows of a packed head
+    i32 queries;  // per sequence: n_q, but for packed heads
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
     i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
@@ -1107,18 +1108,22 @@ FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     }
 }
 
-// How many columns of a list come before one.
 FN i32 before(const struct TileList &list, i32 column) {
     return max_i32(0, min_i32(list.count, column - list.first));
 }
+FN i32 behind(const struct TileList &list, i32, i32 column, i32 end) {
+    return min_i32(list.first + list.count, end) - 1 - column;
+}
 
-// How many tile columns add to a tile of dq before this one.
+// How many tile columns add to a tile of dq before this one: those of earlier groups, and of its
+// own group those behind it.
 FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     const struct Place at = place_of(head, p.heads_q);
     const struct TileList list =
         row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row);
     const i32 group = column / COLUMNS_TOGETHER * COLUMNS_TOGETHER;
-    return before(list, group) + before(list, group + COLUMNS_TOGETHER) - 1 - before(list, column);
+    const i32 earlier = before(list, group);
+    return earlier + behind(list, earlier, column, group + COLUMNS_TOGETHER);
 }
 FN i32 *turn_of(const struct Attention &p, i32 row, i32 group) {
     return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN + group;

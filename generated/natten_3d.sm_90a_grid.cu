@@ -45,7 +45,8 @@ struct Attention {
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
-    i32 n_q;  // queries per sequence
+    i32 n_q;  // queries per sequence, or rows of a packed head
+    i32 queries;  // per sequence: n_q, but for packed heads
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
     i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
@@ -135,6 +136,9 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
 #ifndef STREAM
 #define STREAM 0  // blocks stream through tile rows instead of computing one each
+#endif
+#ifndef PACKED
+#define PACKED 0  // the queries of the heads of a key/value head are rows of one tile
 #endif
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 128;  // queries per tile row
@@ -639,6 +643,11 @@ FN void make_logits(Scores &s, const struct Attention &p, i32 head, i32 distance
 }
 #endif
 
+// The query at a row of the tiles: heads that are packed have theirs one after another.
+FN i32 mask_row(const struct Attention &p, i32 row) {
+    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
+}
+
 // Which keys a thread's two rows see: bit 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
 constexpr int WORDS = (OWN + 31) / 32;
 struct Seen {
@@ -680,7 +689,7 @@ FN u32 seen_at(const struct Attention &p, const u32 *words, const struct Point &
 constexpr bool LOOK_EARLY = true;
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
+    const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
     const u32 *const words = words_of(p, head);
     (void)n_q; (void)n_kv; (void)k;
@@ -1009,6 +1018,13 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
+// The logit of a sink; of packed heads each has its own.
+FN float sink_of(const struct Attention &p, i32 head, i32 row) {
+    if (!PACKED) return p.sink_logits[head];
+    const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
+    return p.sink_logits[head * packed + min_i32((u32)row / (u32)p.queries, packed - 1)];
+}
+
 // What a row's other keys gave before, in powers of two; -inf where there is none.
 FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
     return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
@@ -1067,10 +1083,13 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         const float2 *const sums = sums_of(part_at(p, work.first + i)) + row;
         top[0] = fmaxf(top[0], sums[0].x), top[1] = fmaxf(top[1], sums[8].x);
     }
-    const float sink = WITH_SINKS ? __fmul_rn(p.sink_logits[at.head], LOG2E) : MINUS_INFINITY;
-    top[0] = fmaxf(top[0], sink), top[1] = fmaxf(top[1], sink);
+    float sink[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) top[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+    for (int r = 0; r < 2; r++) {
+        sink[r] = WITH_SINKS ? __fmul_rn(sink_of(p, at.head, token[r]), LOG2E) : MINUS_INFINITY;
+        top[r] = fmaxf(top[r], sink[r]);
+        top[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+    }
 
     float total[2] = {}, o[4 * MERGE_PIECES] = {};
 #pragma unroll PARTS_AT_ONCE
@@ -1091,7 +1110,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float share = fast_exp2(__fsub_rn(before[r], top[r]));
-        total[r] += share + fast_exp2(__fsub_rn(sink, top[r]));
+        total[r] += share + fast_exp2(__fsub_rn(sink[r], top[r]));
         const bool empty = total[r] == 0.0f;
         const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
         const i32 q = token[r];
@@ -1165,7 +1184,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
         float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
-        const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
+        const float sink = __fmul_rn(sink_of(p, row.head, token[r]), LOG2E);
         const float higher = fmaxf(base, sink);
         factor = fast_exp2(__fsub_rn(base, higher));
         total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
@@ -1222,7 +1241,7 @@ FN void store_empty(const struct Attention &p) {
             const i32 token = query_at(first + i);
             if (token < p.n_q)
                 p.lse[row_offset(p.lse_stride, at, token)] =
-                    WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
+                    WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
         }
     }
 }

@@ -45,7 +45,8 @@ struct Attention {
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
-    i32 n_q;  // queries per sequence
+    i32 n_q;  // queries per sequence, or rows of a packed head
+    i32 queries;  // per sequence: n_q, but for packed heads
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
     i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
@@ -135,6 +136,9 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
 #ifndef STREAM
 #define STREAM 0  // blocks stream through tile rows instead of computing one each
+#endif
+#ifndef PACKED
+#define PACKED 0  // the queries of the heads of a key/value head are rows of one tile
 #endif
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 128;  // queries per tile row
@@ -574,6 +578,11 @@ FN void make_logits(Scores &s, const struct Attention &p, i32 head, i32 distance
 }
 #endif
 
+// The query at a row of the tiles: heads that are packed have theirs one after another.
+FN i32 mask_row(const struct Attention &p, i32 row) {
+    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
+}
+
 // Which keys a thread's two rows see: bit 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
 constexpr int WORDS = (OWN + 31) / 32;
 struct Seen {
@@ -616,12 +625,13 @@ FN void keys_of(
 constexpr bool LOOK_EARLY = false;
 // Queries q and q + 8 against the tile that begins with key `first_k`.
 FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const i32 n_q = p.n_q, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
+    const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
+    const i32 rows[2] = {mask_row(p, q), mask_row(p, q + 8)};
     const struct Mask mask = load_mask(&p, batch, head);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const i32 row = min_i32(q + 8 * r, n_q - 1);
+        const i32 row = rows[r];
         struct Bounds keys[INTERVALS];
         keys_of(keys, mask, row, n_q, n_kv);
 #pragma unroll
@@ -955,6 +965,13 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
+// The logit of a sink; of packed heads each has its own.
+FN float sink_of(const struct Attention &p, i32 head, i32 row) {
+    if (!PACKED) return p.sink_logits[head];
+    const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
+    return p.sink_logits[head * packed + min_i32((u32)row / (u32)p.queries, packed - 1)];
+}
+
 // What a row's other keys gave before, in powers of two; -inf where there is none.
 FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
     return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
@@ -998,6 +1015,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
     const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / STRIPS);
     const i32 strip = blockIdx.x % STRIPS, lane = threadIdx.x % 32;
     const i32 row = strip * MERGE_ROWS + lane / 4, query = work.tile * TILE_Q + row;
+    if (work.tile * TILE_Q + strip * MERGE_ROWS >= p.n_q) return;  // nobody is here
     const i32 first = threadIdx.x / 32 * MERGE_PIECES;
     const i32 place = first * 128 + strip % 4 * 32 + lane;
 
@@ -1013,10 +1031,13 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         const float2 *const sums = sums_of(part_at(p, work.first + i)) + row;
         top[0] = fmaxf(top[0], sums[0].x), top[1] = fmaxf(top[1], sums[8].x);
     }
-    const float sink = WITH_SINKS ? __fmul_rn(p.sink_logits[at.head], LOG2E) : MINUS_INFINITY;
-    top[0] = fmaxf(top[0], sink), top[1] = fmaxf(top[1], sink);
+    float sink[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) top[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+    for (int r = 0; r < 2; r++) {
+        sink[r] = WITH_SINKS ? __fmul_rn(sink_of(p, at.head, token[r]), LOG2E) : MINUS_INFINITY;
+        top[r] = fmaxf(top[r], sink[r]);
+        top[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+    }
 
     float total[2] = {}, o[4 * MERGE_PIECES] = {};
 #pragma unroll PARTS_AT_ONCE
@@ -1037,7 +1058,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float share = fast_exp2(__fsub_rn(before[r], top[r]));
-        total[r] += share + fast_exp2(__fsub_rn(sink, top[r]));
+        total[r] += share + fast_exp2(__fsub_rn(sink[r], top[r]));
         const bool empty = total[r] == 0.0f;
         const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
         const i32 q = token[r];
@@ -1111,7 +1132,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
         float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
-        const float sink = __fmul_rn(p.sink_logits[row.head], LOG2E);
+        const float sink = __fmul_rn(sink_of(p, row.head, token[r]), LOG2E);
         const float higher = fmaxf(base, sink);
         factor = fast_exp2(__fsub_rn(base, higher));
         total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
@@ -1168,7 +1189,7 @@ FN void store_empty(const struct Attention &p) {
             const i32 token = query_at(first + i);
             if (token < p.n_q)
                 p.lse[row_offset(p.lse_stride, at, token)] =
-                    WITH_SINKS ? p.sink_logits[at.head] : MINUS_INFINITY;
+                    WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
         }
     }
 }

@@ -99,7 +99,8 @@ struct Attention {
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
-    i32 n_q;  // queries per sequence
+    i32 n_q;  // queries per sequence, or rows of a packed head
+    i32 queries;  // per sequence: n_q, but for packed heads
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
     i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
