@@ -1,0 +1,196 @@
+"""A Hopper that is not there: the driver's part of maskc, over NumPy's and torch's CPU memory."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from maskc.build.binary import BuildReport
+from maskc.build.toolchain import Gpu
+from maskc.core.problem import Feature
+from maskc.runtime import arrays
+from tests.emulator.translate import translated
+
+HERE = Path(__file__).parent
+PROCESSORS = 3
+FLAGS = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-w",
+         "-U_FORTIFY_SOURCE", f"-I{HERE}")  # fmt: skip
+
+
+class Fault(Exception):
+    """What the emulator found while a kernel ran."""
+
+
+@cache
+def _folder() -> Path:
+    """Where what was built is kept: CI starts with nothing, a developer with the last run's."""
+    place = Path(os.environ.get("MASKC_EMULATOR_DIR", tempfile.gettempdir())) / "maskc-emulator"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _built(key: str, suffix: str, command: list[str], source: str | None = None) -> Path:
+    """A file by what it was made from; several processes may make it at once."""
+    name = hashlib.sha256("\0".join([key, *command]).encode()).hexdigest()[:32]
+    made = _folder() / f"{name}{suffix}"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as room:
+            given = []
+            if source is not None:
+                given = [f"{room}/kernel.cpp"]
+                Path(given[0]).write_text(source)
+            result = subprocess.run(
+                [*command, *given, "-o", f"{room}/made"], capture_output=True, text=True
+            )
+            if result.returncode:
+                kept = _folder() / f"{name}.cpp"
+                kept.write_text(source or "")
+                raise Fault(f"{kept}:\n{result.stderr[:4000]}")
+            os.replace(f"{room}/made", made)
+    return made
+
+
+@cache
+def _machine_text() -> str:
+    return "".join((HERE / name).read_text() for name in ("device.h", "runtime.cpp"))
+
+
+@cache
+def _runtime() -> str:
+    command = ["g++", *FLAGS, "-O3", "-march=native", "-c", str(HERE / "runtime.cpp")]
+    return str(_built(_machine_text(), ".o", command))
+
+
+@cache
+def loaded(source: str, macros: tuple[str, ...]) -> ctypes.CDLL:
+    """A source with some macros, ready to run."""
+    text, _ = translated(source)
+    command = [
+        "g++",
+        *FLAGS,
+        "-O1",
+        "-shared",
+        "-Wl,-Bsymbolic",
+        *(f"-D{name}=1" for name in macros),
+        _runtime(),
+    ]
+    return ctypes.CDLL(str(_built(_machine_text() + text, ".so", command, text)))
+
+
+def run(library: ctypes.CDLL, entry: str, arguments: int, blocks: int, threads: int, shared: int,
+        seed: int = 0) -> None:  # fmt: skip
+    """One launch; `arguments` is the address of an array of addresses.
+
+    Raises:
+        Fault: threads that wait for ever, memory that is nobody's, ...
+    """
+    call = library.emulated
+    call.restype = ctypes.c_char_p
+    call.argtypes = [ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_int] * 3, ctypes.c_ulong]
+    fault = call(entry.encode(), arguments, blocks, threads, shared, seed)
+    if fault:
+        raise Fault(f"{entry}: {fault.decode()}")
+
+
+class Map(ctypes.Structure):
+    """A tensor map as runtime.cpp reads it."""
+
+    _fields_ = [
+        ("base", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("half", ctypes.c_uint32),
+        ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 5),
+        ("box", ctypes.c_uint32 * 5), ("magic", ctypes.c_uint32),
+    ]  # fmt: skip
+
+
+def encode(address: int, dims: tuple, strides: tuple, box: tuple, dtype: str) -> bytes:
+    """As cuTensorMapEncodeTiled does: boxes of 128 bytes a row, swizzled."""
+    if not len(dims) == len(strides) + 1 == len(box) <= 5:
+        raise Fault(f"a map of {dims}, {strides}, {box}")
+    made = Map(address, len(dims), dtype == "float16", magic=0x7E5A)
+    made.dims[:] = (*dims, *[1] * (5 - len(dims)))
+    made.strides[:] = (0, *strides, *[0] * (5 - len(dims)))
+    made.box[:] = (*box, *[1] * (5 - len(box)))
+    return bytes(made) + bytes(128 - ctypes.sizeof(made))
+
+
+class Driver:
+    """What maskc.runtime.launch_cuda asks of a device."""
+
+    def __init__(self) -> None:
+        self.seed, self.launches = 0, []
+        self._words: list[Any] = []
+
+    def multiprocessors(self) -> int:
+        return PROCESSORS
+
+    def encoder(self, target: str) -> Any:
+        return encode
+
+    def host_word(self) -> int:
+        self._words.append(ctypes.c_int32(0))
+        return ctypes.addressof(self._words[-1])
+
+    def load(self, code: bytes, shared: dict) -> dict:
+        source, macros = code
+        library = loaded(source, macros)
+        return {entry: (library, entry) for entry in shared}
+
+    def capturing(self, stream: int) -> bool:
+        return False
+
+    def launch(self, steps: tuple, stream: int, memory: Any) -> None:
+        for (library, entry), blocks, threads, shared in steps:
+            self.seed += 1
+            self.launches.append((entry, blocks))
+            run(library, entry, memory.address, blocks, threads, shared, self.seed)
+
+
+def build(unit: Any, features: Any = frozenset(), directions: tuple = (), arch: str = "",
+          mode: str = "usual") -> Any:  # fmt: skip
+    """In place of maskc.build.build: nothing is compiled before it is loaded."""
+    macro = unit.mode(mode).macro if unit.modes else ""
+    names = tuple(feature.macro for feature in Feature if feature in features)
+    macros = (*names, *((macro,) if macro else ()))
+    return SimpleNamespace(code=(unit.text, macros), report=BuildReport("emulator", macros, ""))
+
+
+class _Torch(type(arrays.TORCH)):
+    """CPU tensors that say they are on a GPU."""
+
+    def view(self, x: Any, name: str) -> arrays.Array:
+        return super().view(x, name)._replace(device=("cuda", 0))
+
+    def stream(self, device: int) -> int:
+        return 0
+
+    def send(self, x: Any, host: Any) -> tuple[Any, int]:
+        made = sys.modules["torch"].from_numpy(host.copy())
+        return made, made.data_ptr()
+
+
+installed: list[Driver] = []
+"""The machines that `install` gave."""
+
+
+def install(patch: Any) -> Driver:
+    """One Hopper, whose memory is torch's CPU memory; `patch` is pytest's monkeypatch."""
+    import torch
+
+    driver = Driver()
+    gpu = Gpu("emulated Hopper", 90)
+    for place in ("build.toolchain", "runtime.launch_cuda", "runtime.device"):
+        patch.setattr(f"maskc.{place}.gpus", lambda: (gpu,))
+    patch.setattr("maskc.runtime.launch_cuda._driver", lambda device: driver)
+    patch.setattr("maskc.runtime.kernels.build", build)
+    patch.setattr("maskc.runtime.planning.current_device", lambda: 0)
+    patch.setitem(arrays.LIBRARIES, torch.Tensor, _Torch())
+    installed.append(driver)
+    return driver
