@@ -75,14 +75,22 @@ void copy_arrive(u32 barrier);  // once all copies so far of this thread are ove
 void matrices_load(u32 *const (&x)[4], u32 from, int count, bool transposed);
 void matrices_store(u32 to, const u32 (&x)[4], int count, bool transposed);
 void mma(float *const (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bool half);
-// d: where the thread keeps its first number; a: an operand in memory, or four registers.
-void wgmma(float *d, int columns, const u64 *a, const u32 *registers, u64 b, bool add,
-           bool a_turned, bool b_turned, bool half);
+// d: where the thread keeps its first number. a and b are operands in shared memory, or a thread's
+// share of a.
+void wgmma(float *d, int columns, u64 a, u64 b, bool add, bool a_turned, bool b_turned, bool half);
+void wgmma_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add, bool a_turned,
+                     bool b_turned, bool half);
 void wgmma_commit();
 void wgmma_wait(int pending);
 
 u32 pack(float low, float high, bool half);
-float widen(uint16_t x, bool half);
+inline float widen(uint16_t x, bool half) {
+    const u32 bits = (u32)x << 16;
+    float y;
+    _Float16 z;
+    memcpy(&y, &bits, 4), memcpy(&z, &x, 2);
+    return half ? (float)z : y;
+}
 
 const char *run(void (*kernel)(void *), void *arguments, int blocks, int threads, int shared,
                 u64 seed);

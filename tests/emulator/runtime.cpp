@@ -236,39 +236,46 @@ void begin_load(Job job) {
 }
 
 u32 shuffled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
-// Element (row, k) of an operand that a descriptor names: its address in shared memory.
+// Where a descriptor says that element (row, k) of an operand lies in shared memory.
 u32 element(u64 tile, bool turned, u32 row, u32 k) {
     const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4;
     const u32 stride = (u32)(tile >> 32 & 0x3fff) << 4;
-    if (tile >> 62 != 1) fail("an operand that is not swizzled by 128 bytes");
     if (!turned) return shuffled(start + row / 8 * stride + row % 8 * 128 + 2 * k);
     return shuffled(start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2);
 }
-float number(Block &block, u32 at, bool half) {
-    if (at + 2 > block.bytes) fail("a product reads shared memory at %u of %zu", at, block.bytes);
-    uint16_t x;
-    memcpy(&x, block.memory + at, 2);
-    return widen(x, half);
+typedef float Operand[16][256];  // by k
+// Eight neighbours lie side by side, along k or along the rows.
+void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, bool half) {
+    if (tile >> 62 != 1) fail("an operand that is not swizzled by 128 bytes");
+    for (int row = 0; row < rows; row += turned ? 8 : 1)
+        for (int k = 0; k < 16; k += turned ? 1 : 8) {
+            const u32 at = element(tile, turned, row, k);
+            if (at + 16 > block.bytes)
+                fail("a product reads shared memory at %u of %zu", at, block.bytes);
+            const uint16_t *const from = (const uint16_t *)(block.memory + at);
+            for (int i = 0; i < 8; i++)
+                to[turned ? k : k + i][turned ? row + i : row] = widen(from[i], half);
+        }
 }
 void compute(Block &block, const Product &p) {
-    static float a[64][16], b[16][256], sum[64][256];
-    for (int row = 0; row < 64; row++)
-        for (int k = 0; k < 16; k++)
-            if (p.in_registers) {
-                const u32 pair = p.a[row / 16 * 32 + row % 8 * 4 + k % 8 / 2][row % 16 / 8 + k / 8 * 2];
-                a[row][k] = widen(pair >> k % 2 * 16, p.half);
-            } else {
-                a[row][k] = number(block, element(p.a_tile, p.a_turned, row, k), p.half);
+    static Operand a, b;
+    static float sum[64][256];
+    if (p.in_registers)
+        for (int row = 0; row < 64; row++)
+            for (int k = 0; k < 16; k++) {
+                const u32 *const own = p.a[row / 16 * 32 + row % 8 * 4 + k % 8 / 2];
+                a[k][row] = widen(own[row % 16 / 8 + k / 8 * 2] >> k % 2 * 16, p.half);
             }
-    for (int k = 0; k < 16; k++)
-        for (int n = 0; n < p.columns; n++)
-            b[k][n] = number(block, element(p.b_tile, p.b_turned, n, k), p.half);
-    for (int row = 0; row < 64; row++) {
-        float *const to = sum[row];
-        std::fill(to, to + p.columns, 0.0f);
-        for (int k = 0; k < 16; k++)
-            for (int n = 0; n < p.columns; n++) to[n] += a[row][k] * b[k][n];
-    }
+    else
+        read_operand(block, a, p.a_tile, p.a_turned, 64, p.half);
+    read_operand(block, b, p.b_tile, p.b_turned, p.columns, p.half);
+    for (int row = 0; row < 64; row++)
+        for (int first = 0; first < p.columns; first += 64) {
+            float part[64] = {};
+            for (int k = 0; k < 16; k++)
+                for (int n = 0; n < 64; n++) part[n] += a[k][row] * b[k][first + n];
+            memcpy(sum[row] + first, part, sizeof part);
+        }
     for (int thread = 0; thread < 128; thread++)
         for (int i = 0; i < p.columns / 2; i++) {
             const int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
@@ -609,22 +616,32 @@ void mma(float *const (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bool half) 
     }
 }
 
-void wgmma(float *d, int columns, const u64 *a, const u32 *registers, u64 b, bool add,
-           bool a_turned, bool b_turned, bool half) {
+// A thread's part of a product; the last thread begins it.
+static void begin_product(float *d, const u32 *own_a, const Product &given) {
     Warpgroup &group = warpgroup();
     Product &next = group.next;
     const u32 own = me->thread % 128;
-    if (group.meeting.arrived) {
-        if (next.b_tile != b || next.columns != columns || next.add != add)
-            fail("threads of a warpgroup begin different products");
+    if (!group.meeting.arrived) {
+        next.columns = given.columns, next.half = given.half, next.add = given.add;
+        next.a_tile = given.a_tile, next.a_turned = given.a_turned;
+        next.b_tile = given.b_tile, next.b_turned = given.b_turned;
+        next.in_registers = own_a != nullptr;
+    } else if (next.a_tile != given.a_tile || next.b_tile != given.b_tile ||
+               next.columns != given.columns || next.add != given.add) {
+        fail("threads of a warpgroup begin different products");
     }
     next.d[own] = d;
-    next.columns = columns, next.in_registers = registers != nullptr, next.add = add;
-    next.a_tile = a ? *a : 0, next.b_tile = b, next.half = half;
-    next.a_turned = a_turned, next.b_turned = b_turned;
-    if (registers) memcpy(next.a[own], registers, sizeof next.a[own]);
+    if (own_a) memcpy(next.a[own], own_a, sizeof next.a[own]);
     if (group.meeting.arrived == 127) group.open.push_back(next);
     meet(group.meeting, 128, "its warpgroup");
+}
+void wgmma(float *d, int columns, u64 a, u64 b, bool add, bool a_turned, bool b_turned,
+           bool half) {
+    begin_product(d, nullptr, {{}, {}, a, b, columns, false, add, a_turned, b_turned, half});
+}
+void wgmma_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add, bool a_turned,
+                     bool b_turned, bool half) {
+    begin_product(d, a, {{}, {}, 0, b, columns, true, add, a_turned, b_turned, half});
 }
 void wgmma_commit() {
     Warpgroup &group = warpgroup();
@@ -637,10 +654,6 @@ void wgmma_wait(int pending) {
     meet(group.meeting, 128, "its warpgroup");
 }
 
-float widen(uint16_t x, bool half) {
-    if (!half) return emu_bits<float>((u32)x << 16);
-    return emu_bits<_Float16>(x);
-}
 static uint16_t narrow(float x, bool half) {
     if (half) {
         const uint16_t y = emu_bits<uint16_t>((_Float16)x);

@@ -20,10 +20,24 @@ class Unknown(Exception):
     """An instruction that the emulator does not have."""
 
 
-Rule = tuple[str, str | Callable[[Asm, re.Match[str]], str]]
+Made = Callable[[Asm, re.Match[str]], str]
 
 
-def _box(call: str, first: int, more: str = "") -> Callable[[Asm, re.Match[str]], str]:
+def _bool(holds: object) -> str:
+    return "true" if holds else "false"
+
+
+def _words(values: list[str], count: int) -> str:
+    """A list of `count` 32-bit numbers."""
+    return ", ".join(f"(emu::u32)({x})" for x in [*values, *["0"] * (count - len(values))])
+
+
+def _places(values: list[str], count: int) -> str:
+    """A list of `count` pointers."""
+    return ", ".join([*(f"&({x})" for x in values), *["nullptr"] * (count - len(values))])
+
+
+def _box(call: str, first: int, more: str = "") -> Made:
     def made(asm: Asm, _: re.Match[str]) -> str:
         at = ", ".join(f"(int)({x})" for x in asm.ins[first:])
         return f"emu::{call}({', '.join(asm.ins[:first])}, {{{at}}}{more})"
@@ -31,46 +45,38 @@ def _box(call: str, first: int, more: str = "") -> Callable[[Asm, re.Match[str]]
     return made
 
 
-def _matrices(kind: str) -> Callable[[Asm, re.Match[str]], str]:
-    def made(asm: Asm, found: re.Match[str]) -> str:
-        count, turned = int(found[1]), "true" if found[2] else "false"
-        if kind == "store":
-            x = ", ".join(asm.ins[1:] + ["0"] * (4 - count))
-            return f"{{ const emu::u32 emu_x[4] = {{{x}}}; emu::matrices_store({asm.ins[0]}, emu_x, {count}, {turned}); }}"
-        x = ", ".join([f"&({out})" for out in asm.outs] + ["nullptr"] * (4 - count))
-        return f"{{ emu::u32 *const emu_x[4] = {{{x}}}; emu::matrices_load(emu_x, {asm.ins[0]}, {count}, {turned}); }}"
-
-    return made
+def _load_matrices(asm: Asm, found: re.Match[str]) -> str:
+    to = _places(asm.outs, 4)
+    return f"emu::matrices_load({{{to}}}, {asm.ins[0]}, {found[1]}, {_bool(found[2])})"
 
 
-def _wgmma(asm: Asm, found: re.Match[str]) -> str:
-    columns, half = int(found[1]), "true" if found[2] == "f16" else "false"
-    turned = re.search(r"add,\s*1, 1, (\d)(?:, (\d))?;", asm.text)
-    registers = len(asm.ins) == 6
-    if registers:
-        a, b, add = asm.ins[:4], asm.ins[4], asm.ins[5]
-        b_turned, a_turned = turned[1], "0"
-        begin = f"const emu::u32 emu_a[4] = {{{', '.join(a)}}};"
-        operands = "nullptr, emu_a"
-    else:
-        a, b, add = asm.ins
-        a_turned, b_turned = turned[1], turned[2]
-        begin = f"const emu::u64 emu_a = {a};"
-        operands = "&emu_a, nullptr"
-    d = asm.outs[0]
-    return (f"{{ {begin} emu::wgmma(&({d}), {columns}, {operands}, {b}, {add}, {a_turned}, "
-            f"{b_turned}, {half}); }}")  # fmt: skip
+def _store_matrices(asm: Asm, found: re.Match[str]) -> str:
+    x = _words(asm.ins[1:], 4)
+    return f"emu::matrices_store({asm.ins[0]}, {{{x}}}, {found[1]}, {_bool(found[2])})"
 
 
 def _mma(asm: Asm, found: re.Match[str]) -> str:
-    c = ", ".join(f"&({out})" for out in asm.outs)
-    half = "true" if found[1] == "f16" else "false"
-    return (f"{{ float *const emu_c[4] = {{{c}}}; const emu::u32 emu_a[4] = {{{', '.join(asm.ins[:4])}}}, "
-            f"emu_b[2] = {{{', '.join(asm.ins[4:6])}}}; emu::mma(emu_c, emu_a, emu_b, {half}); }}")  # fmt: skip
+    a, b = _words(asm.ins[:4], 4), _words(asm.ins[4:6], 2)
+    return f"emu::mma({{{_places(asm.outs, 4)}}}, {{{a}}}, {{{b}}}, {_bool(found[1] == 'f16')})"
+
+
+def _wgmma(asm: Asm, found: re.Match[str]) -> str:
+    flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
+    *a, b, add = asm.ins
+    begin, d, turned = "emu::wgmma", f"&({asm.outs[0]}), {found[1]}", _bool(flags[1] == "1")
+    rest = f"{b}, {add}, {turned}, {_bool(flags[2] == '1')}, {_bool(found[2] == 'f16')})"
+    if len(a) == 4:
+        return f"{begin}_registers({d}, {{{_words(a, 4)}}}, {rest}"
+    return f"{begin}({d}, {a[0]}, {rest}"
+
+
+def _pack(asm: Asm, found: re.Match[str]) -> str:
+    high, low = asm.ins
+    return f"{asm.outs[0]} = emu::pack({low}, {high}, {_bool(found[1] == 'f16')})"
 
 
 # The first that matches; {o0}, {i0} are operands, {1} a group of the match.
-RULES: tuple[Rule, ...] = (
+RULES: tuple[tuple[str, str | Made], ...] = (
     (r"^\s*$", ""),
     (r"mbarrier\.init", "emu::barrier_init({i0}, {i1})"),
     (r"cp\.async\.mbarrier\.arrive\.noinc", "emu::copy_arrive({i0})"),
@@ -81,23 +87,25 @@ RULES: tuple[Rule, ...] = (
     (r"ld\.acquire\.gpu\.global\.b32", "{o0} = emu::poll({i0})"),
     (r"bar\.sync %0, %1", "emu::named_sync({i0}, {i1})"),
     (r"bar\.arrive %0, %1", "emu::named_arrive({i0}, {i1})"),
-    (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", lambda a, m: _box("load_tensor", 3)(a, m)),
-    (r"cp\.async\.bulk\.tensor\.\dd\.global", lambda a, m: _box("store_tensor", 2, ", false")(a, m)),
-    (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", lambda a, m: _box("store_tensor", 2, ", true")(a, m)),
-    (r"cp\.reduce\.async\.bulk\.global\.shared::cta.*\.add\.f32", "emu::add_floats({i0}, {i1}, {i2})"),
-    (r"cp\.async\.bulk\.shared::cluster\.global", "emu::load_bytes({i0}, {i1}, {i2}, {i3})"),
+    (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", _box("load_tensor", 3)),
+    (r"cp\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", false")),
+    (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", true")),
+    (r"cp\.reduce\.async\.bulk\.global.*add\.f32", "emu::add_floats({i0}, {i1}, {i2})"),
+    (r"cp\.async\.bulk\.shared::cluster\.global",
+     "emu::load_bytes({i0}, {i1}, {i2}, {i3})"),
     (r"cp\.async\.bulk\.global\.shared::cta", "emu::store_bytes({i0}, {i1}, {i2})"),
     (r"cp\.async\.bulk\.commit_group", "emu::bulk_commit()"),
     (r"cp\.async\.bulk\.wait_group(?:\.read)? %0", "emu::bulk_wait({i0})"),
-    (r"cp\.async\.c[ag]\.shared\.global\S* \[%0\], \[%1\], (\d+), %2", "emu::copy_async({i0}, {i1}, {1}, {i2})"),
-    (r"cp\.async\.c[ag]\.shared\.global\S* \[%0\], \[%1\], (\d+);", "emu::copy_async({i0}, {i1}, {1}, {1})"),
+    (r"cp\.async\.c[ag]\S* \[%0\], \[%1\], (\d+), %2",
+     "emu::copy_async({i0}, {i1}, {1}, {i2})"),
+    (r"cp\.async\.c[ag]\S* \[%0\], \[%1\], (\d+);", "emu::copy_async({i0}, {i1}, {1}, {1})"),
     (r"cp\.async\.commit_group", "emu::copy_commit()"),
     (r"cp\.async\.wait_group %0", "emu::copy_wait({i0})"),
     (r"cp\.async\.wait_all", "emu::copy_wait(0)"),
     (r"setmaxnreg", ""),
     (r"elect\.sync", "{o0} = emu::lane() == 0"),
-    (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _matrices("store")),
-    (r"ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _matrices("load")),
+    (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _store_matrices),
+    (r"ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _load_matrices),
     (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)", _wgmma),
     (r"wgmma\.fence", ""),
     (r"wgmma\.commit_group", "emu::wgmma_commit()"),
@@ -107,8 +115,7 @@ RULES: tuple[Rule, ...] = (
     (r"mov\.u32 %0, memory", "{o0} = 0"),
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
-    (r"cvt\.rn\.(bf16|f16)x2\.f32", lambda a, m: f"{a.outs[0]} = emu::pack({a.ins[1]}, {a.ins[0]}, "
-                                              f"{'true' if m[1] == 'f16' else 'false'})"),
+    (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
     (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),

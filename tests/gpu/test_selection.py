@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
+    GPU,
     HOPPER,
     WAYS,
     check,
@@ -25,7 +26,7 @@ from tests.support.hopper import (  # noqa: E402
     half,
 )
 
-if not torch.cuda.is_available():
+if not GPU:
     pytest.skip("no GPU", allow_module_level=True)
 
 HEADS = 4

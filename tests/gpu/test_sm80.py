@@ -22,7 +22,10 @@ from tests.support.patterns import static_patterns
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-if not torch.cuda.is_available():
+from tests.support.exact_attention import DEVICE  # noqa: E402
+from tests.support.hopper import GPU  # noqa: E402
+
+if not GPU:
     pytest.skip("no CUDA device", allow_module_level=True)
 
 HEADS = 4
@@ -32,9 +35,9 @@ PATTERNS = static_patterns()  # for the others see test_selection.py
 
 
 def tensors(n_q, n_kv, dim, dtype, seed, batch=2, heads=HEADS, kv_heads=HEADS // 2):
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     shapes = [(batch, heads, n_q, dim), (batch, kv_heads, n_kv, dim), (batch, kv_heads, n_kv, dim)]
-    return [torch.randn(s, generator=generator, device="cuda").to(dtype) for s in shapes]
+    return [torch.randn(s, generator=generator, device=DEVICE).to(dtype) for s in shapes]
 
 
 def dense(q, k, v, mask, *, as_is, softcap=None, alibi_slopes=None, sink_logits=None):
@@ -49,8 +52,8 @@ def dense(q, k, v, mask, *, as_is, softcap=None, alibi_slopes=None, sink_logits=
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
         n_q, n_kv = scores.shape[-2:]
-        p = torch.arange(n_q, device="cuda")[:, None] + n_kv - n_q
-        far = (p - torch.arange(n_kv, device="cuda")).abs()
+        p = torch.arange(n_q, device=DEVICE)[:, None] + n_kv - n_q
+        far = (p - torch.arange(n_kv, device=DEVICE)).abs()
         scores = scores - (alibi_slopes[:, None, None] * far).to(kind)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sink_logits is not None:
@@ -91,11 +94,11 @@ def test_random_masks(data, parts):
         features["softcap"] = 3.0
     for name in ("sink_logits", "alibi_slopes"):
         if data.draw(st.booleans()):
-            features[name] = torch.tensor(rng.random(HEADS), dtype=torch.float32, device="cuda")
+            features[name] = torch.tensor(rng.random(HEADS), dtype=torch.float32, device=DEVICE)
     for n_q, n_kv in data.draw(st.lists(st.sampled_from(SIZES), min_size=3, max_size=3)):
         given_data = sample_data(mask, n_q, n_kv, seed=data.draw(st.integers(0, 99)))
         live = mask.dense(n_q, n_kv, n_heads=HEADS, **given_data)
-        live = torch.tensor(np.broadcast_to(live, (HEADS, n_q, n_kv)).copy(), device="cuda")
+        live = torch.tensor(np.broadcast_to(live, (HEADS, n_q, n_kv)).copy(), device=DEVICE)
         check(attn, *tensors(n_q, n_kv, 64, torch.bfloat16, seed), live, given_data, **features)
 
 
@@ -107,7 +110,7 @@ def test_head_dims(dim, dtype):
         attn = mask.compile(head_dim=dim, dtype=dtype, target="sm_80")
         assert attn.unit.tile.q == (queries if dim <= 128 else 64)
         for n_q, n_kv in SIZES:
-            live = torch.tensor(mask.dense(n_q, n_kv), device="cuda")
+            live = torch.tensor(mask.dense(n_q, n_kv), device=DEVICE)
             check(attn, *tensors(n_q, n_kv, dim, getattr(torch, dtype), dim), live)
 
 
@@ -117,7 +120,7 @@ def test_closed_form_ranges(dim):
         attn = mask.compile(head_dim=dim, target="sm_80")
         assert attn.unit.ranges
         for n_q, n_kv in [*SIZES, (500, 500), (700, 333)]:
-            live = torch.tensor(mask.dense(n_q, n_kv), device="cuda")
+            live = torch.tensor(mask.dense(n_q, n_kv), device=DEVICE)
             check(attn, *tensors(n_q, n_kv, dim, torch.bfloat16, dim), live)
 
 
@@ -186,7 +189,7 @@ def test_nan_safe_infinities_outlive_tops_sinks_and_small_weights(dim, dtype, si
     n = 400
     attn = mc.causal().compile(head_dim=dim, dtype=dtype, target="sm_80")
     q, k, v = tensors(n, n, dim, getattr(torch, dtype), 8)
-    level = torch.zeros(n, device="cuda")
+    level = torch.zeros(n, device=DEVICE)
     level[150:300], level[300:350] = 300.0, 600.0
     q[:], k[:] = 1.0, (level / dim**0.5)[:, None].to(k.dtype)
     plain = v.clone()
@@ -201,11 +204,11 @@ def test_nan_safe_infinities_outlive_tops_sinks_and_small_weights(dim, dtype, si
         v[:, :, key, column], plain[:, :, key, column] = value, 0.0
     features = {"nan_safe": True}
     if sink is not None:
-        features["sink_logits"] = torch.full((HEADS,), sink, device="cuda")
+        features["sink_logits"] = torch.full((HEADS,), sink, device=DEVICE)
     clean, clean_lse = attn(q, k, plain, return_lse=True, **features)
     out, lse = attn(q, k, v, return_lse=True, **features)
     assert clean.isfinite().all()
-    live = torch.ones(n, n, dtype=torch.bool, device="cuda").tril()
+    live = torch.ones(n, n, dtype=torch.bool, device=DEVICE).tril()
     expected = poisoned(clean, v, live)
     assert ((out == expected) | (out.isnan() & expected.isnan())).all()
     assert (lse == clean_lse).all()
@@ -220,7 +223,7 @@ def test_nan_safe_leaves_the_other_documents_alone():
     for key, column, value in ((130, 0, torch.inf), (131, 0, -torch.inf), (449, 9, torch.nan)):
         v[:, :, key, column], plain[:, :, key, column] = value, 0.0
     clean, out = attn(q, k, plain, nan_safe=True), attn(q, k, v, nan_safe=True)
-    expected = poisoned(clean, v, torch.tensor(mask.dense(n), device="cuda"))
+    expected = poisoned(clean, v, torch.tensor(mask.dense(n), device=DEVICE))
     assert ((out == expected) | (out.isnan() & expected.isnan())).all()
     assert expected.isfinite().any(-1).all(), "most columns hold no poison"
 
@@ -248,8 +251,8 @@ def test_long_sequences(n):
     attn = mask.compile(head_dim=64, target="sm_80")
     q, k, v = tensors(n, n, 64, torch.bfloat16, 5, batch=1, heads=2, kv_heads=1)
     out, lse = attn(q, k, v, return_lse=True)
-    rows = torch.tensor([0, 1, 299, 300, 5000, n // 2, n - 2, n - 1], device="cuda")
-    p, keys = rows[:, None], torch.arange(n, device="cuda")[None]
+    rows = torch.tensor([0, 1, 299, 300, 5000, n // 2, n - 2, n - 1], device=DEVICE)
+    p, keys = rows[:, None], torch.arange(n, device=DEVICE)[None]
     live = (keys <= p) & ((keys < 3) | (p - keys <= 300))
     exact, exact_lse = dense(q[:, :, rows], k, v, live, as_is=False)
     assert (out[:, :, rows].double() - exact).abs().max() < 2e-2
@@ -260,7 +263,7 @@ def test_long_sequences(n):
 def test_offsets_beyond_two_to_the_31():
     """Views into a tensor of more than 2^31 elements."""
     attn = mc.window(64).compile(head_dim=64, target="sm_80")
-    big = torch.empty((1 << 31) // 64 + 4096, 64, dtype=torch.bfloat16, device="cuda")
+    big = torch.empty((1 << 31) // 64 + 4096, 64, dtype=torch.bfloat16, device=DEVICE)
     tail = big[-1024:].normal_()[None, None]
     assert (attn(tail, tail, tail) == attn(*[tail.clone()] * 3)).all()
 
@@ -287,7 +290,7 @@ def test_patterns(path):
         pytest.skip(f"needs data: {error.code}")
     attn = mask.compile(head_dim=128, n_heads=heads, target="sm_80")
     q, k, v = tensors(190, 190, 128, torch.bfloat16, 6, heads=heads, kv_heads=1)
-    check(attn, q, k, v, torch.tensor(live, device="cuda"))
+    check(attn, q, k, v, torch.tensor(live, device=DEVICE))
 
 
 def driver_heads(mask):

@@ -24,9 +24,9 @@ BACKWARD = Direction.backward in PASSES
 needs_backward = pytest.mark.skipif(
     not BACKWARD, reason=f"{TARGET} runs {', '.join(d.value for d in PASSES)} passes only"
 )
-HOPPER = (torch.cuda.is_available() or installed) and any(
-    g.capability == 90 for g in toolchain.gpus()
-)
+GPU = torch.cuda.is_available() or bool(installed)
+"""Whether there is one, or the emulator stands for one."""
+HOPPER = GPU and any(gpu.capability == 90 for gpu in toolchain.gpus())
 DIMS = Target.named(TARGET).head_dims
 SIZES = [
     (1, 1), (2, 2), (63, 63), (64, 64), (65, 65), (127, 130), (128, 127), (130, 128), (191, 193),
