@@ -178,7 +178,7 @@ Fiber *new_fiber(Block *block, unsigned thread) {
                                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     f->stack = stacks.back();
     stacks.pop_back();
-    void **top = (void **)(f->stack + STACK - 64);
+    void **top = (void **)(f->stack + STACK - 72);  // as if begin had been called
     *top = nullptr;
     *--top = (void *)begin;
     for (int i = 0; i < 6; i++) *--top = nullptr;

@@ -1,0 +1,148 @@
+"""The emulator itself: what it computes, and that it finds what a kernel does wrong."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from tests.emulator import machine
+from tests.emulator.translate import Unknown, translated
+
+SHARED = """
+typedef unsigned int u32;
+typedef unsigned long long u64;
+extern __shared__ __align__(1024) unsigned char memory[];
+static u32 address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+static void init(u64 &barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(address(&barrier)),
+                 "r"(arrivals) : "memory");
+}
+static void arrive(u64 &barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(address(&barrier)) : "memory");
+}
+static void expect(u64 &barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(address(&barrier)), "r"(bytes) : "memory");
+}
+static void wait(u64 &barrier, u32 parity) {
+    asm volatile("mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;"
+                 :: "r"(address(&barrier)), "r"(parity) : "memory");
+}
+static void load(u32 to, const void *from, u32 bytes, u64 &barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(from), "r"(bytes), "r"(address(&barrier)) : "memory");
+}
+struct Given {
+    float *x, *y;
+    int n;
+};
+"""
+
+
+def run(body: str, x: np.ndarray, blocks=1, threads=128, shared=4096, seed=0, before=""):
+    """What a kernel's body makes of x (p.x, p.n), as many floats in p.y."""
+    source = (
+        f'{SHARED}{before}\nextern "C" __global__ void __launch_bounds__({threads})\n'
+        f"kernel(const __grid_constant__ struct Given p) {{\n{body}\n}}\n"
+    )
+
+    class Given(ctypes.Structure):
+        _fields_ = [("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("n", ctypes.c_int)]
+
+    x = np.ascontiguousarray(x, np.float32)
+    y = np.full_like(x, np.nan)
+    given = Given(x.ctypes.data, y.ctypes.data, len(x))
+    places = (ctypes.c_void_p * 1)(ctypes.addressof(given))
+    library = machine.loaded(source, ())
+    machine.run(library, "kernel", ctypes.addressof(places), blocks, threads, shared, seed)
+    return y
+
+
+X = np.arange(1, 257, dtype=np.float32)
+LOAD = """
+    u64 &barrier = *(u64 *)memory;
+    if (threadIdx.x == 0) init(barrier, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        expect(barrier, 512);
+        load(1024, p.x, 512, barrier);
+    }
+    %s
+    p.y[threadIdx.x] = ((float *)(memory + 1024))[threadIdx.x];
+    wait(barrier, 0);
+"""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_copy_that_is_waited_for(seed):
+    assert np.array_equal(run(LOAD % "wait(barrier, 0);", X, seed=seed)[:128], X[:128])
+
+
+def test_a_copy_that_nobody_waits_for():
+    """Then some order shows what lay there before: NaN."""
+    found = [run(LOAD % "", X, seed=seed)[:128] for seed in range(10)]
+    assert any(np.isnan(x).any() for x in found)
+
+
+def test_lanes():
+    y = run(
+        """
+        const int i = threadIdx.x;
+        const float sum = p.x[i] + __shfl_xor_sync(0xffffffff, p.x[i], 1);
+        const float up = __shfl_up_sync(0xffffffff, p.x[i], 3);
+        const unsigned odd = __ballot_sync(0xffffffff, i % 2);
+        p.y[i] = sum + 1000.0f * up + (odd == 0xaaaaaaaau) * 0.5f
+            + 1e6f * __reduce_max_sync(0xffffffff, i);
+        """,
+        X, threads=64,
+    )[:64]  # fmt: skip
+    i = np.arange(64)
+    up = np.where(i % 32 < 3, X[:64], np.roll(X[:64], 3))
+    wanted = X[i] + X[i ^ 1] + 1000 * up + 0.5 + 1e6 * (i // 32 * 32 + 31)
+    assert np.array_equal(y, wanted.astype(np.float32))
+
+
+def test_variables_of_blocks_are_their_own():
+    y = run(
+        """
+        __shared__ float part[2];
+        if (threadIdx.x == 0) part[0] = p.x[blockIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 33) p.y[blockIdx.x] = part[0] + gridDim.x;
+        """,
+        X, blocks=40, threads=64,
+    )  # fmt: skip
+    assert np.array_equal(y[:40], X[:40] + 40)
+
+
+FAULTS = {
+    "nobody arrives": ("init(b, 2); __syncthreads(); wait(b, 0);", "no thread can go on"),
+    "nobody made it": ("if (threadIdx.x == 40) arrive(*(u64 *)(memory + 64));", "nobody made"),
+    "spins": (
+        "unsigned now; do asm volatile(\"ld.acquire.gpu.global.b32 %0, [%1];\""
+        ' : "=r"(now) : "l"((unsigned *)p.x) : "memory"); while (now != 7);',
+        "polls",
+    ),
+    "diverges": (
+        "if (threadIdx.x < 5) __syncwarp(); else wait(b, 0);",
+        "threads from 0 on: its warp",
+    ),
+    "beyond": ("if (threadIdx.x == 0) load(1 << 20, p.x, 16, b);", "a bulk copy at 1048576"),
+    "crooked": ("if (threadIdx.x == 0) load(1024, (char *)p.x + 4, 16, b);", "a bulk copy of 16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name):
+    body, message = FAULTS[name]
+    begin = "u64 &b = *(u64 *)memory;\nif (threadIdx.x == 0) init(b, 1);\n__syncthreads();\n"
+    with pytest.raises(machine.Fault, match=message):
+        run(begin + body, X, threads=64)
+
+
+def test_instructions_nobody_knows():
+    with pytest.raises(Unknown, match="brkpt"):
+        translated('FN void stop() { asm volatile("brkpt;"); }')
