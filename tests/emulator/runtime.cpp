@@ -36,7 +36,7 @@ emu_switch:
 namespace emu {
 namespace {
 
-constexpr size_t STACK = 1 << 18, STATICS = 1 << 16;
+constexpr size_t STACK = 1 << 18, STATICS = 1 << 16, ARENA = (1 << 18) + STATICS;
 constexpr int RESIDENT = 6;        // blocks under way at a time
 constexpr int PATIENCE = 1 << 14;  // rounds in which threads do nothing but poll
 
@@ -82,7 +82,6 @@ struct Warpgroup {
 };
 struct Block {
     unsigned index = 0, live = 0, loads = 0;  // under way
-    std::vector<unsigned char> held;
     unsigned char *memory = nullptr;
     size_t bytes = 0, taken = 0;
     std::map<int, unsigned char *> variables;
@@ -104,7 +103,7 @@ struct Load {
     Job job;
 };
 std::vector<Load> loads;  // that no order holds
-std::vector<unsigned char *> stacks;
+std::vector<unsigned char *> stacks, arenas;  // to be used again
 void (*the_kernel)(void *);
 void *the_arguments;
 bool progress;
@@ -190,9 +189,10 @@ std::unique_ptr<Block> new_block(unsigned index, int threads, int shared) {
     auto block = std::make_unique<Block>();
     block->index = index, block->live = threads, block->bytes = shared + STATICS;
     block->taken = (shared + 15) / 16 * 16;
-    block->held.assign(block->bytes + 1024, 0xff);  // NaN, and barriers that nobody made
-    block->memory = block->held.data();
-    block->memory += -(uintptr_t)block->memory % 1024;
+    if (arenas.empty()) arenas.push_back((unsigned char *)aligned_alloc(1024, ARENA));
+    block->memory = arenas.back();
+    arenas.pop_back();
+    memset(block->memory, 0xff, block->bytes);  // NaN, and barriers that nobody made
     block->warps.resize((threads + 31) / 32);
     block->groups.resize((threads + 127) / 128);
     for (int i = 0; i < threads; i++) {
@@ -204,6 +204,7 @@ std::unique_ptr<Block> new_block(unsigned index, int threads, int shared) {
 void drop(Block &block) {
     for (Fiber *f : block.fibers) stacks.push_back(f->stack), delete f;
     block.fibers.clear();
+    arenas.push_back(block.memory);
 }
 
 void resume(Fiber &f) {
@@ -674,6 +675,7 @@ const char *run(void (*kernel)(void *), void *arguments, int count, int threads,
     chance.seed(seed);
     gridDim = {(unsigned)count, 1, 1}, blockDim = {(unsigned)threads, 1, 1};
     int next = 0, patience = PATIENCE;
+    if (shared + STATICS > ARENA) return "more shared memory than there is";
     while (failure.empty()) {
         while (next < count && blocks.size() < RESIDENT)
             blocks.push_back(new_block(next++, threads, shared));

@@ -1,0 +1,131 @@
+"""Hopper's kernels, whole, where no GPU is: every form of both passes against fp64, in emulation.
+
+Few and small cases of what tests/gpu asks of a card; what is drawn here is the order of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+
+torch = pytest.importorskip("torch")
+
+from maskc.core.problem import Direction  # noqa: E402
+from maskc.ir import relayout  # noqa: E402
+from maskc.plan import choose  # noqa: E402
+from maskc.runtime import planning  # noqa: E402
+from tests.emulator import machine  # noqa: E402
+from tests.support.exact_attention import (  # noqa: E402
+    called,
+    live_pairs,
+    results,
+    tensors,
+    vectors,
+    wrong,
+)
+from tests.support.hopper import BAND, WAYS, check, compiled, half  # noqa: E402
+
+ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
+TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
+HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    return machine.install(monkeypatch)
+
+
+def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1):
+    return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_forms(mode, dim):
+    attn = compiled(BAND, dim, mode=mode)
+    check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
+    check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70))
+
+
+@pytest.mark.parametrize("dim", [96, 192, 256])
+def test_head_dimensions(dim):
+    attn = compiled(BAND, dim, "float16")
+    check(attn, given(140, 140, dim, "float16"), live_pairs(BAND, 140, 140))
+
+
+def test_pairs_tested_one_by_one_and_heads_of_their_own():
+    check(compiled(TESTED, 64), given(150, 190, 64), live_pairs(TESTED, 150, 190))
+    made = given(150, 130, 64, heads=4, kv_heads=2)
+    check(compiled(HEADS, 64, heads=4), made, live_pairs(HEADS, 150, 130, heads=4))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_features(deterministic):
+    attn, made, live = compiled(BAND, 64), given(150, 150, 64), live_pairs(BAND, 150, 150)
+    both = vectors(["sink_logits", "alibi_slopes"], 2)
+    check(attn, made, live, deterministic=deterministic, softcap=3.0, **both)
+    check(attn, made, live, deterministic=deterministic, scale=-0.2)
+
+
+def test_the_same_bits_in_any_order(hopper):
+    attn, made = compiled(mc.full(), 64), given(200, 300, 64, heads=4)
+    first = called(attn, *made, deterministic=True)
+    for seed in (1000, 2000):
+        hopper.seed = seed
+        again = called(attn, *made, deterministic=True)
+        assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
+def test_rows_and_columns_in_parts(hopper):
+    attn = compiled(ARROW, 64, row_tiles=1, most_tiles=1)
+    check(attn, given(300, 300, 64), live_pairs(ARROW, 300, 300))
+    assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
+
+
+def test_heads_packed_into_tiles():
+    attn = compiled(mc.causal(), 64)
+    check(attn, given(2, 700, 64, heads=16, kv_heads=2), live_pairs(mc.causal(), 2, 700))
+    assert "packed" in {mode for _, mode, _ in attn.all_reports}
+
+
+@pytest.mark.parametrize("n", [201, 260])
+def test_residue_classes(monkeypatch, n):
+    monkeypatch.setattr(planning, "pays", lambda *_: True)
+    monkeypatch.setattr(choose, "_together", relayout.alone)
+    mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
+    check(compiled(mask, 64), given(n, n, 64), live_pairs(mask, n, n))
+
+
+@pytest.mark.parametrize("shape", [(20, 5), (9, 10)], ids=["image", "video"])
+def test_boxes_of_a_grid(shape):
+    if shape == (20, 5):
+        mask = mc.where(
+            lambda q, k: (q % 20 - k % 20 <= 3) & (k % 20 - q % 20 < 4) & (q // 20 >= k // 20)
+        )
+    else:
+        mask = mc.where(lambda q, k: (q % 10 <= k % 10) & (q // 10 % 9 >= k // 10 % 9))
+    n = 260 if shape == (20, 5) else 270
+    attn = compiled(mask, 64, mode="grid")
+    check(attn, given(n, n, 64), live_pairs(mask, n, n))
+
+
+@pytest.mark.parametrize("kind", ["packed", "any"])
+def test_documents_on_the_device(kind, hopper):
+    mask, rng = mc.documents("doc") & mc.causal(), np.random.default_rng(0)
+    doc = np.repeat(np.arange(300), rng.integers(1, 90, 300))[:300]
+    doc = np.stack([doc, doc // 2 if kind == "packed" else rng.integers(0, 3, 300)])
+    made, attn = given(300, 300, 64, batch=2), compiled(mask, 64)
+    live = torch.tensor(np.stack([mask.dense(300, doc=own) for own in doc]))
+    check(attn, made, live[:, None], {"doc": torch.tensor(doc)})
+    assert "documents_lists" in {entry for entry, _ in hopper.launches}
+
+
+def test_sm80():
+    attn = BAND.compile(head_dim=64, target="sm_80")
+    q, k, v, _ = made = given(140, 200, 64, batch=2)
+    assert Direction.backward not in attn.target.directions
+    live = live_pairs(BAND, 140, 200)
+    sides = [results(*made, live, kind, backward=False) for kind in (torch.float64, q.dtype)]
+    assert not wrong(called(attn, q, k, v), *sides)
