@@ -83,7 +83,7 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column"),
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
-    ("count", "tiles"),
+    ("count", "tiles; deterministic backward: of all its heads"),
     ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
     ("full_last", "past the last of them"),
     ("heads", "backward: consecutive query heads with this list that are taken one by one"),
@@ -91,10 +91,10 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
 )
 """The int32 fields of one item of the work list.
 
-Behind all items come, in the same form, the rows to be merged: `tile`, `head`, in `first` the
-number of the first part and in `count` that of parts; or the columns that several items add to, by
-number: `tile` and `head`. Of a list made on the device `items` counts those without tiles too,
-which are its last.
+Behind all items come, in the same form, the rows to be merged, or the columns that several items
+share: `tile`, `head`, in `first` the number of the first part and in `count` that of parts. Of a
+list made on the device `items` counts those without tiles too, which are its last. In a
+deterministic backward pass `first` and `count` of a shared item are counted in its head's own list.
 """
 
 LISTED_FIELDS: tuple[Field, ...] = (

@@ -158,6 +158,8 @@ class WorkList:
     uneven_tiles: int = 0
     """Most tiles of an item of a row or column far longer than the others of its list, or some
     powers of two as many, see maskc/layout/work.py. 0: as of any other."""
+    ordered: bool = False
+    """Whether it is the list of a deterministic pass, see maskc/layout/ordered.py."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Work:
 
     @property
     def parts(self) -> int:
-        """Of all rows to be merged."""
+        """Of all rows to be merged, or places where items add to or leave shares of columns."""
         return int(self.merges[:, 3].sum())
 
     @property
@@ -101,7 +101,7 @@ def forward_work(
     """Items of a forward pass: one per tile row and query head, the longest first.
 
     Heads run in groups whose keys and values are `rule.group_tokens` tokens. A row that is cut (see
-    `_most`) has several items, its parts; these are numbered by head, row and position.
+    `most_tiles`) has several items, its parts; these are numbered by head, row and position.
 
     Args:
         spans: the live tiles of every tile row.
@@ -129,7 +129,7 @@ def backward_work(
     """Items of a backward pass: tile columns of key/value heads, the longest first.
 
     The query heads of a key/value head are one item where they have the same list; otherwise, and
-    where a column is cut (see `_most`), its items are `shared`.
+    where a column is cut (see `most_tiles`), its items are `shared`.
 
     Args:
         spans: the live tiles of every tile column.
@@ -150,7 +150,7 @@ def backward_work(
         head, lists.ravel()[head], np.where(alone[head], 1, size), alone[head].astype(np.int64),
         head // size // heads_per_group(rule, n_q, batch * heads_kv),
     )  # fmt: skip
-    pieces = _pieces(spans, _most(spans, rule))
+    pieces = _pieces(spans, most_tiles(spans, rule))
     owner, piece = _expanded(owners, pieces)
     written = None
     if not together.all():  # one head speaks for a column that none of its siblings sees
@@ -173,7 +173,7 @@ def heads_per_group(rule: WorkList, tokens: int, heads: int) -> int:
     return -(-max(1, heads) // groups)
 
 
-def _most(spans: Spans, rule: WorkList) -> np.ndarray:
+def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
     """Most tiles of an item of every row or column; int64, of the shape of the counts.
 
     All are cut by `most_tiles` if that is above 0. Long ones are cut by `uneven_tiles`, twice as
@@ -198,7 +198,7 @@ def _most(spans: Spans, rule: WorkList) -> np.ndarray:
 def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
     """The same, where the only row of a list is cut too: by `uneven_tiles` if it has few queries,
     whose parts are small, and four times as many if it has some more."""
-    most = _most(spans, rule)
+    most = most_tiles(spans, rule)
     if spans.count.shape[1] == 1 and rule.uneven_tiles:
         size = rule.uneven_tiles * min(4, -(-n_q // _FEW))
         long = spans.count >= 2 * size
@@ -338,4 +338,5 @@ def _in_columns(work: Work, tiles: int, heads: int, size: int) -> Work:
     merges = np.zeros((int(used.sum()), len(WORK_FIELDS)), np.int32)
     found = np.flatnonzero(used)
     merges[:, 0], merges[:, 1] = found % tiles, found // tiles * size
+    merges[:, 2], merges[:, 3] = np.arange(len(merges)), 1
     return replace(work, merges=merges)

@@ -158,7 +158,7 @@ def _mode(tile: TileShape, room: int, macro: str) -> Mode:
     backward = Launch("attention_backward", Grid.stream, 384, room)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
-    return Mode((prepare, backward, finish) if macro else (prepare, backward, finish, keys), macro)
+    return Mode((prepare, backward, finish, keys), macro)
 
 
 def _shared(tile: TileShape, dim: int, slabs: int, split: str) -> int:

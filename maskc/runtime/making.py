@@ -20,7 +20,7 @@ from maskc.runtime.checks import Sizes
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
-from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, uncut
+from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, ordered, uncut
 from maskc.runtime.selecting import Selector
 from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import Tables, make_tables
@@ -57,6 +57,8 @@ class Maker:
         rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features:
             unit = uncut(unit)
+        if wanted.deterministic and wanted.direction is Direction.backward:
+            unit = ordered(unit)
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])

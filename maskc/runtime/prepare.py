@@ -173,8 +173,8 @@ def _padded(unit: SourceUnit, sizes: Sizes) -> int:
 
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     """fp32 entries of `delta`; those of keys only where items of the work list share them."""
-    shared = 0 if tables.work is None else len(tables.work.merges)
-    return _padded(unit, sizes) * unit.row_floats + shared * unit.tile.k * unit.key_floats
+    parts = 0 if tables.work is None else tables.work.parts
+    return _padded(unit, sizes) * unit.row_floats + parts * unit.tile.k * unit.key_floats
 
 
 def _blocks(
@@ -202,6 +202,13 @@ def uncut(unit: SourceUnit) -> SourceUnit:
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
+
+
+def ordered(unit: SourceUnit) -> SourceUnit:
+    """The same source for a deterministic pass."""
+    if unit.work is None or "deterministic" not in dict(unit.modes):
+        return unit
+    return replace(unit, work=replace(unit.work, ordered=True))
 
 
 def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables) -> str:

@@ -32,6 +32,7 @@ from maskc.layout import (
     forward_work,
     kernel_lists,
     list_spans,
+    ordered_work,
     range_spans,
     sequence_arrays,
     stack_spans,
@@ -283,6 +284,8 @@ def _work(
     case = np.zeros(sizes.heads_q, np.int64) if of_head is None else of_head.astype(np.int64)
     step = cases if len(spans.count) > cases else 0
     lists = step * np.arange(sizes.batch)[:, None] + case
+    if rule.ordered:
+        return ordered_work(spans, lists, sizes.heads_kv, rule)
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)

@@ -78,10 +78,18 @@ def test_the_same_bits_in_any_order(hopper):
         assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
-def test_rows_and_columns_in_parts(hopper):
-    attn = compiled(ARROW, 64, row_tiles=1, most_tiles=1)
-    check(attn, given(300, 300, 64), live_pairs(ARROW, 300, 300))
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("mask", [ARROW, HEADS], ids=["one mask", "several"])
+def test_rows_and_columns_in_parts(hopper, mask, deterministic):
+    attn = compiled(mask, 64, heads=4, row_tiles=1, most_tiles=1)
+    made = given(300, 300, 64, heads=4, kv_heads=2)
+    check(attn, made, live_pairs(mask, 300, 300, heads=4), deterministic=deterministic)
     assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
+    if deterministic:
+        first = called(attn, *made, deterministic=True)
+        hopper.seed = 1000
+        again = called(attn, *made, deterministic=True)
+        assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
 def test_heads_packed_into_tiles():
