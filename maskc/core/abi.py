@@ -45,6 +45,7 @@ FIELDS: tuple[Field, ...] = (
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
     Field("distances", "const i32 *", "[variants] bits of partial tiles, see maskc/layout/"),
+    Field("col_turns", "const i32 *", "of each of col_tiles: how many add to dq before, or null"),
     Field("array", "const i32 *", "data arrays of the mask", MAX_ARRAYS),
     Field("array_batch", "i64", "elements from one sequence's array to the next, 0 if shared",
           MAX_ARRAYS),

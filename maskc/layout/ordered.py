@@ -62,6 +62,29 @@ def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkLis
     return _checked(Work(items, len(items), True, merges))
 
 
+def turns(ptr: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+    """How many columns add to a tile row's dq before each one of its columns does.
+
+    Args:
+        ptr, tiles: lists by columns, as `kernel_lists` gives them.
+
+    Returns:
+        int32, of the shape of `tiles`.
+    """
+    columns = ptr.shape[1] - 1
+    taken = np.empty(columns, np.int64)
+    taken[_order(1, columns)[1]] = np.arange(columns)
+    owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())
+    row = (tiles >> 1).astype(np.int64)
+    line = owner // max(columns, 1) * (row.max(initial=0) + 1) + row
+    order = np.lexsort((taken[owner % max(columns, 1)], line))
+    line = line[order]
+    begins = np.flatnonzero(np.diff(line, prepend=-1))
+    found = np.empty(len(tiles), np.int32)
+    found[order] = np.arange(len(line)) - np.repeat(begins, np.diff(begins, append=len(line)))
+    return found
+
+
 def _checked(work: Work) -> Work:
     if len(work.items) > MAX_ITEMS:
         raise TooMuchWork(len(work.items), MAX_ITEMS)

@@ -36,6 +36,7 @@ from maskc.layout import (
     range_spans,
     sequence_arrays,
     stack_spans,
+    turns,
 )
 from maskc.layout.boxes import box_layout, box_words
 from maskc.runtime.arrays import Device
@@ -180,6 +181,7 @@ def make_tables(
     elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
+        parts += _turns(unit, parts)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
@@ -232,6 +234,7 @@ def _box_tables(
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
+    parts += _turns(unit, parts)
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
     parts += _work_parts(work)
@@ -274,6 +277,15 @@ def _lists(
         col_ptr, col_tiles = kernel_lists([layout.transpose() for layout in layouts])
         yield "col_ptr", col_ptr
         yield "col_tiles", col_tiles
+
+
+def _turns(
+    unit: SourceUnit, parts: list[tuple[str, np.ndarray]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Who adds to dq after whom, where that matters."""
+    if unit.work is not None and unit.work.ordered:
+        named = dict(parts)
+        yield "col_turns", turns(named["col_ptr"], named["col_tiles"])
 
 
 def _work(

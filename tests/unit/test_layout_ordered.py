@@ -1,4 +1,4 @@
-"""The order of a deterministic backward pass: everything once, and nobody waits for what is later."""
+"""The order of a deterministic backward pass: everything once, nobody waits for what is later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.core.bundle import WorkList
-from maskc.layout import Spans, ordered_work
+from maskc.layout import Spans, ordered_work, turns
 from maskc.layout.ordered import COLUMNS
 
 
@@ -52,10 +52,10 @@ def test_everything_once_and_in_turn(call):
     }
     assert len(seen) == len(wanted)
     assert set(seen) == wanted
-    turns = {}
+    in_turn = {}
     for h, tile, row in seen:
-        turns.setdefault((h, row), []).append((tile // COLUMNS, -tile))
-    assert all(found == sorted(found) for found in turns.values())
+        in_turn.setdefault((h, row), []).append((tile // COLUMNS, -tile))
+    assert all(found == sorted(found) for found in in_turn.values())
 
     whole = {(t, h // size) for t, h, *_, shared in work.items.tolist() if not shared}
     every = {(t, h) for t in range(live.shape[1]) for h in range(of_head.size // size)}
@@ -64,3 +64,19 @@ def test_everything_once_and_in_turn(call):
     merged = {(t, h // size): range(f, f + n) for t, h, f, n, *_ in work.merges.tolist()}
     assert {key: list(found) for key, found in merged.items()} == shares
     assert work.parts == sum(map(len, shares.values()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(calls())
+def test_turns_of_a_row_follow_the_items(call):
+    live = call[0]
+    lists, columns, _ = live.shape
+    ends = np.concatenate([[0], live.sum(axis=2).ravel().cumsum()])
+    ptr = ends[np.arange(lists)[:, None] * columns + np.arange(columns + 1)]
+    number, column, row = np.nonzero(live)
+    found = turns(ptr.astype(np.int32), 2 * row.astype(np.int32) + 1)
+    assert found.dtype == np.int32
+    for each in zip(number.tolist(), column.tolist(), row.tolist(), found.tolist(), strict=True):
+        which, own, line, turn = each
+        others = np.flatnonzero(live[which, :, line]).tolist()
+        assert sorted(others, key=lambda x: (x // COLUMNS, -x))[turn] == own
