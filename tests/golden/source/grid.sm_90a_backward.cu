@@ -1203,7 +1203,7 @@ FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     const i32 earlier = before(list, group);
     return earlier + behind(list, earlier, column, group + COLUMNS_TOGETHER);
 }
-// The same, of the tile at `i` in a column's list; where the host made the lists it is written there.
+// The same, of tile `i` of a column's list; where the host made the lists it is written there.
 FN i32 turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row, i32 column) {
     if (p.col_turns) return __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
     return rank_of(p, head, row, column);
