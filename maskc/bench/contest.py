@@ -79,7 +79,10 @@ class Contest:
         self.backward = "bwd" in ask.directions
         self.of_maskc: dict[str, Any] = {"target": ask.target.name}
         """What rows of maskc say besides."""
+        self.predicted: dict[str, float] = {}
+        """Milliseconds of maskc by direction, where the cost model knows them."""
         self._plan_ms: dict[str, float] = {}
+        self._sources: dict[tuple[Key, str], tuple[str, ...]] = {}
         self._judges: dict[bool, Judge] = {}
         self._heads: HeadJudges | None = None
         self._verdicts: dict[tuple[Key, str], Verdict] = {}
@@ -149,6 +152,7 @@ class Contest:
                     self.broke(contender.key, direction, reason(error))
                     continue
                 self._verdicts[contender.key, direction] = verdict
+                self._sources[contender.key, direction] = contender.sources()
 
     def _absent(self, contender: Contender, direction: str) -> None:
         if contender.variant:
@@ -274,8 +278,11 @@ class Contest:
         area = self.of_maskc.get("tile_pairs")
         if area and speed is not None:
             found["tile_tflops"] = short(speed * area / self.live) if self.live else None
-        if direction in self._plan_ms and not variant:
-            found["plan_ms"] = short(self._plan_ms[direction])
+        if sources := self._sources.get((("maskc", variant), direction)):
+            found["sources"] = list(sources)
+        if not variant:
+            known = {"plan_ms": self._plan_ms, "predicted_ms": self.predicted}
+            found |= {name: short(x[direction]) for name, x in known.items() if direction in x}
         return found
 
     def broke(self, key: Key, direction: str, text: str) -> None:

@@ -40,9 +40,15 @@ def table(report: Report) -> str:
     if rows:
         heads = ("case", "direction", "impl", "ms", "live TFLOP/s", "error", "")
         cells = [_cells(row) for row in rows]
+        if any("predicted_ms" in row for row in rows):
+            heads = (*heads[:4], "predicted", *heads[4:])
+            cells = [
+                (*cell[:4], _number(row.get("predicted_ms"), "{:.4g}"), *cell[4:])
+                for cell, row in zip(cells, rows, strict=True)
+            ]
         widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
         lines += [_line(heads, widths), *(_line(row, widths) for row in cells), ""]
-    lines += summary(report)
+    lines += [*summary(report), *_ran(rows), *_predicted(rows)]
     environment = report["environment"]
     notes = notes_of(report)
     lines += [f"note: {note}" for note in notes[:_SHOWN]]
@@ -51,6 +57,37 @@ def table(report: Report) -> str:
     known = {k: v for k, v in environment.items() if k not in _HIDDEN and v is not None}
     lines += ["", ", ".join(f"{name} {value}" for name, value in known.items())]
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def _ran(rows: list[Mapping[str, Any]]) -> list[str]:
+    """Which sources ran, for rows that say so."""
+    return [
+        f"{row['case']} {row['direction']} {row.get('variant', '')}".rstrip()
+        + f" ran {', '.join(row['sources'])}"
+        for row in rows
+        if row.get("sources")
+    ]
+
+
+NEAR = 0.15
+"""Of a measured time, within which a predicted one is near."""
+
+
+def _predicted(rows: list[Mapping[str, Any]]) -> list[str]:
+    """How many predictions are near what was measured, and the farthest."""
+    shares = {
+        f"{row['case']} {row['direction']}": row["predicted_ms"] / row["ms"]
+        for row in rows
+        if row["ok"] and row["ms"] and row.get("predicted_ms")
+    }
+    if not shares:
+        return []
+    near = sum(abs(share - 1) <= NEAR for share in shares.values())
+    far = max(shares, key=lambda name: max(shares[name], 1 / shares[name]))
+    return [
+        f"predicted within {NEAR:.0%} of measured: {near} of {len(shares)}; the farthest is {far}, "
+        f"predicted {shares[far]:.2f} times what it took"
+    ]
 
 
 def _checked(rows: list[Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Contender:
     """Entered around calls."""
     variant: str = ""
     """`deterministic`, or nothing."""
+    sources: Callable[[], tuple[str, ...]] = tuple
+    """Names what the latest call ran."""
 
     @property
     def key(self) -> Key:
@@ -90,9 +93,14 @@ def maskc_contenders(
     def repeatable(dout: Any) -> tuple[Any, ...]:
         return attn.backward(*inputs, *kept(), dout, deterministic=True, **case.data)
 
-    found = [Contender("maskc", forward, gradient if backward else None)]
+    def sources() -> tuple[str, ...]:
+        count = Counter(attn.last_sources)
+        return tuple(name if n == 1 else f"{n} x {name}" for name, n in count.items())
+
+    found = [Contender("maskc", forward, gradient if backward else None, sources=sources)]
     if backward and tensors.device == "cuda":
-        found.append(Contender("maskc", None, repeatable, variant="deterministic"))
+        again = Contender("maskc", None, repeatable, variant="deterministic", sources=sources)
+        found.append(again)
     return found
 
 

@@ -14,6 +14,7 @@ from maskc.bench.chosen import ChosenPairs
 from maskc.bench.contest import Ask, Contest, Measured, Progress, short
 from maskc.bench.environment import environment
 from maskc.bench.pairs import Pairs
+from maskc.bench.predicted import predicted_ms
 from maskc.bench.report import reason
 from maskc.bench.report import summary as summary
 from maskc.bench.report import table as table
@@ -122,6 +123,8 @@ def bench_case(case: Case, ask: Ask) -> Measured:
     contest = Contest(case, ask, tensors, pairs_of(case, tensors), rows, result)
     contest.of_maskc |= {} if compile_ms is None else {"compile_ms": short(compile_ms)}
     contest.of_maskc |= _tile_pairs(attn, contest)
+    if attn is not None:
+        contest.predicted = predicted_ms(case, attn, ask.target)
     result.about |= _about(contest)
     if refused is not None and "maskc" in ask.impls:
         for direction in ask.directions:

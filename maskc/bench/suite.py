@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from maskc.bench import correctness
+from maskc.bench import calibration, correctness
 from maskc.bench.anchors import ANCHORS, CPU, DECODING, SM80, Anchor
 from maskc.bench.contest import Ask, Measured, Progress
 from maskc.bench.environment import environment
@@ -54,7 +54,7 @@ SUITES = {
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
-"""Timed suites by name; `correctness` is the other one."""
+"""Timed suites by name; the others are `correctness`, and `calibration` of the cost model."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def run_suite(
     each: Callable[[Report], None] = lambda report: None,
     resume: Report | None = None,
 ) -> Report:
-    """Run one suite: one of SUITES, or `correctness`.
+    """Run one suite: one of SUITES, `calibration` or `correctness`.
 
     Args:
         limits: which part of it, and for how long.
@@ -109,8 +109,8 @@ def run_suite(
         NoDevice: the GPU does not answer any more; the report lies with `each`.
     """
     suite = SUITES.get(name)
-    if suite is None and name != "correctness":
-        known = ", ".join((*SUITES, "correctness"))
+    if suite is None and name not in ("calibration", "correctness"):
+        known = ", ".join((*SUITES, "calibration", "correctness"))
         raise UsageMistake(f"there is no suite {name!r}", f"the suites are {known}")
     strange = [impl for impl in limits.impls if impl not in IMPLS]
     if strange:
@@ -118,11 +118,14 @@ def run_suite(
         raise UsageMistake(f"nothing here is called {strange[0]!r}", hint, at="--impl")
     chosen = Target.named(target or (suite.target if suite else None) or best_target())
     about = environment(device_of(chosen)) | {"suite": name, "target": chosen.name}
-    about |= {"repeats": limits.repeats} if suite else {}
+    about |= {} if name == "correctness" else {"repeats": limits.repeats}
     report = _started(about, resume)
     each(report)
     if suite:
         units = _timed(suite, limits, chosen, progress, set(report["environment"]["cases"]))
+    elif name == "calibration":
+        ask = Ask(chosen, limits.directions, ("maskc",), limits.repeats, limits.seconds, progress)
+        units = calibration.units(chosen, limits.only, ask)
     else:
         units = correctness.units(chosen, limits.only, progress)
     count = 0

@@ -42,10 +42,11 @@ def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_j
         plan = planned(entry, asked)
         cost = costs(entry.mask, plan, n, n_kv, data_of(entry, n, n_kv, seed))
         if as_json:
-            reports.append({**_plain(entry, plan), "costs": cost})
+            times = plan_report.predicted(plan, n, n_kv)
+            reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": times})
             continue
         text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n")]
-        chosen = plan_report.parts_choice(plan, n, n_kv)
+        chosen = plan_report.parts_choice(plan, n, n_kv) + plan_report.time_lines(plan, n, n_kv)
         click.echo("\n".join([*text, *cost_lines(cost), *chosen, ""]))
     if as_json:
         write_json({"patterns": reports})

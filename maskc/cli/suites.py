@@ -31,17 +31,22 @@ class SuiteAsked:
     into: str | None
     table: str | None
     plot: str | None
+    calibrate: str | None
+    """A file for coefficients of the cost model."""
 
     @property
     def written(self) -> bool:
         """Whether results go to a file in a form of their own."""
-        return bool(self.table or self.plot)
+        return bool(self.table or self.plot or self.calibrate)
 
     def run(
         self, target: str | None, directions: tuple[str, ...], repeats: int,
         progress: Callable[[str], Any],
     ) -> Report:  # fmt: skip
-        """Run the suite; with --into, the result is all that the file then holds."""
+        """Run the suite; with --into, the result is all that the file then holds.
+
+        The file is written after each case: what ends the process early loses one case.
+        """
         from maskc.bench.runs import added, next_number
         from maskc.bench.suite import Limits, run_suite
 
@@ -50,12 +55,14 @@ class SuiteAsked:
         limits = Limits(
             self.cases, impls=self.impls, directions=directions, repeats=repeats, deadline=deadline
         )
-        report = run_suite(self.name, limits, progress=progress, target=target)
-        if not self.into:
-            return report
-        file = added(before, report, next_number(before))
-        Path(self.into).write_text(json.dumps(file, indent=1) + "\n")
-        return file
+        number = next_number(before)
+
+        def keep(so_far: Report) -> None:
+            if self.into:
+                _write(self.into, added(before, so_far, number))
+
+        report = run_suite(self.name, limits, progress=progress, target=target, each=keep)
+        return added(before, report, number) if self.into else report
 
     def read(self) -> Report:
         """The results of --from-json."""
@@ -65,8 +72,14 @@ class SuiteAsked:
         return _read(self.results)
 
     def write(self, report: Report) -> None:
-        """--table and --plot."""
+        """--table, --plot and --calibrate."""
         if not self.written:
+            return
+        if self.calibrate:
+            from maskc.bench.fitting import calibrate
+
+            click.echo(calibrate(report, self.calibrate), nl=False)
+        if not (self.table or self.plot):
             return
         from maskc.bench.standings import draw, markdown
 
@@ -74,6 +87,13 @@ class SuiteAsked:
             Path(self.table).write_text(markdown(report))
         if self.plot:
             draw(report, self.plot)
+
+
+def _write(path: str, report: Report) -> None:
+    """Replace a file as a whole: a reader, or whoever ends this, never finds a part of it."""
+    beside = Path(f"{path}.part")
+    beside.write_text(json.dumps(report, indent=1) + "\n")
+    beside.replace(path)
 
 
 def _read(path: str) -> Report:
@@ -102,7 +122,7 @@ def suite_options(command: Command) -> Command:
         ),
         click.option(
             "--into", type=click.Path(dir_okay=False), metavar="FILE",
-            help="Add the results to a JSON file as one more run.",
+            help="Add the results to a JSON file as one more run, after each case.",
         ),
         click.option(
             "--from-json", "results", type=click.Path(dir_okay=False), metavar="FILE",
@@ -113,6 +133,10 @@ def suite_options(command: Command) -> Command:
             help="Write a table in Markdown.",
         ),
         click.option(
+            "--calibrate", type=click.Path(dir_okay=False), metavar="FILE",
+            help="Write the cost model's coefficients, found by the suite `calibration`.",
+        ),
+        click.option(
             "--plot", type=click.Path(dir_okay=False), metavar="FILE",
             help="Draw the results as PNG or SVG.",
         ),
@@ -121,9 +145,12 @@ def suite_options(command: Command) -> Command:
     @wraps(command)
     def wrapped(
         name: str | None, impls: tuple[str, ...], cases: tuple[str, ...], minutes: float | None,
-        results: str | None, into: str | None, table: str | None, plot: str | None, **rest: Any,
+        results: str | None, into: str | None, table: str | None, plot: str | None,
+        calibrate: str | None, **rest: Any,
     ) -> Any:  # fmt: skip
-        mine = SuiteAsked(name, impls, cases, minutes, results, into, table, plot)
+        if calibrate and not results:
+            name = name or "calibration"
+        mine = SuiteAsked(name, impls, cases, minutes, results, into, table, plot, calibrate)
         return command(suite=mine, **rest)
 
     for option in reversed(options):

@@ -116,6 +116,7 @@ LISTED_FIELDS: tuple[Field, ...] = (
     Field("verdict", "i32 *", "whether anything given was wrong"),
     Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
     Field("result", "i32 *", "what is spoilt where it was", 5),
+    Field("most", "i64", "tokens of a document", 2),
     Field("result_words", "i64", "of four bytes", 5),
     Field("source_list", "i64", "elements from one list to the next, 0 if all share theirs", 2),
     Field("source_step", "i64", "elements from one id, or length, to the next", 2),

@@ -45,6 +45,22 @@ class Cost:
         return self.row * tally.rows + self.tile * tally.tiles + self.masked * tally.masked
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The GPU on which coefficients were measured."""
+
+    name: str
+    multiprocessors: int
+    ghz: float
+    """Cycles per nanosecond, as cycles are counted in coefficients."""
+    launch_us: float
+    """What a launch takes beside its work, in microseconds."""
+
+    def milliseconds(self, cycles: float, launches: int = 1) -> float:
+        """Of work that keeps all multiprocessors busy."""
+        return cycles / (self.multiprocessors * self.ghz * 1e6) + launches * self.launch_us / 1e3
+
+
 class Costed(Protocol):
     """A source that runs a pass in one of several modes."""
 

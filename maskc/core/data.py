@@ -88,6 +88,8 @@ class CuSeqlens:
     """Cumulative lengths given where documents are expected. See mc.cu_seqlens."""
 
     array: object
+    max_seqlen: object = None
+    """Most tokens of a document; an integer, or None where nothing is promised."""
 
 
 def check_name(name: object, at: SourceLoc | None) -> str:

@@ -25,7 +25,7 @@ def documents(name: str) -> Mask:
     """doc[q] == doc[k]: packed documents see only themselves.
 
     At call time: `name=ids` (integers [N] or [B, N], any order; sorted ones run faster),
-    `name=mc.cu_seqlens(x)`, or a pair (for queries, for keys) when the lengths differ.
+    `name=mc.cu_seqlens(x, max_seqlen)`, or a pair (for queries, for keys) when the lengths differ.
     """
     at = caller()
     found = _name(name, at)
@@ -101,9 +101,15 @@ def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
     return DataDecl(name, kind, (name,), block, values=content, shape=values.shape)
 
 
-def cu_seqlens(array: object) -> CuSeqlens:
-    """Marks cumulative lengths [documents + 1], from 0 to N, where documents are expected."""
-    return CuSeqlens(array)
+def cu_seqlens(array: object, max_seqlen: int | None = None) -> CuSeqlens:
+    """Marks cumulative lengths [documents + 1], from 0 to N, where documents are expected.
+
+    Args:
+        array: integers [documents + 1] or [B, documents + 1].
+        max_seqlen: a promise, checked: no document has more tokens. Short documents then run in
+            smaller tiles where these take less time (Hopper), and their lists take less memory.
+    """
+    return CuSeqlens(array, max_seqlen)
 
 
 def parents(array: object) -> Parents:

@@ -26,6 +26,9 @@ from maskc.layout.ordered import turns as turns
 from maskc.layout.parts import Tiled as Tiled
 from maskc.layout.parts import obstacle as obstacle
 from maskc.layout.parts import time_in_pairs as time_in_pairs
+from maskc.layout.promises import NO_PROMISE as NO_PROMISE
+from maskc.layout.promises import longest_promised as longest_promised
+from maskc.layout.promises import promised as promised
 from maskc.layout.scores import scores_of as scores_of
 from maskc.layout.select import Extent as Extent
 from maskc.layout.select import Rank as Rank
@@ -36,6 +39,7 @@ from maskc.layout.spans import Spans as Spans
 from maskc.layout.spans import list_spans as list_spans
 from maskc.layout.spans import range_spans as range_spans
 from maskc.layout.spans import stack_spans as stack_spans
+from maskc.layout.suited import suited as suited
 from maskc.layout.work import MAX_ITEMS as MAX_ITEMS
 from maskc.layout.work import Work as Work
 from maskc.layout.work import backward_work as backward_work

@@ -24,6 +24,7 @@ from maskc.core.errors import (
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SHAPES
 from maskc.layout.host import to_host
+from maskc.layout.promises import check_lengths_promised
 from maskc.layout.tree import walk_times
 
 LIMIT = 1 << 30
@@ -242,11 +243,12 @@ def _ids(name: str, given: object, length: int) -> np.ndarray:
     if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
         expected = "[documents + 1] or [batch, documents + 1]"
         raise DataShape(name, ends.shape, expected, at=name)
-    rows = [_ids_from_ends(name, row, length) for row in np.atleast_2d(ends).astype(np.int64)]
+    several = np.atleast_2d(ends).astype(np.int64)
+    rows = [_ids_from_ends(name, given, row, length) for row in several]
     return np.stack(rows) if ends.ndim == 2 else rows[0]
 
 
-def _ids_from_ends(name: str, ends: np.ndarray, length: int) -> np.ndarray:
+def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -> np.ndarray:
     hint = "cumulative lengths are 0, then the end of each document; the last is the length"
     if ends[0] != 0:
         raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)
@@ -258,6 +260,7 @@ def _ids_from_ends(name: str, ends: np.ndarray, length: int) -> np.ndarray:
         at = int(np.argmax(sizes < 0))
         found = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
         raise DataRange(name, found, hint, at=name)
+    check_lengths_promised(name, given, sizes)
     return np.repeat(np.arange(len(sizes)), sizes)
 
 

@@ -76,7 +76,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         reasons = main.reasons if forward else (*main.reasons, *_why_no_boxes(main))
         main = replace(main, parts=_parts(heads, problem, target), reasons=reasons)
         if target.family in documents.FAMILIES and _documents(main):
-            main, also = _listed(main), tuple(each for each in also if each.form != SMALL)
+            main = _listed(main)
+            also = tuple(_listed(each) if each.form == SMALL else each for each in also)
     return _with_choice(main, also)
 
 
@@ -96,7 +97,7 @@ def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
 def _why_other(plan: Plan) -> str:
     how = f"boxes of a grid, {box_note(plan.boxes)}" if plan.boxes else plan.schedule.reason
     which = "backward: " if plan.direction is _BACKWARD else ""
-    return f"{which}or {how}: {WHEN}"
+    return f"{which}or {how}: {documents.WHEN if plan.documents else WHEN}"
 
 
 def _why_no_boxes(plan: Plan) -> tuple[str, ...]:
@@ -182,8 +183,7 @@ def _listed(plan: Plan) -> Plan:
     """A forward plan whose tile lists may be made on the device.
 
     Rows are then never cut, wherever lists come from, as the host cannot know in time how much
-    memory the parts would take; nor is there a choice of tiles, which would depend on all
-    documents of a sequence.
+    memory the parts would take.
     """
     schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
     (mask,) = plan.masks

@@ -8,9 +8,10 @@ from functools import cache
 from importlib.resources import files
 
 from maskc.core.boxes import axis_relations
-from maskc.core.cost import Cost, Tally, cheapest, cycles
+from maskc.core.cost import Card, Cost, Tally, cheapest, cycles
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
+from maskc.layout.documents import beside_documents
 from maskc.plan.types import Plan, PlannedMask
 
 SMALL = "small"
@@ -32,11 +33,21 @@ def _coefficients() -> Mapping[str, Mapping]:
     return tomllib.loads((files("maskc.plan") / "cost.toml").read_text("utf-8"))
 
 
+def card_of(target: str) -> Card | None:
+    """The card that coefficients of a target were measured on; None where there are none."""
+    found = _coefficients().get(target, {}).get("card")
+    return None if found is None else Card(**found)
+
+
+def source_name(direction: Direction, form: str) -> str:
+    """What coefficients call a source: `large`, `small` or `backward`."""
+    return "backward" if direction is Direction.backward else _COEFFICIENTS.get(form, form)
+
+
 def costs_of(plan: Plan) -> tuple[Cost, ...]:
     """What a plan's modes take; none where nothing is known."""
     forms = _coefficients().get(plan.target.name, {})
-    backward = plan.direction is Direction.backward
-    name = "backward" if backward else _COEFFICIENTS.get(plan.form, plan.form)
+    name = source_name(plan.direction, plan.form)
     modes = forms.get(name, {}).get(str(plan.problem.head_dim), {})
     return tuple(
         Cost(mode, *(found[name] for name in ("row", "tile", "masked")))
@@ -68,6 +79,22 @@ def title(plan: Plan) -> str:
     """The tiles of a plan in a few words."""
     size = f"{plan.tile.q} x {plan.tile.k}"
     return f"{'boxes' if plan.boxes else 'tiles'} of {size}"
+
+
+def most_in_small_tiles(plan: Plan) -> int | None:
+    """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
+    defaults; 0 where none does, None where there is no such choice."""
+    from maskc.layout.promises import promises
+    from maskc.layout.suited import LONGEST, suited
+
+    small = [each for each in plan.also if each.form == SMALL]
+    if not plan.documents or not small:
+        return None
+    ir = plan.masks[0].ir
+    beside = beside_documents(ir.keep, tuple(ir.data))
+    found = (each for each in reversed(promises(LONGEST))
+             if suited((plan, *small), beside, ir.params, each) is not plan)  # fmt: skip
+    return next(found, 0)
 
 
 def choice(plan: Plan, n_q: int, n_kv: int) -> tuple[Plan, dict[str, int]] | None:

@@ -29,7 +29,10 @@ REASON = (
     "tiles of keys begin with documents where these are packed; given on the device, lists are "
     "made there and nothing waits"
 )
-
+WHEN = (
+    "taken by a call where documents of the length that mc.cu_seqlens(x, max_seqlen) promises are "
+    "predicted to take fewer cycles"
+)
 
 LAUNCHES = (
     Launch("documents_tiles", Grid.tiles, THREADS),

@@ -12,10 +12,12 @@ import sympy
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
+from maskc.core.problem import Direction
 from maskc.core.selection import Score, Selection, Share
 from maskc.ir.types import Piece
-from maskc.layout import Tiled, build, obstacle, time_in_pairs
-from maskc.plan.cost import choice, title
+from maskc.layout import build, obstacle
+from maskc.plan.cost import SMALL, card_of, choice, most_in_small_tiles, title
+from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import Plan, PlannedMask, PlannedPart, selections
 
 
@@ -108,6 +110,7 @@ def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
         yield from _wrapped("chosen", _selection_text(selection))
     for reason in plan.reasons:
         yield from _wrapped("plan", reason)
+    yield from _document_lines(plan)
     yield from _part_lines(plan)
     if n_q is not None and n_kv is not None:
         yield from _cost_lines(plan, n_q, n_kv)
@@ -149,6 +152,15 @@ def _selection_text(one: Selection) -> str:
     )
 
 
+def _document_lines(plan: Plan) -> Iterator[str]:
+    """Nothing for a mask that is not documents and something that reads no data."""
+    most = most_in_small_tiles(plan)
+    if most is not None:
+        small = next(each for each in plan.also if each.form == SMALL)
+        short = f"documents of at most {most} tokens, as max_seqlen says: {title(small)}; other "
+        yield from _wrapped("choice", f"{short if most else ''}documents: {title(plan)}")
+
+
 _LONGEST_PART = 200
 """Characters of a part's formula; of a longer one the pieces are counted."""
 
@@ -184,6 +196,8 @@ def _all(strides: list[int]) -> str:
     return f"{' and '.join(map(str, strides))} {'divide' if len(strides) > 1 else 'divides'}"
 
 
+_HEADS = 16
+"""Of predicted times, where a mask is not compiled for a number of heads."""
 _MOST_PIECES = 8
 """Pieces that are printed; the others are counted."""
 
@@ -224,7 +238,7 @@ def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
             f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "
             f"tiles run {found.waste:.2f} x the live pairs"
         )
-    times = _times(plan, n_q, n_kv)
+    times = part_times(plan, n_q, n_kv)
     yield from _parts_choice(plan, n_q, n_kv, times)
     in_parts = times is not None and times[0] < times[1]
     chosen = None if in_parts else choice(plan, n_q, n_kv)
@@ -232,12 +246,13 @@ def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
         taken, cycles = chosen
         each = ", ".join(f"{count} by {tiles}" for tiles, count in cycles.items())
         yield from _wrapped("choice", f"{n_q} x {n_kv}: {title(taken)}; cycles: {each}")
+    yield from time_lines(plan, n_q, n_kv)
 
 
 def parts_choice(plan: Plan, n_q: int, n_kv: int) -> list[str]:
     """Lines that say whether a forward call runs in parts; none where the mask has no parts, or
     data decide."""
-    return _parts_choice(plan, n_q, n_kv, _times(plan, n_q, n_kv))
+    return _parts_choice(plan, n_q, n_kv, part_times(plan, n_q, n_kv))
 
 
 def _parts_choice(
@@ -254,14 +269,26 @@ def _parts_choice(
     return _wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {each}")
 
 
-def _times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
-    """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
-    if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
-        return None
-    whole = (Tiled(plan.masks[0].recipe),)
-    parts = [Tiled(part.plan.masks[0].recipe, stride=part.stride) for part in plan.parts]
-    rest = (plan.target.language, n_q, n_kv)
-    return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
+def predicted(plan: Plan, n_q: int, n_kv: int) -> dict[str, float]:
+    """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
+    not known, or data decide."""
+    heads = plan.problem.n_heads or _HEADS
+    return {
+        direction.value: ms
+        for direction in Direction
+        if (ms := milliseconds(plan, direction, n_q, n_kv, heads)) is not None
+    }
+
+
+def time_lines(plan: Plan, n_q: int, n_kv: int) -> list[str]:
+    """The same as text."""
+    heads, found = plan.problem.n_heads or _HEADS, predicted(plan, n_q, n_kv)
+    card = card_of(plan.target.name)
+    if card is None or not found:
+        return []
+    times = ", ".join(f"{ms:.3g} ms {name}" for name, ms in found.items())
+    text = f"{n_q} x {n_kv}, {heads} heads, predicted for an {card.name}: {times}"
+    return _wrapped("time", text)
 
 
 def _wrapped(label: str, text: str) -> list[str]:

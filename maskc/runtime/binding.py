@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.bundle import Bundle, Variant
-from maskc.core.data import CuSeqlens, Parents
+from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import NoSuchHead
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
@@ -23,6 +23,7 @@ from maskc.layout import (
     bind_ranked,
     build,
     check_lengths,
+    longest_promised,
     sequence_arrays,
     split_call_data,
     tile_shape,
@@ -42,6 +43,8 @@ class Bound:
     """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
     given: Given | None = None
     """Documents that stay on the device, in place of `arrays`."""
+    longest: int | None = None
+    """The longest document, as the call promises; None where it promises nothing."""
     lasting: bool = True
     """Whether another call may have the same key: not where q and k decide the mask."""
 
@@ -116,10 +119,19 @@ class Binder:
                     return one.bound
         params, given = self._split(keywords)
         arrays = _own(bind_arrays(self._bundle.data, given, n_q, n_kv))
-        bound = Bound(params, arrays, (tuple(params.values()), _digest(arrays)))
+        longest = self._longest(given)
+        key = (tuple(params.values()), _digest(arrays), longest)
+        bound = Bound(params, arrays, key, longest=longest)
         if room >= 0:
             self._remember(mark, bound, _MOST_MARKED - room)
         return bound
+
+    def _longest(self, given: Mapping[str, object]) -> int | None:
+        """Of the documents of a mask that reads nothing else."""
+        (decl, *others) = self._bundle.data
+        if others or decl.kind is not DataKind.documents:
+            return None
+        return longest_promised(decl.name, given[decl.name])
 
     def _remember(self, mark: list[object], bound: Bound, marked: int) -> None:
         """Put a call first, dropping the last ones where they are too many or too large."""
@@ -210,7 +222,10 @@ def _mark(given: Any, mark: list[object], room: int) -> int:
     if kind is tuple or kind is list:
         return _mark_items(given, mark, room)
     if kind is CuSeqlens or kind is Parents:
-        mark.append(kind)
+        most = given.max_seqlen if kind is CuSeqlens else None
+        if most is not None and type(most) is not int:
+            return -1
+        mark += (kind, most)
         return _mark(given.array, mark, room)
     if kind.__module__ == "torch" and kind.__name__ == "Tensor" and given.device.type == "cpu":
         mark.append(kind)

@@ -278,6 +278,13 @@ class CompiledMask:
 
     # -------------------------------------------------------------- questions
 
+    @property
+    def last_sources(self) -> tuple[str, ...]:
+        """Names of the kernels that the latest call ran, in order, each with its mode: which of
+        several sources, and how many parts. None where run-time selections decide anew."""
+        plan = self._last[1]
+        return () if plan is None else plan.sources
+
     def explain(self) -> str:
         """Why this plan, what it costs, and when dense attention would be faster."""
         return self._report() if self._report else self.bundle.report

@@ -8,17 +8,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, LayoutRecipe
+from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import TileShape
-from maskc.layout import beside_documents, build, check_documents, document_lists
+from maskc.layout import (
+    NO_PROMISE,
+    beside_documents,
+    build,
+    check_documents,
+    document_lists,
+    promised,
+    suited,
+)
 from maskc.runtime.arrays import LIBRARIES, Array, Device
 from maskc.runtime.checks import Sizes
 
 _BYTES = {"int32": 4, "int64": 8}
 """Of the elements that kernels read."""
+_REMEMBERED = 1024
+"""Parameters and promises of which it is known which source suits them."""
 
 
 class Source(NamedTuple):
@@ -27,6 +37,8 @@ class Source(NamedTuple):
     array: Array
     """Ids [n] or [lists, n], or cumulative lengths [ends] or [lists, ends]."""
     cumulative: bool
+    most: int = NO_PROMISE
+    """Tokens of a document; differs from call to call."""
 
     @property
     def lists(self) -> int:
@@ -55,7 +67,7 @@ class Source(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """All but where it is."""
+        """All but where it is, and the exact promise."""
         return self.array[1:], self.cumulative
 
 
@@ -83,6 +95,7 @@ def given_on(device: Device, value: Any, sizes: Sizes, name: str) -> Given | Non
 
     Raises:
         NotAnArray: a tensor without memory.
+        DataType, DataRange: a promise that is no length.
     """
     if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
         return None
@@ -111,7 +124,34 @@ def _source(device: Device, value: Any, length: int, batch: int, name: str) -> S
         return None
     if len(shape) == 2 and shape[0] not in (1, batch):
         return None
-    return Source(found, cumulative)
+    most = promised(name, value)
+    return Source(found, cumulative, NO_PROMISE if most is None else most)
+
+
+class Suited:
+    """Which source of a pass documents have; the same for documents on the host and on the device,
+    and whatever surrounds a document."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._known: dict[Hashable, SourceUnit] = {}
+
+    def unit(
+        self, units: Sequence[SourceUnit], params: Mapping[str, int], longest: int | None
+    ) -> SourceUnit:  # fmt: skip
+        """One of `units`, the first of which has the largest tiles; other arguments as in
+        `suited`."""
+        if len(units) == 1:
+            return units[0]
+        own = {name: params[name] for name, _ in self._bundle.params}
+        key = (*(unit.key for unit in units), *own.values(), longest)
+        found = self._known.get(key)
+        if found is None:
+            beside = beside_documents(self._bundle.variants[0].keep, self._bundle.data)
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[key] = suited(units, beside, own, longest)
+        return found
 
 
 def lists_on_host(

@@ -74,6 +74,8 @@ class _Scores:
 class NumPyKernel:
     """Stands in for CpuKernel."""
 
+    name = "NumPy"
+
     def __init__(self, bundle: Bundle, tile: TileShape, features: Features) -> None:
         self._bundle, self._tile, self._features = bundle, tile, features
 

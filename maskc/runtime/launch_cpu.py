@@ -59,6 +59,8 @@ _SELECT = (
 class CpuKernel:
     """The entry points of a shared object. ctypes releases the GIL while they run."""
 
+    name = "cpu"
+
     def __init__(self, binary: Binary) -> None:
         library = load_library(binary)
         self._workspace = library.attention_workspace

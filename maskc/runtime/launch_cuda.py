@@ -114,6 +114,8 @@ class CudaKernel:
         """Load it: the only place that may wait for the device."""
         self._driver = driver = _driver(device)
         self._target, self._mode = unit.target, mode
+        names = (name for name, known in unit.modes if known is mode)
+        self.name = f"{unit.key} {next(names, '')}".strip()
         shared = {launch.entry: 0 for launch in mode.launches}
         for launch in mode.launches:
             shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)

@@ -34,8 +34,8 @@ WRITTEN = {
 
 _lists = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
 """Of the parts those that the pass reads as lists."""
-_OWN = struct.Struct(f"{LISTED.result_words.offset // 8}Q")
-"""The members of `struct Listed` that are pointers, its first."""
+_OWN = struct.Struct(f"{LISTED.most.offset // 8}Q2q")
+"""The members of `struct Listed` that every call has anew, its first: pointers, and `most`."""
 _RESULTS = LISTED.result.size // 8
 _KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
 _KEPT_AT = ATTENTION.row_ptr.offset
@@ -45,9 +45,10 @@ _DELTA = POINTERS.index("delta")
 class Arguments:
     """A `struct Listed` that launches take."""
 
-    def __init__(self, numbers: bytes, pointers: tuple[int, ...]) -> None:
+    def __init__(self, numbers: bytes, own: tuple[int, ...]) -> None:
+        """`own`: what every call has anew."""
         self._block = ctypes.create_string_buffer(numbers, len(numbers))
-        _OWN.pack_into(self._block, 0, *pointers)
+        _OWN.pack_into(self._block, 0, *own)
         self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self.address = ctypes.addressof(self._places)
         """Of the array of addresses that a launch takes."""
@@ -70,7 +71,7 @@ class ListedPlan:
     after: tuple[Step, ...]
     """The launch that spoils results, where something given may turn out to be wrong."""
     numbers: bytes
-    """`struct Listed` without its pointers."""
+    """`struct Listed` without what every call has anew."""
     room: tuple[int, ...]
     """Bytes from the start of the workspace to each of PARTS; -1 for those that are not made."""
     arrays: Callable[[list[int]], tuple[int, ...]]
@@ -85,6 +86,11 @@ class ListedPlan:
         """Bytes this plan keeps alive."""
         return self.own.size
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return (self.lists.name, *self.own.sources)
+
     def called(self, given: Given) -> Call:
         """A call with these documents.
 
@@ -95,9 +101,11 @@ class ListedPlan:
             self.report.value = 0
             found = (
                 "in an earlier call, whose results are NaN, an id did not fit 32 bits, or "
-                "cumulative lengths did not ascend from 0 to the length"
+                "cumulative lengths did not ascend from 0 to the length, or a document had more "
+                "tokens than max_seqlen promised"
             )
-            raise DataRange(self.name, found, "number the documents from 0", at=self.name)
+            hint = "number the documents from 0; give the longest length, or leave max_seqlen out"
+            raise DataRange(self.name, found, hint, at=self.name)
         return Call(self, given)
 
 
@@ -127,7 +135,7 @@ class Call:
         )
         listed = Arguments(plan.numbers, (
             of_q.array.pointer, of_k.array.pointer, row_ptr, col_ptr, row_tiles, col_tiles, *made,
-            *self._spoilt(pointers),
+            *self._spoilt(pointers), of_q.most, of_k.most,
         ))  # fmt: skip
         launch(plan.before, stream, listed)
         seen = (*pointers, *_lists(made), 0, mask_args, distances, 0, *plan.arrays(made))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from maskc.core import expr as E
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
@@ -26,6 +27,7 @@ from maskc.layout import (
     Work,
     beside_documents,
     heads_per_group,
+    longest_promised,
     most_runs,
     room_of,
 )
@@ -219,14 +221,17 @@ class Lister:
         if given is None:
             return None
         params = self._binder.parameters(keywords)
-        key = tuple(params.values()), tuple(source.key for source in given)
-        return Bound(params, None, key, given)
+        longest = longest_promised(decl.name, keywords[decl.name])
+        shared = given[0] is given[1]
+        key = tuple(params.values()), tuple(source.key for source in given), longest, shared
+        return Bound(params, None, key, given, longest)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> ListedPlan:  # fmt: skip
-        """How a pass of `unit` runs over some tokens; arguments as in Maker.plan.
+        """How a pass runs over some tokens, by the best source where `unit` is the first of
+        several; arguments as in Maker.plan.
 
         Raises:
             Unlisted: sequences are too long or too many, or lists are to be checked.
@@ -235,8 +240,9 @@ class Lister:
         if os.environ.get("MASKC_CHECK") == "1":
             raise Unlisted
         bundle, kernels, index = self._maker.bundle, self._maker.kernels, wanted.device[1]
+        unit = self._maker.suited(unit, wanted, place.sizes, bound)
         backward, given = wanted.direction is Direction.backward, bound.given
-        kept = self._kept(unit, place.sizes, bound.params, wanted.direction)
+        kept = self._kept(unit, place.sizes, bound, wanted.direction)
         mode = mode_of(unit, wanted, kept)
         making = Making(
             unit, place.sizes, given, backward, mode == "deterministic",
@@ -261,16 +267,17 @@ class Lister:
         )  # fmt: skip
 
     def _kept(
-        self, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int], direction: Direction
-    ) -> Tables:
+        self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction
+    ) -> Tables:  # fmt: skip
         """The mask but for its documents at these lengths, as tables of its own."""
         rows, columns = -(-sizes.n_q // unit.tile.q), -(-sizes.n_kv // unit.tile.k)
         if rows * columns > _MOST_TILES:
             raise Unlisted
-        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()))
+        reach, params = _reach(unit, bound), bound.params
+        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), reach)
         tables = self._tables.get(key)
         if tables is None:
-            bundle = _without_documents(self._maker.bundle)
+            bundle = _without_documents(self._maker.bundle, reach)
             own = replace(unit, work=None, by_documents=False)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
             tables = replace(tables, work=_unknown(0))
@@ -279,10 +286,27 @@ class Lister:
         return tables
 
 
-def _without_documents(bundle: Bundle) -> Bundle:
-    """The same mask but for its documents; its constants stay those of the whole formula."""
+def _reach(unit: SourceUnit, bound: Bound) -> int | None:
+    """How far apart a query and a key may be that documents and tiles bring together; None where
+    nothing is promised, or queries and keys have documents of their own.
+
+    A tile whose keys are all of one document may lie in tile columns that reach beyond it, and is
+    full only where these are.
+    """
+    of_q, of_k = bound.given
+    if bound.longest is None or of_q is not of_k:
+        return None
+    return bound.longest - 1 + unit.tile.k
+
+
+def _without_documents(bundle: Bundle, reach: int | None) -> Bundle:
+    """The same mask but for its documents, and for pairs that are too far apart to be of one; its
+    constants stay those of the whole formula."""
     (variant,) = bundle.variants
     keep = beside_documents(variant.keep, bundle.data)
+    if reach is not None:
+        ahead = E.sub(E.K, E.Q)
+        keep = E.conj(keep, E.le(ahead, E.const(reach)), E.le(E.const(-reach), ahead))
     return replace(bundle, variants=(replace(variant, keep=keep, recipes=()),), arrays=(), data=())
 
 

@@ -17,6 +17,7 @@ from maskc.core.target import Target
 from maskc.layout import Rank, best
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
+from maskc.runtime.documents import Suited
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
@@ -37,6 +38,7 @@ class Maker:
         self._selector = Selector(bundle, target)
         self.kernels = Kernels(bundle, target)
         self.tables: Recent[Tables] = Recent()
+        self._suited = Suited(bundle)
         self._lock = threading.Lock()
 
     def plan(
@@ -93,12 +95,10 @@ class Maker:
         """The source of a pass: where `unit` is the first of a choice, the one predicted to take
         least for this mask at these lengths; the first, with the largest tiles, where that would
         depend on more."""
-        units = self.bundle.choice(unit.target, wanted.direction)
-        if unit is not units[0] or not bound.lasting:
-            return unit
-        served = (wanted.features, sizes.n_q, sizes.n_kv)
-        units = tuple(each for each in units if each.serves(*served))
-        if len(units) < 2:
+        if unit.by_documents:
+            return self.suited(unit, wanted, sizes, bound)
+        units = self._choice(unit, wanted, sizes)
+        if len(units) < 2 or not bound.lasting:
             return unit
 
         def tally(each: SourceUnit) -> Tally | None:
@@ -108,6 +108,21 @@ class Maker:
             return cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
+
+    def suited(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
+    ) -> SourceUnit:  # fmt: skip
+        """The same for documents: the source that takes least for those of the length that is
+        promised, whichever documents there are."""
+        return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
+
+    def _choice(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> tuple[SourceUnit, ...]:
+        """`unit`, and where it is the first of a choice the others that serve the pass."""
+        units = self.bundle.choice(unit.target, wanted.direction)
+        if unit is not units[0]:
+            return (unit,)
+        served = (wanted.features, sizes.n_q, sizes.n_kv)
+        return (unit, *(each for each in units[1:] if each.serves(*served)))
 
     def _bound(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,

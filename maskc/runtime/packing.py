@@ -24,19 +24,20 @@ def packed(
     must lie one head after another, equally far apart; batch and number of heads decide nothing.
 
     Args:
-        unit: of the pass, the first where there is a choice.
+        unit: of the pass, the first where there is a choice; of documents the chosen one.
         place: checked.
     """
     sizes = place.sizes
     heads = sizes.heads_q // max(1, sizes.heads_kv)
+    choice = (unit,) if unit.by_documents else bundle.choice(unit.target, wanted.direction)
     units = [
         each
-        for each in bundle.choice(unit.target, wanted.direction)
+        for each in choice
         if PACKED in dict(each.modes) and not each.boxes and sizes.n_q * heads <= each.tile.q
     ]
     if (
         wanted.direction is Direction.backward
-        or unit.form
+        or (unit.form and not unit.by_documents)
         or not units
         or heads < 2
         or not sizes.n_kv

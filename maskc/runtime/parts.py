@@ -110,6 +110,11 @@ class PartedPlan:
         """Bytes this plan keeps alive."""
         return sum({id(step.plan.tables): step.plan.size for step in self.steps}.values())
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return tuple(name for step in self.steps for name in step.plan.sources)
+
     def place(self, library: Library, q: Any) -> tuple[Sent, int]:
         """What each launch finds on the device, and the stream to launch on; see Plan.place."""
         placed = [step.plan.place(library, q) for step in self.steps]
@@ -180,6 +185,8 @@ def whole_plan(
 
     Sequences become heads, or launches of their own, where its copies need that.
     """
+    if unit.by_documents:  # whose tiles do not depend on how many queries there are
+        unit = maker.chosen(unit, wanted, place.sizes, bound, arrays)
     fit = packed(maker.bundle, unit, wanted, place, arrays)
     if fit is not None:
         return maker.plan(fit[0], wanted, bound, arrays, fit[1], outputs)

@@ -83,6 +83,9 @@ def filled(
 class Kernel(Protocol):
     """Built entry points, in whatever form they run."""
 
+    name: str
+    """Of the source, and its mode where there are several."""
+
     def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
         """See maskc.layout.best (targets with run-time selections only)."""
 
@@ -169,6 +172,11 @@ class Plan:
     def size(self) -> int:
         """Bytes this plan keeps alive."""
         return self.tables.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return () if self.kernel is None else (self.kernel.name,)
 
     def place(self, library: Library, q: Any) -> tuple[Sent, int]:
         """(everything of a launch but the tensors, the stream to launch on).

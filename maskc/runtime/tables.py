@@ -92,7 +92,8 @@ class Tables:
     """The work list, where the kernel reads one: members `work` and `counter`."""
     tally: Tally | None = None
     """What the distinct lists have, where a call may choose its source by it: not where sequences
-    bring data of their own, whose choice would depend on the others of the batch."""
+    bring data of their own, whose choice would depend on the others of the batch, nor where tiles
+    begin with documents."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
@@ -194,7 +195,7 @@ def make_tables(
                                  for recipe, own in seen])  # fmt: skip
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
         parts += _work_parts(work)
-        if unit.costs and not per_sequence(bundle, arrays):
+        if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
 

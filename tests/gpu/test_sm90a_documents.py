@@ -176,6 +176,46 @@ def test_neighbours_change_no_bit(name, dim):
                 assert torch.equal(x[:, :, start : start + own], y), (own, before, behind)
 
 
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("name", ["full", "causal", "window", "sinks"])
+def test_neighbours_change_no_bit_of_short_documents(name, dim):
+    """In the smaller tiles that the promised length asks for, on the device and on the host."""
+    attn = compiled(MASKS[name], dim)
+    for own in (1, 37, 64, 80):
+        made = tensors(own, own, dim, torch.bfloat16, own, batch=1)[:3]
+        alone = attn(*made, return_lse=True, doc=mc.cu_seqlens(on_device([0, own]), 80))
+        for before, behind in (([30], [5, 60]), ([64, 65, 66], []), ([79, 64, 70] * 20, [33] * 9)):
+            lengths = [*before, own, *behind]
+            start = sum(before)
+            rest = tensors(sum(lengths), sum(lengths), dim, torch.bfloat16, 1, batch=1)[:3]
+            for x, y in zip(rest, made, strict=True):
+                x *= 4
+                x[:, :, start : start + own] = y
+            ends = [0, *accumulate(lengths)]
+            for given in (on_device(ends), np.array(ends)):
+                found = attn(*rest, return_lse=True, doc=mc.cu_seqlens(given, max_seqlen=80))
+                for x, y in zip(found, alone, strict=True):
+                    assert torch.equal(x[:, :, start : start + own], y), (own, before, behind)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", ["full", "causal", "sinks"])
+def test_short_documents_against_fp64(name, dim, deterministic):
+    """With lists that leave out what is further away than a document is long."""
+    rng, attn = np.random.default_rng(dim), compiled(MASKS[name], dim)
+    for most in (20, 80, 300):
+        lengths = rng.integers(0, most + 1, 4000 // most)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        n, doc = int(ends[-1]), np.repeat(np.arange(len(lengths)), lengths)
+        live = torch.tensor(MASKS[name].dense(n, doc=doc), device=DEVICE)
+        made = tensors(n, n, dim, torch.bfloat16, 3)
+        given = {"doc": mc.cu_seqlens(on_device(ends), max_seqlen=most)}
+        with nan_memory():
+            check(attn, made, live, given, deterministic)
+        assert listed(attn)
+
+
 # ------------------------------------------------------------------ calls
 
 
@@ -264,7 +304,7 @@ def test_autograd():
     assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("case", ["id", "order", "start", "end"])
+@pytest.mark.parametrize("case", ["id", "order", "start", "end", "longer"])
 def test_what_is_wrong_is_spoilt_and_said(case):
     attn, made = compiled(MASKS["causal"], 64), tensors(600, 600, 64, torch.bfloat16)
     good = torch.zeros(600, dtype=torch.int64, device=DEVICE)
@@ -272,8 +312,11 @@ def test_what_is_wrong_is_spoilt_and_said(case):
         bad = good.clone()
         bad[333] = 1 << 40
     else:
-        ends = {"order": [0, 400, 300, 600], "start": [1, 600], "end": [0, 300, 599]}[case]
-        bad = mc.cu_seqlens(on_device(ends))
+        ends = {
+            "order": [0, 400, 300, 600], "start": [1, 600], "end": [0, 300, 599],
+            "longer": [0, 80, 161, 220, 300, 370, 450, 530, 600],
+        }[case]  # fmt: skip
+        bad = mc.cu_seqlens(on_device(ends), max_seqlen=80 if case == "longer" else None)
     want = called(attn, *made, {"doc": good}, deterministic=True)
     found = attn(*made[:3], return_lse=True, doc=bad)
     torch.cuda.synchronize()

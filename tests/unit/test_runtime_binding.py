@@ -79,6 +79,10 @@ def test_cumulative_lengths():
     binder, ends = Binder(bundle("documents")), np.array([0, 10, N])
     first = binder.bind({"doc": CuSeqlens(ends)}, N, N)
     assert binder.bind({"doc": CuSeqlens(ends.copy())}, N, N) is first
+    promise = binder.bind({"doc": CuSeqlens(ends, 100)}, N, N)
+    assert promise.key != first.key
+    assert (first.longest, promise.longest) == (None, 112)
+    assert binder.bind({"doc": CuSeqlens(ends, 100)}, N, N) is promise
     ends[1] = 20
     assert binder.bind({"doc": CuSeqlens(ends)}, N, N).key != first.key
     with pytest.raises(errors.DataShape):

@@ -199,10 +199,80 @@ def test_other_masks_have_no_such_source():
     bundle = compiled().bundle
     assert bundle.list_source("sm_90a") in bundle.units
     assert bundle.list_source("sm_80") is None
-    assert [unit.by_documents for unit in bundle.units if unit.directions] == [True, False, False]
+    passes = [unit for unit in bundle.units if unit.directions]
+    assert [unit.by_documents for unit in passes] == [True, True, False, False]
+    assert [unit.form for unit in passes] == ["", "small", "", ""]
 
 
 @pytest.mark.parametrize("keywords", [{}, {"other": 1}])
 def test_keywords_are_checked(machine, keywords):
     with pytest.raises(MaskcError):
         compiled()(*given(n=300), **keywords)
+
+
+# ------------------------------------------------------------------ the longest document
+
+
+def promise(most, pointer=7 << 20) -> CuSeqlens:
+    return mc.cu_seqlens(Tensor((5,), pointer=pointer, dtype="int32"), max_seqlen=most)
+
+
+def rows_of(machine: Machine) -> int:
+    """Queries of a tile of the last forward pass."""
+    return machine.driver.listed.tile[0]
+
+
+def test_short_documents_run_in_small_tiles(machine):
+    mask, arrays = compiled(), given(n=300)
+    for value, rows in ((promise(80), 64), (promise(None), 192), (ids((300,)), 192)):
+        mask(*arrays, doc=value)
+        assert rows_of(machine) == rows
+    mask(*arrays, doc=(promise(80), promise(90, 8 << 20)))
+    assert rows_of(machine) == 64
+    mask(*arrays, doc=(promise(80), promise(None)))
+    assert rows_of(machine) == 192
+
+
+def test_host_and_device_choose_alike(machine):
+    """And neither asks which documents there are, nor how many."""
+    mask = compiled()
+    for most in (80, 3000, None):
+        mask(*given(n=300), doc=promise(most))
+        rows = rows_of(machine)
+        machine.launched()
+        for n, ends in ((300, [0, 70, 150, 230, 300]), (130, [0, 1, 80, 130]), (64, [0, 64])):
+            mask(*given(n=n), doc=mc.cu_seqlens(np.array(ends), max_seqlen=most))
+            ((_, _, threads),) = machine.launched()
+            assert threads == {64: 256, 192: 512}[rows], (most, n)
+
+
+def test_the_exact_promise_goes_to_the_device(machine):
+    """Where it is checked; calls whose promises are alike share a plan."""
+    mask, arrays = compiled(), given(n=300)
+    mask(*arrays, doc=promise(70))
+    assert list(machine.driver.listed.most) == [70, 70]
+    plan = mask._last[1]
+    mask(*arrays, doc=promise(71))
+    assert list(machine.driver.listed.most) == [71, 71]
+    assert mask._last[1] is plan
+    mask(*arrays, doc=promise(None))
+    assert list(machine.driver.listed.most) == [2**31 - 1] * 2
+    with pytest.raises(DataRange, match="max_seqlen is -3"):
+        mask(*arrays, doc=promise(-3))
+    host = mc.cu_seqlens(np.array([0, 100, 300]), max_seqlen=150)
+    with pytest.raises(DataRange, match="document 1 has 200 tokens"):
+        mask(*arrays, doc=host)
+
+
+def test_a_promise_leaves_out_tiles_that_are_far_away(machine):
+    mask, arrays = compiled(mc.documents("doc")), given(n=3000)
+    room = {}
+    for most in (80, 1000, None):
+        mask(*arrays, doc=promise(most))
+        room[most] = machine.driver.listed.room
+    assert room[80] < 47 * (2 * 7 + 1 + 4)  # of 47 x 47 tiles seven in a row
+    assert room[1000] < room[None]  # in larger tiles
+    mask(*arrays, doc=(promise(80), promise(80)))  # other lengths of queries and keys, perhaps
+    assert machine.driver.listed.room > 2 * 47 * 47
+    backward(mask, *arrays, doc=promise(80))
+    assert machine.driver.listed.room < 24 * 24

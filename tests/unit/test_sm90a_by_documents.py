@@ -19,6 +19,8 @@ from tests.unit.test_sm90a_sources import (
     NONE,
     REGISTERS,
     SM_90A,
+    SMALL,
+    SMALL_DIMS,
     gate,
     jobs,
     unit,
@@ -28,6 +30,11 @@ from tests.unit.test_sm90a_sources import (
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_tiles_that_begin_with_documents(head_dim):
     gate(jobs([unit(name, FORWARD, head_dim) for name in BY_DOCUMENTS], NONE))
+
+
+@pytest.mark.parametrize("head_dim", SMALL_DIMS)
+def test_small_tiles_that_begin_with_documents(head_dim):
+    gate(jobs([unit(name, FORWARD, head_dim, form=SMALL) for name in BY_DOCUMENTS], NONE))
 
 
 def test_lists_of_documents():

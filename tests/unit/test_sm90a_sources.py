@@ -53,7 +53,7 @@ SMALL_DIMS = (64, 96, 128)
 """Head dimensions with a second forward source, for short rows."""
 
 BY_DOCUMENTS = ("documents", "flamingo")
-"""Whose tiles begin with documents, and are of one size."""
+"""Whose tiles begin with documents; see test_sm90a_by_documents.py."""
 
 MASKS: dict[str, str] = {}
 """For messages: by digest the first mask that gave a source."""

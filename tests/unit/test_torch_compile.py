@@ -105,6 +105,7 @@ DOC = np.arange(12) // 5
     ("mask", "data"),
     [
         (mc.documents("d"), mc.cu_seqlens(torch.tensor([0, 5, 12]))),
+        (mc.documents("d"), mc.cu_seqlens(torch.tensor([0, 5, 12]), max_seqlen=7)),
         (mc.documents("d"), (torch.tensor(DOC), torch.tensor(DOC[::-1].copy()))),
         (mc.documents("d"), DOC),
         (mc.documents("d"), DOC.tolist()),

@@ -92,7 +92,12 @@ def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool)
         return str(len(tensors) - 1)
     for marker, word in _MARKERS.items():
         if isinstance(value, marker):
-            return f'{{"{word}": {_place(value.array, tensors, values, as_operator)}}}'
+            inner = _place(value.array, tensors, values, as_operator)
+            most = getattr(value, "max_seqlen", None)
+            if most is None:
+                return f'{{"{word}": {inner}}}'
+            values.append(most)
+            return f'{{"{word}": {inner}, "max_seqlen": "{len(values) - 1}"}}'
     if isinstance(value, tuple) and not all(isinstance(part, int) for part in value):
         parts = [_place(part, tensors, values, as_operator) for part in value]
         return "[" + ", ".join(parts) + "]"
@@ -133,5 +138,7 @@ def _fill(place: Any, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
             return values[int(place)]
         case list():
             return tuple(_fill(part, tensors, values) for part in place)
-    ((word, inner),) = place.items()
-    return _UNMARKED[word](_fill(inner, tensors, values))
+    (word, inner), *rest = place.items()
+    return _UNMARKED[word](
+        *(_fill(part, tensors, values) for part in (inner, *dict(rest).values()))
+    )

@@ -1,0 +1,112 @@
+"""How long a pass is predicted to take, in milliseconds of the card that coefficients are of.
+
+Predictions print beside what is measured; no choice depends on them, see maskc/core/cost.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from maskc.core.bundle import Grid, Mode
+from maskc.core.cost import Cost, Tally
+from maskc.core.layout import BlockLayout
+from maskc.core.problem import Direction
+from maskc.layout import Tiled, classes, obstacle, time_in_pairs
+from maskc.plan.cost import card_of, costs_of, layout_at, tally_of
+from maskc.plan.types import Plan, PlannedMask
+
+Tiles = Callable[[Plan, PlannedMask, int, int], BlockLayout]
+"""(plan, one of its masks, n_q, n_kv) -> its live tiles."""
+_Cycles = tuple[float, int]
+"""Of all launches, and how many there are."""
+
+
+def milliseconds(
+    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles = layout_at
+) -> float | None:
+    """Of one pass on a card that it keeps busy; None where coefficients are not known, or the mask
+    reads data that `tiles` does not know.
+
+    Args:
+        plan: of the forward pass, with those that go along.
+        owners: heads of all sequences; where masks differ by head, a multiple of the heads.
+        tiles: finds live tiles; the usual one knows masks that read no data.
+    """
+    card = card_of(plan.target.name)
+    blind = tiles is layout_at and any(mask.ir.data for mask in plan.masks)
+    if card is None or blind or not n_q or not n_kv:
+        return None
+    times = part_times(plan, n_q, n_kv)
+    in_parts = times is not None and times[0] < times[1]
+    found = (_in_parts if in_parts else _whole)(plan, direction, n_q, n_kv, owners, tiles)
+    return None if found is None else card.milliseconds(*found)
+
+
+def part_times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
+    """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
+    if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
+        return None
+    whole = (Tiled(plan.masks[0].recipe),)
+    parts = [Tiled(part.plan.masks[0].recipe, stride=part.stride) for part in plan.parts]
+    rest = (plan.target.language, n_q, n_kv)
+    return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
+
+
+def _in_parts(
+    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
+) -> _Cycles | None:
+    total, launches = 0.0, 0
+    for part in plan.parts:
+        for each in classes(part.stride, n_q, n_kv):
+            if not each.n_q or not each.n_kv:
+                continue
+            own = owners * each.count
+            found = _whole(part.plan, direction, each.n_q, each.n_kv, own, tiles)
+            if found is None:
+                return None
+            total, launches = total + found[0], launches + found[1]
+    return total, launches
+
+
+def _whole(
+    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
+) -> _Cycles | None:
+    """Of the source that takes fewest, in the mode that it then runs in."""
+    found = []
+    for each in (plan, *plan.also):
+        served = each.boxes is None or each.boxes.hold(n_q, n_kv)
+        if each.target != plan.target or each.direction is not direction or not served:
+            continue
+        if costs := costs_of(each):
+            total = 0.0
+            for mask, heads in zip(each.masks, _heads(each, owners), strict=True):
+                tally = _tally(tiles(each, mask, n_q, n_kv), direction)
+                total += heads * _cost(each, costs, tally).cycles(tally)
+            found.append((total, launches_of(dict(each.schedule.modes)["usual"])))
+    return min(found) if found else None
+
+
+def launches_of(mode: Mode) -> int:
+    """But for those that only rows or columns in several parts need."""
+    return sum(launch.grid not in (Grid.keys, Grid.merges) for launch in mode.launches)
+
+
+def _heads(plan: Plan, owners: int) -> list[float]:
+    """How many heads of all sequences have each mask."""
+    if not plan.of_head:
+        return [float(owners)]
+    count = Counter(plan.of_head)
+    return [owners * count[number] / len(plan.of_head) for number in range(len(plan.masks))]
+
+
+def _tally(layout: BlockLayout, direction: Direction) -> Tally:
+    return tally_of([layout.transpose() if direction is Direction.backward else layout])
+
+
+def _cost(plan: Plan, costs: tuple[Cost, ...], tally: Tally) -> Cost:
+    """Of the mode that the runtime takes: rows of few tiles stream."""
+    known = {cost.mode: cost for cost in costs}
+    below = getattr(getattr(plan.schedule, "work", None), "stream_below", 0)
+    short = tally.tiles < below * max(1, tally.rows)
+    return known.get("stream" if short else "usual", costs[0])

@@ -1,0 +1,120 @@
+"""The longest document that a call promises: what it may be, and which tiles it decides."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core.cost import Cost
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import DataRange, DataType
+from maskc.core.expr import ALWAYS, K, Q, conj, const, le, sub
+from maskc.core.problem import TileShape
+from maskc.layout import bind_arrays, longest_promised, promised, suited
+from maskc.layout.promises import NO_PROMISE, promises, rounded
+from maskc.layout.suited import LONGEST, SAMPLE, _packed
+
+DOC = DataDecl("doc", DataKind.documents, ("doc.q", "doc.k"))
+ENDS = np.array([0, 3, 3, 10])
+
+
+def of(most, ends=ENDS):
+    return mc.cu_seqlens(ends, max_seqlen=most)
+
+
+# ------------------------------------------------------------------ what is promised
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        (ENDS, None), (of(None), None), (of(7), 7), (of(np.int64(9)), 9), (of(0), 0),
+        (of(np.array(8)), 8), (of(1 << 40), NO_PROMISE),
+    ],
+)  # fmt: skip
+def test_promises(value, want):
+    assert promised("doc", value) == want
+
+
+@pytest.mark.parametrize(
+    ("most", "error", "text"),
+    [
+        (7.0, DataType, "MC304 doc  'doc' has dtype float, expected an integer as max_seqlen"),
+        (True, DataType, "MC304 doc  'doc' has dtype bool, expected an integer as max_seqlen"),
+        ("7", DataType, "MC304 doc  'doc' has dtype str, expected an integer as max_seqlen"),
+        (-1, DataRange, "MC305 doc  'doc': max_seqlen is -1"),
+        (6, DataRange, "MC305 doc  'doc': document 2 has 7 tokens, and max_seqlen promises 6 at "
+                       "most"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(most, error, text):
+    """By the host, before anything runs; the mask alone, which a promise is no part of, does not
+    care."""
+    with pytest.raises(error) as caught:
+        bind_arrays((DOC,), {"doc": of(most)}, 10, 10)
+    assert str(caught.value).startswith(text)
+    live = mc.documents("doc").dense(10, doc=of(7))
+    np.testing.assert_array_equal(live, mc.documents("doc").dense(10, doc=of(None)))
+
+
+def test_each_sequence_keeps_the_promise():
+    both = np.array([[0, 5, 10], [0, 3, 10]])
+    bind_arrays((DOC,), {"doc": of(7, both)}, 10, 10)
+    with pytest.raises(DataRange, match="document 1 has 7 tokens"):
+        bind_arrays((DOC,), {"doc": of(6, both)}, 10, 10)
+
+
+def test_queries_and_keys_promise_together():
+    assert longest_promised("doc", (of(7), of(90))) == rounded(90)
+    assert longest_promised("doc", (of(7), of(None))) is None
+    assert longest_promised("doc", (of(7), ENDS)) is None
+    assert longest_promised("doc", of(7)) == 16
+
+
+@given(st.integers(0, 1 << 31))
+def test_rounded_up_a_little(most):
+    found = rounded(most)
+    assert most <= found <= max(16, most * 1.25 + 15)
+    assert rounded(found) == found
+
+
+def test_few_plans_for_many_promises():
+    found = {rounded(most) for most in range(1, 1 << 14)}
+    assert found == set(promises(1 << 14))
+    assert len(found) <= 40
+
+
+# ------------------------------------------------------------------ what suits
+
+
+LARGE = SimpleNamespace(tile=TileShape(128, 128), costs=(Cost("usual", 4128, 2336, 0),), boxes=None)
+LOW = SimpleNamespace(tile=TileShape(64, 64), costs=(Cost("usual", 2437, 699, 0),), boxes=None)
+
+
+def test_short_documents_have_small_tiles():
+    def tile(longest, beside=ALWAYS):
+        return suited((LARGE, LOW), beside, {}, longest).tile.q
+
+    assert [tile(n) for n in (80, 200, 1024, None)] == [64, 64, 128, 128]
+    causal = le(sub(K, Q), const(0))
+    assert [tile(n, causal) for n in (80, 1024, None)] == [64, 128, 128]
+
+
+def test_a_window_makes_rows_short_whatever_is_promised():
+    ahead = sub(Q, K)
+    near = conj(le(const(0), ahead), le(ahead, const(63)))
+    assert suited((LARGE, LOW), near, {}, None) is LOW
+
+
+@given(st.integers(1, LONGEST))
+def test_the_documents_of_the_comparison(longest):
+    ids = _packed(longest)
+    lengths = np.bincount(ids)
+    assert lengths.max() <= longest
+    assert len(ids) <= max(SAMPLE, longest)
+    assert (lengths[:-1] >= longest * 3 // 4).all()

@@ -1,0 +1,114 @@
+"""Predicted times: of which sources they speak, and how near they are to what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.bench.anchors import ANCHORS
+from maskc.bench.report import table
+from maskc.core.cost import Card
+from maskc.core.dtypes import DType
+from maskc.core.problem import Direction
+from maskc.core.target import Target
+from maskc.plan.cost import card_of, costs_of, layout_at
+from maskc.plan.explain import explain
+from maskc.plan.predict import milliseconds
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "anchors-h200.json"
+FORWARD, BACKWARD = Direction.forward, Direction.backward
+
+
+def planned(mask, dim=128, heads=16, target="sm_90a"):
+    return driver.planned(mask, driver.problem(dim, None, heads, "bfloat16"), Target.named(target))
+
+
+def measured() -> dict[str, float]:
+    """Milliseconds of forward passes on the card that coefficients are of."""
+    report = json.loads(RESULTS.read_text())
+    return {
+        row["case"]: row["ms"] for row in report["rows"]
+        if row["impl"] == "maskc" and row["direction"] == "fwd" and row["ok"]
+    }  # fmt: skip
+
+
+def test_against_what_was_measured():
+    """Masks without data; the farthest runs in parts, whose joining is not reckoned."""
+    shares, known = {}, measured()
+    for anchor in ANCHORS:
+        if anchor.name in known and anchor.data is dict:
+            case = anchor.case(DType.bfloat16)
+            plan = planned(case.mask, case.head_dim, case.heads)
+            found = milliseconds(plan, FORWARD, case.n_q, case.n_kv, case.batch * case.heads)
+            shares[anchor.name] = found / known[anchor.name]
+    assert len(shares) == 16
+    assert all(0.74 < share < 1.15 for share in shares.values()), shares
+    assert sum(abs(share - 1) <= 0.15 for share in shares.values()) >= 14, shares
+
+
+def test_a_pass_in_numbers():
+    """Of one tile row by hand: D 192 has one source, in blocks of 128 x 96."""
+    plan = planned(mc.full(), 192)
+    (cost,) = costs_of(plan)
+    card = card_of("sm_90a")
+    cycles = 5 * (cost.row + 2 * cost.tile + 0 * cost.masked)
+    assert milliseconds(plan, FORWARD, 128, 192, 5) == pytest.approx(card.milliseconds(cycles))
+    assert Card("any", 10, 2.0, 5.0).milliseconds(4e6, 3) == pytest.approx(0.2 + 0.015)
+
+
+def test_more_work_takes_longer():
+    plan = planned(mc.causal())
+    for direction in Direction:
+        found = [milliseconds(plan, direction, n, n, 16) for n in (1000, 2000, 4000)]
+        assert found == sorted(found)
+        both = milliseconds(plan, direction, 4000, 4000, 32)
+        assert both < 2 * found[-1] < 1.1 * both
+    assert milliseconds(plan, BACKWARD, 4000, 4000, 16) > found[-1] / 1.01
+
+
+def test_heads_with_masks_of_their_own():
+    wide, narrow = mc.causal(), mc.window(100)
+    mixed = planned(mc.per_head([wide, wide, wide, narrow]), heads=4)
+    found = milliseconds(mixed, FORWARD, 4096, 4096, 8)
+    shares = ((wide, 6), (narrow, 2))
+    each = [milliseconds(planned(mask), FORWARD, 4096, 4096, n) for mask, n in shares]
+    want = sum(each) - card_of("sm_90a").launch_us / 1e3  # one launch for both
+    assert want * 0.99 < found < want * 1.2
+
+
+def test_nothing_is_said_of_what_is_not_known():
+    assert milliseconds(planned(mc.causal(), target="cpu"), FORWARD, 100, 100, 1) is None
+    assert milliseconds(planned(mc.documents("doc")), FORWARD, 100, 100, 1) is None
+    assert milliseconds(planned(mc.causal()), FORWARD, 0, 100, 1) is None
+    known = milliseconds(
+        planned(mc.documents("doc")), FORWARD, 100, 100, 1,
+        lambda plan, mask, n_q, n_kv: layout_at(planned(mc.full()), planned(mc.full()).masks[0],
+                                                n_q, n_kv),
+    )  # fmt: skip
+    assert known is not None
+
+
+def test_explain_says_it():
+    (line,) = [x for x in explain(planned(mc.causal()), 16384).splitlines() if x[:4] == "time"]
+    assert line.startswith("time     16384 x 16384, 16 heads, predicted for an NVIDIA H200: 1.")
+    assert line.endswith(" ms backward")
+    assert "time  " not in explain(planned(mc.causal(), target="cpu"), 16384)
+
+
+def test_tables_show_predicted_beside_measured():
+    row = {"case": "a", "impl": "maskc", "direction": "fwd", "ms": 2.0, "live_tflops": 1.0,
+           "error": 0.0, "ok": True, "predicted_ms": 1.8, "sources": ["sm_90a usual"]}  # fmt: skip
+    rows = [row, {**row, "direction": "bwd", "predicted_ms": 1.0, "sources": ["sm_90a_backward"]}]
+    text = table({"environment": {}, "rows": rows})
+    head, first, *rest = text.splitlines()
+    assert head.split()[3:5] == ["ms", "predicted"]
+    assert first.split()[3:5] == ["2", "1.8"]
+    assert "a fwd ran sm_90a usual" in rest
+    assert (
+        "predicted within 15% of measured: 1 of 2; the farthest is a bwd, predicted 0.50 times "
+        "what it took"
+    ) in rest
