@@ -101,6 +101,7 @@ std::vector<std::unique_ptr<Block>> blocks;
 struct Load {
     Block *block;
     Job job;
+    bool late;  // it ends when nothing else can go on
 };
 std::vector<Load> loads;  // that no order holds
 std::vector<unsigned char *> stacks, arenas;  // to be used again
@@ -233,7 +234,7 @@ void take_load(size_t i) {
 }
 void begin_load(Job job) {
     me->block->loads++;
-    loads.push_back({me->block, std::move(job)});
+    loads.push_back({me->block, std::move(job), drawn(4)});
 }
 
 u32 shuffled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
@@ -292,7 +293,10 @@ void compute_until(Block &block, Warpgroup &group, size_t pending) {
 
 // Something that is under way ends before anybody waits for it.
 void end_something() {
-    if (!loads.empty() && drawn(2)) take_load(chance() % loads.size()), progress = true;
+    if (!loads.empty() && drawn(2)) {
+        const size_t i = chance() % loads.size();
+        if (!loads[i].late) take_load(i), progress = true;
+    }
     Block &block = *blocks[chance() % blocks.size()];
     Fiber &f = *block.fibers[chance() % block.fibers.size()];
     if (f.stores.size() > 1 && drawn(2)) finish(f.stores.front()), f.stores.pop_front();
@@ -692,7 +696,7 @@ const char *run(void (*kernel)(void *), void *arguments, int count, int threads,
                 i--;
             }
         if (progress) patience = PATIENCE;
-        else if (!loads.empty()) take_load(0);
+        else if (!loads.empty()) take_load(chance() % loads.size());
         else if (--patience == 0) failure = stuck();
     }
     for (auto &block : blocks) drop(*block);

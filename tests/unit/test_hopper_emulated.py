@@ -137,3 +137,38 @@ def test_sm80():
     live = live_pairs(BAND, 140, 200)
     sides = [results(*made, live, kind, backward=False) for kind in (torch.float64, q.dtype)]
     assert not wrong(called(attn, q, k, v), *sides)
+
+
+FAULTS = {
+    "v is read before it is there": ("wait(shared.v_full[last.at], last.turn);", ""),
+    "k is overwritten": ("wait(shared.k_free[stage.at], stage.turn ^ 1);", ""),
+    "scores are read under way": ("products_wait<1>();\n        pin(s);", "pin(s);"),
+    "out leaves before it is whole": (
+        "publish_writes();\n    sync_threads(8 + group, 128);",
+        "publish_writes();",
+    ),
+}
+"""Waits of the forward that are left out."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_these_tests_would_find(monkeypatch, name):
+    whole, (text, instead) = machine.loaded, FAULTS[name]
+
+    def faulty(source, macros):
+        assert text in source
+        return whole(source.replace(text, instead), macros)
+
+    q, k, v, _ = made = given(300, 700, 64)
+    live = live_pairs(mc.causal(), 300, 700)
+    sides = [results(*made, live, kind, backward=False) for kind in (torch.float64, q.dtype)]
+    assert not wrong(called(compiled(mc.causal(), mode="usual"), q, k, v), *sides)
+    monkeypatch.setattr(machine, "loaded", faulty)
+    attn = compiled(mc.causal(), mode="usual")
+    found = []
+    for _ in range(5):
+        try:
+            found += wrong(called(attn, q, k, v), *sides)
+        except machine.Fault as fault:
+            found.append(fault)
+    assert found
