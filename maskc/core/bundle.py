@@ -232,6 +232,10 @@ class SourceUnit:
         return sha256("\n".join(filter(None, lines)).encode()).hexdigest()
 
 
+N_KV_OF_ALL = "n_kv_of_all"
+"""The parameter of masks over some of the keys that says how many there are."""
+
+
 @dataclass(frozen=True)
 class PartBundle:
     """Pieces of a mask that run together."""
@@ -242,6 +246,9 @@ class PartBundle:
     bundle: Bundle
     aligned: bool = False
     """Whether it is so only where the stride divides n_kv - n_q."""
+    keys: int | None = None
+    """Over all queries and the keys of this residue modulo the stride, as one sequence; its mask
+    has N_KV_OF_ALL as a parameter."""
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ def selection(
     return Selection(name, k, Score(score), block, q_block, Share(share), formulas)
 
 
-def part(stride: int, own: Bundle, *, aligned: bool = False) -> PartBundle:
-    """Pieces of the mask that run together, over the residue classes modulo `stride`."""
-    return PartBundle(stride, own, aligned)
+def part(stride: int, own: Bundle, *, aligned: bool = False, keys: int | None = None) -> PartBundle:
+    """Pieces of the mask that run together, over the residue classes modulo `stride`; or over all
+    queries and the `keys` of one residue."""
+    return PartBundle(stride, own, aligned, keys)

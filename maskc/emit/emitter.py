@@ -52,7 +52,7 @@ def emit(plan: Plan, name: str) -> Bundle:
     """
     bundle = merged([_emit(each, name) for each in (plan, *plan.also)], "")
     parts = (
-        PartBundle(part.stride, emit(part.plan, f"{name}_part{number}"), part.aligned)
+        PartBundle(part.stride, emit(part.plan, f"{name}_part{number}"), part.aligned, part.keys)
         for number, part in enumerate(plan.parts)
     )
     return replace(bundle, parts=tuple(parts))

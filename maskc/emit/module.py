@@ -57,7 +57,7 @@ class _Bundle:
     params: str
     unread: str
     kernels: tuple[str, ...]
-    parts: tuple[tuple[int, bool, _Bundle], ...]
+    parts: tuple[tuple[int, bool, int | None, _Bundle], ...]
     selections: tuple[str, ...]
     report: bool
 
@@ -133,7 +133,8 @@ def _bundle(bundle: Bundle, sources: _Sources) -> _Bundle:
         unread=repr(bundle.unread) if bundle.unread else "",
         kernels=tuple(_kernel(unit, sources[_mark(unit)].key) for unit in bundle.units),
         parts=tuple(
-            (part.stride, part.aligned, _bundle(part.bundle, sources)) for part in bundle.parts
+            (part.stride, part.aligned, part.keys, _bundle(part.bundle, sources))
+            for part in bundle.parts
         ),
         selections=tuple(map(_selection, bundle.selections)),
         report=bool(bundle.report),

@@ -5,6 +5,9 @@ decides alone which pairs are kept, tokens regrouped by residue of their positio
 their own class only: with p = s * u + c and k = s * t + c, the pairs of class c are those of one
 mask over u - t. A class is a strided view, and its last query meets its last key again: the mask
 over u - t is an ordinary one of the class's own lengths.
+
+Where all queries see some of the keys of a few residues (landmarks, Sparse Transformer's columns),
+the keys of one residue, a strided view too, are a part with all queries.
 """
 
 from __future__ import annotations
@@ -17,16 +20,22 @@ from math import gcd
 import islpy as isl
 
 from maskc.core import expr as E
+from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
 from maskc.ir.decompose import decompose
 from maskc.ir.pieces_data import simplified
+from maskc.ir.pieces_lattice import T_K, T_Q, C, J
 from maskc.ir.pieces_read import Reader, Unreadable, whole
 from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain
 from maskc.ir.types import Band, Lattice, MaskIR, Origin, Piece, PieceKind
 
 _FEWEST_SLASHES = 4
 """Slashes from which on they are regrouped because they are a band together."""
+_MOST_LANES = 8
+"""Residues of keys that become parts of their own: each reads and writes the results once more."""
+
+_N_KV_OF_ALL = E.Param(N_KV_OF_ALL, 4096)
 
 _D = E.Sym("d")
 _DISTANCE = E.linear(0, ((1, E.Q), (1, E.N_KV), (-1, E.N_Q), (-1, E.K)))
@@ -43,6 +52,9 @@ class Part:
     """The mask that runs, in pieces: of the tokens, or of every class with its own lengths."""
     aligned: bool = False
     """Whether it is so only where the stride divides n_kv - n_q."""
+    keys: int | None = None
+    """Over all queries, and of the keys those of this residue modulo the stride; None: see
+    `stride`. The mask then speaks of N_KV_OF_ALL."""
 
 
 # ------------------------------------------------------------------ parts
@@ -61,7 +73,8 @@ def alone(extents: Extents) -> Mapping[int, int]:
 
 
 def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
-    """The parts of a decomposed mask: ascending stride, disjoint, their union the mask.
+    """The parts of a decomposed mask: ascending stride, then those over keys of one residue;
+    disjoint, their union the mask.
 
     A piece is regrouped by the largest stride that divides all its distances, if it is proved
     that nothing else decides; pieces that read data never are. Where a mask speaks of q - k
@@ -77,12 +90,60 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
     """
     with LOCK:
         found = sorted(_regrouped(ir.pieces, choose), key=lambda group: group.stride)
-    moved = {piece for group in found for piece in group.pieces}
+        moved = {piece for group in found for piece in group.pieces}
+        lanes = _lanes([piece for piece in ir.pieces if piece not in moved])
+    if not found and len(lanes) == len(ir.pieces):  # the first part is to write all results
+        lanes = {}
+    moved |= lanes.keys()
     if not moved:
         return (Part(1, ir),)
     rest = tuple(piece for piece in ir.pieces if piece not in moved)
     made = [Part(1, _remaining(ir, rest))] if rest else []
-    return *made, *(Part(group.stride, _inner(ir, group), group.aligned) for group in found)
+    made += [Part(group.stride, _inner(ir, group), group.aligned) for group in found]
+    for piece, masks in lanes.items():
+        for residue, keep in masks.items():
+            inner = decompose(MaskIR(keep, (), (), ir.declared))
+            made.append(Part(piece.detail.stride, inner, keys=residue))
+    return tuple(made)
+
+
+def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
+    """Pieces of a few residues of keys: by residue, what queries see of its keys."""
+    found = {}
+    for piece in pieces:
+        match piece.detail:
+            case Lattice(stride, None, int() as phase, None, width, band=band) if (
+                width <= _MOST_LANES and phase + width <= stride and not E.arrays(band)
+            ):
+                lanes = {
+                    phase + lane: E.substitute(band, {C: E.ZERO, J: E.const(lane)})
+                    for lane in range(width)
+                }
+                if _are_lanes(piece, stride, lanes):
+                    inside = {T_Q: E.Q, T_K: E.K, E.N_KV: _N_KV_OF_ALL}
+                    found[piece] = {r: E.substitute(own, inside) for r, own in lanes.items()}
+    return found
+
+
+def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
+    """Whether it is proved that masks over t_q and t_k, by residue of the key, are the piece."""
+    own = E.disj(*(
+        E.conj(
+            E.eq(E.mod(E.K, stride), E.const(residue)),
+            E.substitute(keep, {T_Q: E.Q, T_K: E.floordiv(E.K, stride)}),
+        )
+        for residue, keep in lanes.items()
+    ))  # fmt: skip
+    names = tuple(E.params(E.disj(piece.keep, own)))
+    pairs = Universe(("q", "k", "n_q", "n_kv"), names, names)
+    try:
+        with budget():
+            every = domain(pairs)
+            sides = (pairs.set(keep).intersect(every) for keep in (piece.keep, own))
+            left, right = sides
+            return left.is_equal(right)
+    except TooHard:
+        return False
 
 
 def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:

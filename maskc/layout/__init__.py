@@ -7,6 +7,7 @@ from maskc.layout.build import tile_shape as tile_shape
 from maskc.layout.chosen import Chosen as Chosen
 from maskc.layout.classes import Classes as Classes
 from maskc.layout.classes import classes as classes
+from maskc.layout.classes import views as views
 from maskc.layout.data import bind_arrays as bind_arrays
 from maskc.layout.data import check_lengths as check_lengths
 from maskc.layout.data import split_call_data as split_call_data

@@ -43,3 +43,10 @@ def classes(stride: int, n_q: int, n_kv: int) -> tuple[Classes, ...]:
             first_query = first_query if queries else 0
             found.append(Classes(first, end - first, first_query, queries, keys))
     return tuple(found)
+
+
+def views(stride: int, keys: int | None, n_q: int, n_kv: int) -> tuple[Classes, ...]:
+    """What a part runs over: `classes`, or all queries and the keys of one residue."""
+    if keys is None:
+        return classes(stride, n_q, n_kv)
+    return (Classes(keys, 1, 0, n_q, len(range(keys, n_kv, stride))),)

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from maskc.core.bundle import LayoutRecipe
+from maskc.core.bundle import N_KV_OF_ALL, LayoutRecipe
 from maskc.core.layout import FULL
 from maskc.layout.build import build
-from maskc.layout.classes import classes
+from maskc.layout.classes import views
 
 _ROW = {"c": 64, "cuda": 384}
 """Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are
@@ -56,6 +56,8 @@ class Tiled:
     """int32, one sequence's and one head's."""
     stride: int = 1
     """1: over the tokens as they are; s >= 2: over those of every residue class modulo s."""
+    keys: int | None = None
+    """Over all queries and the keys of this residue; None: see `stride`."""
 
 
 def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) -> float:
@@ -72,9 +74,9 @@ def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) ->
     row = _ROW[language]
     total = float(row * n_q * (len(parts) - 1))
     for part in parts:
-        tile = part.recipe.tile
-        for found in classes(part.stride, n_q, n_kv):
-            layout = build(part.recipe, found.n_q, found.n_kv, part.params, part.arrays)
+        tile, params = part.recipe.tile, {**part.params, N_KV_OF_ALL: n_kv}
+        for found in views(part.stride, part.keys, n_q, n_kv):
+            layout = build(part.recipe, found.n_q, found.n_kv, params, part.arrays)
             full = int((layout.kind == FULL).sum())
             tiles = full + _PARTIAL * (layout.nnz - full)
             total += found.count * (row * found.n_q + tile.q * tile.k * tiles)

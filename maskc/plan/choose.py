@@ -230,6 +230,7 @@ def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart,
             part.stride,
             plan(Heads((part.ir,), (analyse(part.ir),), ()), problem, target, whole=False),
             part.aligned,
+            part.keys,
         )
         for part in found
     )

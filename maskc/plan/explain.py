@@ -171,6 +171,8 @@ def _part_lines(plan: Plan) -> Iterator[str]:
         own, mask = part.plan, part.plan.masks[0]
         lists = "closed-form tile ranges" if own.use_ranges else "tile lists in memory"
         where = f"residue classes modulo {part.stride}" if part.stride > 1 else "tokens as they are"
+        if part.keys is not None:
+            where = f"keys {part.keys}, {part.keys + part.stride}, ... as k = 0, 1, ..."
         text = to_people(mask.ir.keep)
         if len(text) > _LONGEST_PART:
             kinds = Counter(str(piece.kind) for piece in mask.ir.pieces)

@@ -48,7 +48,9 @@ def part_times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
     if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
         return None
     whole = (Tiled(plan.masks[0].recipe),)
-    parts = [Tiled(part.plan.masks[0].recipe, stride=part.stride) for part in plan.parts]
+    parts = [
+        Tiled(part.plan.masks[0].recipe, stride=part.stride, keys=part.keys) for part in plan.parts
+    ]
     rest = (plan.target.language, n_q, n_kv)
     return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
 
@@ -57,6 +59,8 @@ def _in_parts(
     plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
     total, launches = 0.0, 0
+    if any(part.keys is not None for part in plan.parts):
+        return None
     for part in plan.parts:
         for each in classes(part.stride, n_q, n_kv):
             if not each.n_q or not each.n_kv:

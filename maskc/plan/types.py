@@ -72,6 +72,8 @@ class PlannedPart:
     plan: Plan
     aligned: bool
     """Whether it is so only where the stride divides n_kv - n_q."""
+    keys: int | None = None
+    """Over all queries and the keys of this residue; None: see `stride`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.bundle import OF_KEYS, Bundle, PartBundle, SourceUnit
+from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, PartBundle, SourceUnit
 from maskc.core.problem import Direction, Feature, Features
-from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs
+from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs, views
 from maskc.runtime.arrays import Library, Shape
 from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
@@ -34,7 +34,7 @@ _SINGLE = 4
 
 def slices(
     stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int, features: Features,
-    *, fold: bool = False, by_head: bool = False,
+    *, keys: int | None = None, fold: bool = False, by_head: bool = False,
 ) -> Iterator[Place]:  # fmt: skip
     """The launches of a part.
 
@@ -47,11 +47,15 @@ def slices(
         strides: of its tensors and lse, in elements.
         itemsize: bytes of an element.
         features: of the call.
+        keys: the residue of the keys, where all queries meet those alone.
         fold: whether sequences become heads where nothing is regrouped, too.
         by_head: whether heads have masks of their own.
     """
     if stride == 1 and not fold:
         yield Place(sizes, strides)
+        return
+    if keys is not None:
+        yield _over_keys(keys, stride, sizes, strides, itemsize)
         return
     by_head = by_head or any(feature in features for feature in _PER_HEAD)
     one_by_one = sizes.batch > 1 and (by_head or not _even(sizes, strides))
@@ -68,6 +72,19 @@ def slices(
                 for name, by in strides.items()
             }
             yield Place(own, steps, shifts, stride)
+
+
+def _over_keys(
+    residue: int, stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int
+) -> Place:
+    """All queries, and the keys of one residue."""
+    (found,) = views(stride, residue, sizes.n_q, sizes.n_kv)
+    own = {
+        name: (by[0], by[1], stride * by[2]) if name in OF_KEYS else by
+        for name, by in strides.items()
+    }
+    shifts = {name: residue * strides[name][2] * itemsize for name in strides if name in OF_KEYS}
+    return Place(replace(sizes, n_kv=found.n_kv), own, shifts)
 
 
 def _first(name: str, found: Classes) -> int:
@@ -152,7 +169,8 @@ def parted_plan(
     steps, unwritten, backward = [], False, direction is Direction.backward
     for number, part in enumerate(parts):
         own = features - {Feature.sinks} if number else features
-        for place in slices(part.stride, whole.sizes, whole.strides, itemsize, own):
+        of_keys = {"keys": part.keys}
+        for place in slices(part.stride, whole.sizes, whole.strides, itemsize, own, **of_keys):
             no_keys = not place.sizes.n_kv and (backward or number)
             if not place.sizes.n_q or no_keys:
                 unwritten |= backward and not number
@@ -210,9 +228,17 @@ def whole_plan(
 # ------------------------------------------------------------------ whether it pays
 
 
-def hold(whole: Bundle, n_q: int, n_kv: int) -> bool:
-    """Whether a bundle has parts that are its mask at these lengths."""
-    return bool(whole.parts) and not obstacle(whole.parts, n_q, n_kv)
+def hold(whole: Bundle, n_q: int, n_kv: int, features: Features = frozenset()) -> bool:
+    """Whether a bundle has parts that are its mask at these lengths, with these features."""
+    uneven = Feature.alibi in features and any(part.keys is not None for part in whole.parts)
+    return bool(whole.parts) and not uneven and not obstacle(whole.parts, n_q, n_kv)
+
+
+def within(bound: Bound, part: PartBundle, n_kv: int) -> Bound:
+    """A call's parameters as a part's mask has them, of so many keys in all."""
+    if part.keys is None:
+        return bound
+    return replace(bound, params={**bound.params, N_KV_OF_ALL: n_kv}, key=(bound.key, n_kv))
 
 
 def pays(
@@ -227,17 +253,17 @@ def pays(
     if per_sequence(whole, arrays()):  # else the others of the batch would decide too
         return False
 
-    def tiled(bundle: Bundle, own: SourceUnit, stride: int) -> Tiled:
+    def tiled(bundle: Bundle, own: SourceUnit, stride: int, keys: int | None = None) -> Tiled:
         recipe = bundle.variants[0].recipe(own.tile)
-        mine = {name: params[name] for name, _ in bundle.params}
+        mine = {name: params[name] for name, _ in bundle.params if name in params}
         data = sequence_arrays(recipe, arrays(), 0, 0) if bundle.data else {}
-        return Tiled(recipe, mine, data, stride)
+        return Tiled(recipe, mine, data, stride, keys)
 
     parts = []
     for part in whole.parts:
         own = part.bundle.unit(unit.target, unit.directions[0])
         if own is None:
             return False
-        parts.append(tiled(part.bundle, own, part.stride))
+        parts.append(tiled(part.bundle, own, part.stride, part.keys))
     rest = ("cuda" if unit.modes else "c", sizes.n_q, sizes.n_kv)
     return time_in_pairs(parts, *rest) < time_in_pairs((tiled(whole, unit, 1),), *rest)

@@ -20,7 +20,7 @@ from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.listed import Planned
 from maskc.runtime.lister import Lister
 from maskc.runtime.making import Arrays, Maker
-from maskc.runtime.parts import hold, parted_plan, pays, whole_plan
+from maskc.runtime.parts import hold, parted_plan, pays, whole_plan, within
 from maskc.runtime.plans import Output, Plan
 from maskc.runtime.prepare import (
     Pass,
@@ -110,15 +110,15 @@ class Planner:
             return self.lister.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
-        if own and self._divides(unit, sizes, bound, arrays):
+        if own and self._divides(unit, wanted.features, sizes, bound, arrays):
             spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
 
             def make(number: int, features: Features, part: Place) -> Plan:
-                maker = self.parts[number]
+                maker, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)
                 source = maker.kernels.unit(direction, features)
                 asked = replace(wanted, features=features)
-                source = maker.chosen(source, asked, part.sizes, bound, arrays)
-                return maker.plan(source, asked, bound, arrays, part, spared)
+                source = maker.chosen(source, asked, part.sizes, own, arrays)
+                return maker.plan(source, asked, own, arrays, part, spared)
 
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
@@ -128,9 +128,11 @@ class Planner:
                 )  # fmt: skip
         return whole_plan(self.whole, unit, wanted, bound, arrays, place, outputs)
 
-    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, arrays: Arrays) -> bool:
+    def _divides(
+        self, unit: SourceUnit, features: Features, sizes: Sizes, bound: Bound, arrays: Arrays
+    ) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""
-        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
+        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv, features):
             return False
         if self._in_parts is not None:
             return self._in_parts

@@ -16,6 +16,7 @@ from maskc.core.problem import Direction  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.plan import choose  # noqa: E402
 from maskc.runtime import planning  # noqa: E402
+from maskc.runtime.parts import PartedPlan  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
@@ -98,12 +99,28 @@ def test_heads_packed_into_tiles():
     assert "packed" in {mode for _, mode, _ in attn.all_reports}
 
 
-@pytest.mark.parametrize("n", [201, 260])
-def test_residue_classes(monkeypatch, n):
+@pytest.fixture
+def in_parts(monkeypatch):
     monkeypatch.setattr(planning, "pays", lambda *_: True)
     monkeypatch.setattr(choose, "_together", relayout.alone)
+
+
+@pytest.mark.parametrize("n", [201, 260])
+def test_residue_classes(in_parts, n):
     mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
     check(compiled(mask, 64), given(n, n, 64), live_pairs(mask, n, n))
+
+
+@pytest.mark.parametrize("lengths", [(130, 260), (260, 130)], ids=str)
+def test_keys_of_a_residue(in_parts, lengths):
+    """Landmarks: the keys of one residue, or two, are tensors of their own."""
+    mask = mc.causal() & (mc.window(20) | mc.strided(16, 15) | mc.strided(16, 14))
+    attn, live = compiled(mask, 64), live_pairs(mask, *lengths)
+    made = given(*lengths, 64, batch=2)
+    check(attn, made, live, deterministic=True, **vectors(["sink_logits"], 2))
+    assert isinstance(attn._last[1], PartedPlan)
+    attn(*made[:3], **vectors(["alibi_slopes"], 2))
+    assert not isinstance(attn._last[1], PartedPlan), "distances are not even"
 
 
 @pytest.mark.parametrize("shape", [(20, 5), (9, 10)], ids=["image", "video"])

@@ -14,6 +14,7 @@ import maskc as mc
 from maskc import driver
 from maskc.analysis.facts import analyse
 from maskc.core import expr as E
+from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.errors import DecompositionBroken
 from maskc.core.evaluate import evaluate
 from maskc.core.expr_text import to_people
@@ -23,7 +24,7 @@ from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
 from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
-from maskc.layout import Classes, bind_arrays, classes, split_call_data
+from maskc.layout import Classes, bind_arrays, classes, split_call_data, views
 from maskc.plan.choose import plan
 from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks
@@ -63,21 +64,25 @@ def kept(keep: E.Expr, ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object])
 def counted(part: Part, n_q: int, n_kv: int, data: dict[str, object]) -> np.ndarray:
     """How often each pair is in the part; its pieces must say the same."""
     count = np.zeros((n_q, n_kv), dtype=int)
-    for run in classes(part.stride, n_q, n_kv):
+    if N_KV_OF_ALL in part.ir.params:
+        data = {**data, N_KV_OF_ALL: n_kv}
+    for run in views(part.stride, part.keys, n_q, n_kv):
         ir, sizes = part.ir, (run.n_q, run.n_kv)
         inner = kept(ir.keep, ir, *sizes, data)
         pieces = [kept(piece.keep, ir, *sizes, data).astype(int) for piece in ir.pieces]
         assert (sum(pieces, np.zeros(sizes, dtype=int)) == inner).all(), "pieces of a part"
         for index in range(run.count):
-            np.add.at(count, np.ix_(*tokens(run, index, part.stride)), inner)
+            q, k = tokens(run, index, part.stride)
+            np.add.at(count, np.ix_(q if part.keys is None else np.arange(n_q), k), inner)
     return count
 
 
 def check(
     mask: mc.Mask, found: tuple[Part, ...], n_q: int, n_kv: int, data: dict[str, object]
 ) -> None:
-    strides = [part.stride for part in found]
+    strides = [part.stride for part in found if part.keys is None]
     assert strides == sorted(set(strides))
+    assert all(part.keys is None for part in found[: len(strides)])
     assert not any(part.ir.data for part in found if part.stride > 1)
     if any(part.aligned and (n_kv - n_q) % part.stride for part in found):
         return
@@ -298,7 +303,8 @@ def test_window_or_dilation():
 def test_published_masks():
     expected = {
         "dilated_longformer": [1, 2], "exponential_dilation": [1, 2, 4, 8],
-        "sparse_transformer_strided": [1, 128], "axial": [1, 64],
+        "sparse_transformer_strided": [1, 128], "axial": [1, 64], "landmark": [1, 64],
+        "longnet": [1, 12], "sparse_transformer_fixed": [1] + 8 * [128],
     }  # fmt: skip
     names = [path.stem for path in sorted(FOLDER.glob("*.py"))]
     assert {name: strides(published(name)) for name in names} == {
