@@ -26,7 +26,7 @@ from maskc.dsl.combinators import (
     topk,
     window,
 )
-from maskc.dsl.data_atoms import block_table, documents
+from maskc.dsl.data_atoms import block_table, cu_seqlens, documents
 from maskc.dsl.mask import Mask
 from maskc.dsl.tracer import where
 
@@ -122,6 +122,22 @@ def document_ids(n: int) -> np.ndarray:
     while sum(lengths) < n:
         lengths.append(int(torch.randint(64, 4096, (1,), generator=seeded)))
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[:n]
+
+
+def packed_ends(n: int, longest: int) -> np.ndarray:
+    """int32 [documents + 1]: ends of documents of half of a length, to all of it."""
+    rng = np.random.default_rng(0)
+    ends = np.cumsum(rng.integers(longest // 2, longest + 1, 2 * n // longest + 1))
+    return np.concatenate([[0], ends[ends < n], [n]]).astype(np.int32)
+
+
+def _short_documents(longest: int, head_dim: int, promise: bool) -> Anchor:
+    """Packed documents, with `max_seqlen` or without."""
+    name = f"documents{longest}_4k_d{head_dim}{'_promised' if promise else ''}"
+    return Anchor(
+        name, lambda: causal() & documents("doc"), 1, 64, 4096, head_dim,
+        lambda: {"doc": cu_seqlens(packed_ends(4096, longest), longest if promise else None)},
+    )  # fmt: skip
 
 
 def _random(name: str, batch: int, n: int, share: float) -> Anchor:
@@ -220,6 +236,14 @@ DECODING = (
     Anchor("verify4_8x32k", causal, 8, 32, 32768, 128, kv_heads=8, n_q=4),
 )  # fmt: skip
 """One query, or the four that a draft model proposed, for each sequence; four heads share keys."""
+
+DOCUMENTS = tuple(
+    _short_documents(longest, head_dim, promise)
+    for head_dim in (64, 128)
+    for longest in (80, 200, 500)
+    for promise in (False, True)
+)
+"""Short documents in tiles of one size, and in those that a promised length chooses."""
 
 ANCHORS = (*SEVENTEEN[:2], *DENSE, *SEVENTEEN[2:])
 """The anchor suite: twenty-one cases."""

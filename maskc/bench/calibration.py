@@ -68,7 +68,7 @@ def units(
     """
     if card_of(target.name) is None:
         found = f"target {target.name} has no cost model"
-        raise UsageMistake(found, "calibrate sm_90a", at="--target")
+        raise UsageMistake(found, "run this where a Hopper GPU is: sm_90a has one", at="--target")
     for dim in target.head_dims:
         for probe in PROBES:
             name = f"{probe.name}_d{dim}"

@@ -55,17 +55,18 @@ def table(report: Report) -> str:
     if len(notes) > _SHOWN:
         lines.append(f"and {len(notes) - _SHOWN} more notes")
     known = {k: v for k, v in environment.items() if k not in _HIDDEN and v is not None}
-    lines += ["", ", ".join(f"{name} {value}" for name, value in known.items())]
+    lines += [""] * bool(lines and lines[-1])
+    lines += [", ".join(f"{name} {value}" for name, value in known.items())]
     return "\n".join(lines).strip("\n") + "\n"
 
 
 def _ran(rows: list[Mapping[str, Any]]) -> list[str]:
-    """Which sources ran, for rows that say so."""
+    """Which sources ran, where that is more than the target says."""
     return [
         f"{row['case']} {row['direction']} {row.get('variant', '')}".rstrip()
         + f" ran {', '.join(row['sources'])}"
         for row in rows
-        if row.get("sources")
+        if row.get("sources") and row["sources"] != [row.get("target")]
     ]
 
 

@@ -54,6 +54,10 @@ def _targets(asked: Asked, problem: Problem, block: int) -> tuple[Target, ...]:
     return tuple(able)
 
 
+_NAMED = 12
+"""Files that a message names; the others are counted."""
+
+
 def check_files(files: dict[str, str], folder: Path, found: list[Entry]) -> None:
     """Compare texts with what lies in a folder.
 
@@ -63,7 +67,7 @@ def check_files(files: dict[str, str], folder: Path, found: list[Entry]) -> None
             folder were compiled.
 
     Raises:
-        Drift: names every file that has changed, is missing, or is left over.
+        Drift: names files that have changed, are missing, or are left over.
     """
     wrong = []
     for name, text in sorted(files.items()):
@@ -78,4 +82,6 @@ def check_files(files: dict[str, str], folder: Path, found: list[Entry]) -> None
         if ours and path.suffix in _SUFFIXES and path.name not in files:
             wrong.append(f"{path.name} (left over)")
     if wrong:
-        raise Drift(", ".join(wrong), found[0].source, shlex.quote(str(folder)), at=str(folder))
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        named = ", ".join(wrong[:_NAMED]) + more
+        raise Drift(named, found[0].source, shlex.quote(str(folder)), at=str(folder))

@@ -14,6 +14,10 @@ import click
 
 from maskc.core.errors import UsageMistake
 
+SUITES_HELP = (
+    "A suite of cases, not a pattern: cpu, sm80, anchors, decoding, documents, grids, "
+    "calibration or correctness."
+)
 Command = Callable[..., Any]
 Report = dict[str, Any]
 
@@ -109,7 +113,7 @@ def _read(path: str) -> Report:
 def suite_options(command: Command) -> Command:
     """--suite and what belongs to it; the command gets `suite`, a SuiteAsked."""
     options = (
-        click.option("--suite", "name", metavar="NAME", help="A suite of cases, not a pattern."),
+        click.option("--suite", "name", metavar="NAME", help=SUITES_HELP),
         click.option(
             "--impl", "impls", multiple=True, metavar="NAME", help="Only these of the suite."
         ),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -34,11 +37,31 @@ class SourceLoc:
         return f"    {text}\n    {' ' * (self.col - 1)}{'^' * width}"
 
 
+_written: ContextVar[SourceLoc | None] = ContextVar("written", default=None)
+
+
+@contextmanager
+def written_at(place: SourceLoc) -> Iterator[None]:
+    """What is called meanwhile was written there, in text that no frame runs."""
+    token = _written.set(place)
+    try:
+        yield
+    finally:
+        _written.reset(token)
+
+
+def keep_text(name: str, text: str) -> None:
+    """Let messages quote a text that is in no file."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
 def caller() -> SourceLoc | None:
     """The innermost position outside this package: the call the user wrote.
 
     Columns come from the bytecode's own position table (PEP 657).
     """
+    if (place := _written.get()) is not None:
+        return place
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

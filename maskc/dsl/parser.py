@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Callable
+from difflib import get_close_matches
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadExpression, MaskcError
 from maskc.core.expr import Expr
 from maskc.core.expr_text import read_node
+from maskc.core.source import SourceLoc, keep_text, written_at
 from maskc.dsl import combinators as C
 from maskc.dsl import data_atoms as D
 from maskc.dsl import nodes as N
@@ -32,14 +35,20 @@ _CALLS |= {
 }
 
 
+_FILE = "--expr"
+"""What messages call the text."""
+
+
 def parse(text: str) -> Mask:
     """Read a mask expression such as `causal() & (sinks(4) | window(1023))`.
 
     Raises:
         BadExpression: something in the text is not part of the mask language.
     """
+    text = text.strip()
+    keep_text(_FILE, text)
     try:
-        return _mask(ast.parse(text.strip(), mode="eval").body)
+        return _mask(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError) as error:
         raise BadExpression(f"{error} in {text!r}") from None
     except (RecursionError, MemoryError):
@@ -47,6 +56,21 @@ def parse(text: str) -> Mask:
 
 
 def _mask(node: ast.expr) -> Mask:
+    with written_at(_place(node)):
+        return _read(node)
+
+
+def _place(node: ast.expr) -> SourceLoc:
+    """Columns of people, who count characters and begin with 1."""
+    line = linecache.getline(_FILE, node.lineno).encode()
+    first, last = (
+        1 + len(line[:column].decode(errors="ignore"))
+        for column in (node.col_offset, node.end_col_offset or 0)
+    )
+    return SourceLoc(_FILE, node.lineno, first, last if node.end_lineno == node.lineno else 0)
+
+
+def _read(node: ast.expr) -> Mask:
     match node:
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _mask(left) & _mask(right)
@@ -74,7 +98,10 @@ def _call(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> 
     if name == "where" and len(args) == 1 and isinstance(args[0], ast.Lambda):
         return _where(args[0], keywords)
     if name not in _CALLS:
-        raise BadExpression(f"{name!r} is not a combinator; known: {', '.join(sorted(_CALLS))}")
+        near = get_close_matches(name, _CALLS, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        known = f"{meant}known: {', '.join(sorted(_CALLS))}"
+        raise BadExpression(f"{name!r} is not a combinator; {known}")
     return _apply(_CALLS[name], args, keywords)
 
 

@@ -123,7 +123,7 @@ TEXTS = {
         lambda: Target.named("sm_80").check(Problem(48, 48, HALF)),
         "MC504 head_dim  target sm_80 has no kernel for head_dim=48, head_dim_v=48; it has: 32, "
         "64, 96, 128, 192, 256\n"
-        "    hint: pad the head dimension, or compile for target='cpu', which takes any up to 512",
+        "    hint: pad or split the head dimension; target='cpu' takes any up to 512",
     ),
     "MC505": (
         lambda: Target.named("sm_80").check(Problem(64, 64, DType.float32)),

@@ -47,16 +47,60 @@ class Call:
         return np.broadcast_to(found.reshape(shape), (batch, heads, n_q, self.k.shape[2]))
 
 
-def _masks(own: mc.Mask, others: mc.Mask) -> list[mc.Mask]:
-    return [own, own | others, own & others, own - others, own ^ others, ~own]
+_JOINED = {
+    "s": lambda own, others: own,
+    "s | o": lambda own, others: own | others,
+    "s & o": lambda own, others: own & others,
+    "s - o": lambda own, others: own - others,
+    "s ^ o": lambda own, others: own ^ others,
+    "~s": lambda own, others: ~own,
+}
+PER_HEAD = mc.per_head([mc.causal(), mc.window(20), mc.full(), mc.sinks(30)])
+AMONG = {
+    "full": mc.full(),
+    "causal": mc.causal(),
+    "window": mc.window(40, 9),
+    "per head": PER_HEAD,
+    "documents": mc.causal() & mc.documents("doc"),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What decides the source of a mask, but for how many keys are chosen."""
+
+    score: str
+    among: str
+    joined: str
+    block: int
+    q_block: int
+    share: str
+
+    def mask(self, k: int) -> mc.Mask:
+        """The mask that chooses `k` keys or blocks."""
+        own = mc.topk(
+            k, AMONG[self.among], score=self.score, block=self.block, q_block=self.q_block,
+            share=self.share,
+        )  # fmt: skip
+        return _JOINED[self.joined](own, mc.dilated(20, 3, stride=2) | mc.window(1))
+
+
+FORMS = st.builds(
+    Form,
+    st.sampled_from(["qk", "block_mean", "indexer", "given"]),
+    st.sampled_from(list(AMONG)),
+    st.sampled_from(list(_JOINED)),
+    _BLOCKS,
+    _BLOCKS,
+    st.sampled_from(["head", "group", "all"]),
+)
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> Call:
+def calls(draw: st.DrawFn, form: Form, batches: tuple[int, ...] = (1, 2)) -> Call:
     """A selection alone or with other masks, and integer inputs."""
-    score = draw(st.sampled_from(["qk", "block_mean", "indexer", "given"]))
-    batch, heads_kv = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4]))
-    whole = score == "block_mean"  # means of 8 or 64 integers are exact
+    batch, heads_kv = draw(st.sampled_from(batches)), draw(st.sampled_from([1, 2, 4]))
+    whole = form.score == "block_mean"  # means of 8 or 64 integers are exact
     lengths = st.sampled_from([64, 128]) if whole else st.integers(1, 150)
     n_q, n_kv = draw(lengths), draw(lengths)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -64,27 +108,18 @@ def calls(draw: st.DrawFn) -> Call:
     def integers(*shape: int) -> np.ndarray:
         return rng.integers(-2, 3, shape).astype(np.float32)
 
-    documents = {"doc": tuple(np.sort(rng.integers(0, 4, n)) for n in (n_q, n_kv))}
-    per_head = mc.per_head([mc.causal(), mc.window(20), mc.full(), mc.sinks(30)])
-    of, data = draw(
-        st.sampled_from([
-            (mc.full(), {}), (mc.causal(), {}), (mc.window(40, 9), {}), (per_head, {}),
-            (mc.causal() & mc.documents("doc"), documents),
-        ])
-    )  # fmt: skip
-    block, q_block = draw(_BLOCKS), draw(_BLOCKS)
-    made = mc.topk(
-        draw(st.integers(0, 3 if block > 1 else 40)), of, score=score, block=block,
-        q_block=q_block, share=draw(st.sampled_from(["head", "group", "all"])),
-    )  # fmt: skip
-    mask = draw(st.sampled_from(_masks(made, mc.dilated(20, 3, stride=2) | mc.window(1))))
+    data = {}
+    if form.among == "documents":
+        data = {"doc": tuple(np.sort(rng.integers(0, 4, n)) for n in (n_q, n_kv))}
+    mask = form.mask(draw(st.integers(0, 3 if form.block > 1 else 40)))
     ranking = {}
-    if score == "indexer":
+    if form.score == "indexer":
         names = ("index_q", "index_k", "index_w")
         shapes = (batch, 3, n_q, 8), (batch, n_kv, 8), (batch, 3, n_q)
         ranking = {name: integers(*shape) for name, shape in zip(names, shapes, strict=True)}
-    if score == "given":
-        sizes = draw(st.sampled_from([(n_q, n_kv), (-(-n_q // q_block), -(-n_kv // block))]))
+    if form.score == "given":
+        blocks = (-(-n_q // form.q_block), -(-n_kv // form.block))
+        sizes = draw(st.sampled_from([(n_q, n_kv), blocks]))
         leading = draw(st.sampled_from([(), (HEADS,), (batch, HEADS), (batch, 1)]))
         ranking = {"scores": integers(*leading, *sizes)}
         ranking["scores"][rng.random(ranking["scores"].shape) < 0.1] = np.nan
@@ -93,9 +128,21 @@ def calls(draw: st.DrawFn) -> Call:
     return Call(mask, *(integers(*shape, DIM) for shape in tensors), data, ranking)
 
 
-@settings(deadline=None, max_examples=50)
-@given(calls())
-def test_calls_see_what_the_definition_says(call: Call) -> None:
+def several(number: int, batches: tuple[int, ...] = (1, 2)) -> st.SearchStrategy[list[Call]]:
+    """Calls of one form: masks and inputs of their own, and one source, compiled once."""
+    return FORMS.flatmap(
+        lambda form: st.lists(calls(form, batches), min_size=number, max_size=number)
+    )
+
+
+@settings(deadline=None, max_examples=13)
+@given(several(4))
+def test_calls_see_what_the_definition_says(made: list[Call]) -> None:
+    for call in made:
+        _as_defined(call)
+
+
+def _as_defined(call: Call) -> None:
     attn = call.mask.compile(DIM, n_heads=HEADS, dtype="float32", target="cpu")
     out, lse = attn(call.q, call.k, call.v, return_lse=True, **call.data, **call.ranking)
     dout = np.cos(np.arange(out.size, dtype=np.float32)).reshape(out.shape)
@@ -112,11 +159,14 @@ def test_calls_see_what_the_definition_says(call: Call) -> None:
             assert np.abs(gradient[part] - wanted[name]).max() < 1e-5 * scale, name
 
 
-@settings(deadline=None, max_examples=20)
-@given(calls())
-def test_a_sequence_does_not_see_the_rest_of_the_batch(call: Call) -> None:
-    if len(call.q) == 1:
-        return
+@settings(deadline=None, max_examples=5)
+@given(several(2, batches=(2,)))
+def test_a_sequence_does_not_see_the_rest_of_the_batch(made: list[Call]) -> None:
+    for call in made:
+        _alone_as_in_the_batch(call)
+
+
+def _alone_as_in_the_batch(call: Call) -> None:
     attn = call.mask.compile(DIM, n_heads=HEADS, dtype="float32", target="cpu")
     whole = attn(call.q, call.k, call.v, **call.data, **call.ranking)
     for b in range(len(call.q)):

@@ -83,7 +83,14 @@ def nsa_selected(x, h, q, p, n):
     return blocks_of(fixed | best, 4, p)
 
 
+def splash_attention(x, h, q, p, n):
+    """Its keys; their weights are below."""
+    past = sorted(range(p + 1), key=lambda k: (-float(x["q"][0, h, q] @ x["k"][0, h // 2, k]), k))
+    return set(past[:5])
+
+
 CASES = {
+    "splash_attention": (splash_attention, {"top": 5}, "qk"),
     "dsa": (dsa, {"top": 6}, "indexer"),
     "topk_attention": (topk_attention, {"top": 5}, "qk"),
     "moba": (moba, {"block": 4, "top": 3}, "qk"),
@@ -130,3 +137,54 @@ def test_the_mask_and_its_kernel_are_the_definition(name: str) -> None:
 def test_every_such_pattern_has_a_case() -> None:
     made = {name: p() for file in FOLDER.glob("*.py") for name, p in mc.load(file).items()}
     assert {name for name, mask in made.items() if driver.selects(mask)} == set(CASES)
+
+
+# ------------------------------------------------------------------ weights of SplashAttention
+
+
+def entmax_weights(scores: list[float], alpha: float) -> list[float]:
+    """By bisection: the threshold at which max(0, (alpha - 1) s - tau) ** (1 / (alpha - 1)) sum to
+    one."""
+    scaled = [(alpha - 1) * s for s in scores]
+    low, high = max(scaled) - 1, max(scaled)
+    for _ in range(100):
+        tau = (low + high) / 2
+        total = math.fsum(max(0.0, s - tau) ** (1 / (alpha - 1)) for s in scaled)
+        low, high = (tau, high) if total > 1 else (low, tau)
+    return [max(0.0, s - low) ** (1 / (alpha - 1)) for s in scaled]
+
+
+def splash_rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, top: int, alpha: float) -> np.ndarray:
+    """The output, a query at a time."""
+    n_q, n_kv = q.shape[2], k.shape[2]
+    out = np.zeros(q.shape)
+    for h, row in np.ndindex(HEADS, n_q):
+        p, key = row + n_kv - n_q, k[0, h // 2].astype(float)
+        ranked = sorted(range(p + 1), key=lambda i: (-(q[0, h, row] @ k[0, h // 2, i]), i))[:top]
+        scores = [float(q[0, h, row].astype(float) @ key[i]) / math.sqrt(DIM) for i in ranked]
+        for weight, i in zip(entmax_weights(scores, alpha), ranked, strict=True):
+            out[0, h, row] += weight * v[0, h // 2, i]
+    return out
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+def test_splash_attention_with_its_weights(alpha: float) -> None:
+    mask = mc.load(FOLDER / "splash_attention.py")["splash_attention"](top=5)
+    attn = mask.compile(DIM, n_heads=HEADS, dtype="float32", target="cpu")
+    rng = np.random.default_rng(5)
+    for n_q, n_kv in SIZES:
+        q, k, v = (integers(rng, 1, h, n, DIM) for h, n in ((HEADS, n_q), (HEADS_KV, n_kv),
+                                                             (HEADS_KV, n_kv)))  # fmt: skip
+        out = attn(q, k, v, normalizer="entmax", alpha=alpha)
+        assert np.abs(out - splash_rows(q, k, v, 5, alpha)).max() < 2e-5, (n_q, n_kv)
+
+
+def test_enough_keys_are_as_good_as_all() -> None:
+    """Entmax itself gives no more of them weight."""
+    make = mc.load(FOLDER / "splash_attention.py")["splash_attention"]
+    rng = np.random.default_rng(2)
+    q, k, v = (3 * rng.standard_normal((1, 2, 60, DIM), dtype=np.float32) for _ in range(3))
+    few, every = (mask.compile(DIM, dtype="float32", target="cpu") for mask in
+                  (make(top=12), mc.causal()))  # fmt: skip
+    options = {"normalizer": "entmax", "alpha": 1.5}
+    assert np.abs(few(q, k, v, **options) - every(q, k, v, **options)).max() < 1e-5

@@ -28,7 +28,7 @@ class TargetNotBuilt(MaskcError):
 class HeadDimUnsupported(MaskcError):
     code = "MC504"
     message = "target {0} has no kernel for head_dim={1}, head_dim_v={2}; it has: {3}"
-    hint = "pad the head dimension, or compile for target='cpu', which takes any up to 512"
+    hint = "pad or split the head dimension; target='cpu' takes any up to 512"
 
 
 class DTypeUnsupported(MaskcError):

@@ -1,0 +1,33 @@
+"""SplashAttention: the keys nearest to a query, and of these only those that entmax gives weight.
+
+After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); the normaliser is that of
+Ben Peters, Vlad Niculae and Andre F. T. Martins, "Sparse Sequence-to-Sequence Models", 2019.
+
+Definition: of the keys k <= p the `top` best by q . k, equal scores: the lower k; weights are
+alpha-entmax of their scores, which is said at the call: `attn(q, k, v, normalizer="entmax",
+alpha=1.5)`. Every head selects for itself. Where entmax over all k <= p gives weight to at most
+`top` keys, the result is the same as without the selection.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def splash_attention(*, top: int = 32) -> mc.Mask:
+    """The `top` causal keys nearest to the query; call it with normalizer="entmax"."""
+    return mc.topk(top, of=mc.causal())
+
+
+def main() -> None:
+    import numpy as np
+
+    from maskc.viz.terminal import draw
+
+    scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
+    print(draw(splash_attention(top=24), 256, scores=scores))
+
+
+if __name__ == "__main__":
+    main()
