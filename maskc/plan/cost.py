@@ -65,13 +65,16 @@ def tally_of(layouts: list[BlockLayout]) -> Tally:
     )
 
 
-def layout_at(plan: Plan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
-    """The tiles of one of a plan's masks, which reads no data, at parameters' defaults."""
+def layout_at(
+    plan: Plan, mask: PlannedMask, n_q: int, n_kv: int, params: Mapping[str, int] = {}
+) -> BlockLayout:  # fmt: skip
+    """The tiles of one of a plan's masks, which reads no data; parameters that are not given are at
+    their defaults."""
     from maskc.layout import build
     from maskc.layout.boxes import box_layout
 
     if plan.boxes is None:
-        return build(mask.recipe, n_q, n_kv, {}, {})
+        return build(mask.recipe, n_q, n_kv, params, {})
     return box_layout(plan.boxes, axis_relations(mask.axes, plan.boxes.grid(n_q), {}))
 
 

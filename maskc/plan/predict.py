@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
-from maskc.core.bundle import Grid, Mode
+from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
 from maskc.core.cost import Cost, Tally
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout import Tiled, classes, obstacle, time_in_pairs
+from maskc.layout import Tiled, obstacle, time_in_pairs, views
 from maskc.plan.cost import card_of, costs_of, layout_at, tally_of
 from maskc.plan.types import Plan, PlannedMask
 
@@ -39,7 +40,8 @@ def milliseconds(
         return None
     times = part_times(plan, n_q, n_kv)
     in_parts = times is not None and times[0] < times[1]
-    found = (_in_parts if in_parts else _whole)(plan, direction, n_q, n_kv, owners, tiles)
+    asked = (plan, direction, n_q, n_kv, owners)
+    found = _in_parts(*asked) if in_parts else _whole(*asked, tiles)
     return None if found is None else card.milliseconds(*found)
 
 
@@ -56,13 +58,12 @@ def part_times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
 
 
 def _in_parts(
-    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
-) -> _Cycles | None:
+    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int
+) -> _Cycles | None:  # fmt: skip
     total, launches = 0.0, 0
-    if any(part.keys is not None for part in plan.parts):
-        return None
+    tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})  # masks in parts read no data here
     for part in plan.parts:
-        for each in classes(part.stride, n_q, n_kv):
+        for each in views(part.stride, part.keys, n_q, n_kv):
             if not each.n_q or not each.n_kv:
                 continue
             own = owners * each.count

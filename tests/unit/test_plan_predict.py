@@ -112,3 +112,13 @@ def test_tables_show_predicted_beside_measured():
         "predicted within 15% of measured: 1 of 2; the farthest is a bwd, predicted 0.50 times "
         "what it took"
     ) in rest
+
+
+def test_landmarks_count_with_all_queries():
+    """A window and every 64th key: the part of landmarks has all rows, and a 64th of the keys."""
+    plan = planned(mc.causal() & (mc.window(511) | mc.strided(64, 63)))
+    assert any(part.keys is not None for part in plan.parts)
+    found = milliseconds(plan, FORWARD, 32768, 32768, 16)
+    window = milliseconds(planned(mc.causal() & mc.window(511)), FORWARD, 32768, 32768, 16)
+    whole = milliseconds(planned(mc.causal()), FORWARD, 32768, 32768, 16)
+    assert window < found < window + whole / 16
