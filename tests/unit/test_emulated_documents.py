@@ -28,12 +28,12 @@ def hopper(monkeypatch):
     return machine.install(monkeypatch)
 
 
-def compiled(mask):
-    return mask.compile(head_dim=64, target="sm_90a")
+def compiled(mask, dim=64):
+    return mask.compile(head_dim=dim, target="sm_90a")
 
 
-def made(n, seed=0):
-    return tensors(n, n, 64, torch.bfloat16, seed, batch=1, heads=2, kv_heads=1, device="cpu")
+def made(n, seed=0, dim=64):
+    return tensors(n, n, dim, torch.bfloat16, seed, batch=1, heads=2, kv_heads=1, device="cpu")
 
 
 def ends(lengths):
@@ -48,11 +48,13 @@ def on_host(lengths, most=80):
     return mc.cu_seqlens(np.array(ends(lengths)), max_seqlen=most)
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_results(hopper, name):
+@pytest.mark.parametrize(
+    ("name", "dim"), [*((name, 64) for name in MASKS), ("causal", 96), ("causal", 128)]
+)
+def test_results(hopper, name, dim):
     """Of the device's lists and of the host's the same bits, and those near fp64's. A key that is
     NaN reaches the queries that see it, and no others."""
-    attn, given = compiled(MASKS[name]), made(sum(LENGTHS))
+    attn, given = compiled(MASKS[name], dim), made(sum(LENGTHS), dim=dim)
     given[1][0, 0, 150] = torch.nan  # in the document of 77 tokens
     found = called(attn, *given, {"doc": on_device(LENGTHS)}, deterministic=True)
     assert isinstance(attn._last[1], ListedPlan)
@@ -64,7 +66,7 @@ def test_results(hopper, name):
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     live = torch.tensor(MASKS[name].dense(len(ids), doc=ids))
     q, k, v, _ = (x.double() for x in given)
-    scores = (q @ k.transpose(-1, -2) / 8).masked_fill(~live, -torch.inf)
+    scores = (q @ k.transpose(-1, -2) * dim**-0.5).masked_fill(~live, -torch.inf)
     touched = live[:, 150]
     exact = torch.softmax(scores, -1) @ v
     assert torch.equal(found["out"].isnan().any(-1), touched.expand(1, 2, -1))
@@ -110,3 +112,48 @@ def test_a_broken_promise_is_spoilt_and_said(hopper):
     with pytest.raises(DataRange, match="more tokens than max_seqlen promised"):
         attn(*given[:3], doc=on_device([80, 80, 80, 60]))
     assert torch.equal(attn(*given[:3], doc=on_device([80, 80, 80, 60])), fine)
+
+
+@pytest.mark.parametrize("most", [1, 16, 50, 200])
+def test_random_lengths(hopper, most):
+    """Sequences with documents of their own: lists that leave out what is far away give the bits of
+    the host's, which do not."""
+    rng = np.random.default_rng(most)
+    attn = compiled(MASKS["causal"])
+    for n in (61, 230):
+        ends = [[0], [0]]
+        for own in ends:
+            while own[-1] < n:
+                own.append(min(n, own[-1] + int(rng.integers(1, most + 1))))
+        count = max(map(len, ends))
+        both = np.array([own + [n] * (count - len(own)) for own in ends])  # the last are empty
+        x = tensors(n, n, 64, torch.bfloat16, most, batch=2, heads=2, kv_heads=1, device="cpu")
+        want, found = (
+            called(attn, *x, {"doc": mc.cu_seqlens(given, max_seqlen=most)}, deterministic=True)
+            for given in (both, torch.tensor(both))
+        )
+        for key, value in want.items():
+            assert torch.equal(value, found[key]), (n, key)
+        assert not want["out"].isnan().any()
+
+
+def test_queries_and_keys_with_lengths_of_their_own(hopper):
+    """Their documents may lie anywhere: nothing is left out then."""
+    attn = compiled(DOCUMENTS)
+    q, _, _, _ = made(90)
+    _, k, v, _ = made(170, 1)
+    of_q, of_k = [0, 80, 90], [0, 10, 90, 170]
+    made_on = {
+        "host": (np.array(of_q), np.array(of_k)),
+        "device": (torch.tensor(of_q), torch.tensor(of_k)),
+    }
+    outs = [
+        attn(q, k, v, doc=tuple(mc.cu_seqlens(x, max_seqlen=80) for x in pair))
+        for pair in made_on.values()
+    ]
+    ids = [np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in (of_q, of_k)]
+    live = torch.tensor(ids[0][:, None] == ids[1])
+    scores = (q.double() @ k.double().transpose(-1, -2) / 8).masked_fill(~live, -torch.inf)
+    want = torch.softmax(scores, -1) @ v.double()
+    assert torch.equal(*outs)
+    torch.testing.assert_close(outs[0].double(), want, atol=2e-2, rtol=2e-2)
