@@ -29,6 +29,7 @@ struct Attention {
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
+    const i32 *col_turns;  // of each of col_tiles: how many add to dq before, or null
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -570,7 +571,8 @@ struct Maps {
 };
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, then a tile of
-// dq. For every tile column that several items add to: tiles of dk and dv.
+// dq. For every tile column that several items add to, or in deterministic mode for each of these
+// items: tiles of dk and dv.
 struct Workspace {
     float *lse;      // times log2(e), infinite past the end and where there is no key
     float *delta;    // rowsum(out * dout); both lie as `Rows` reads them
@@ -698,11 +700,19 @@ FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
     *to = make_uint4(sum[0], sum[1], sum[2], sum[3]);
 }
 
+FN float4 sum_of(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 // Eight columns of two of `tokens` rows, as four threads left them: numbers 0 and 1 of each belong
-// to `first`, 2 and 3 to `second`.
+// to `first`, 2 and 3 to `second`. They are the sum of `parts` tiles that lie side by side.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
-                   i32 tokens, int column, const float4 *from, float scale, bool joins) {
-    const float4 x[4] = {__ldcs(from), __ldcs(from + 1), __ldcs(from + 2), __ldcs(from + 3)};
+                   i32 tokens, int column, const float4 *from, i32 parts, float scale, bool joins) {
+    float4 x[4] = {__ldcs(from), __ldcs(from + 1), __ldcs(from + 2), __ldcs(from + 3)};
+    for (i32 part = 1; part < parts; part++) {
+        from += KEY_TILE_FLOATS / 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], __ldcs(from + i));
+    }
     float2 low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -746,7 +756,8 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         const i32 q = first + dq_query(group) + y / 8 * 16 + y % 8;
         store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
                    dq_column(group, piece),
-                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, p.scale, p.joins);
+                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, 1, p.scale,
+                   p.joins);
     }
 #if WITH_ALIBI
     const i32 group = thread / 128;
@@ -767,7 +778,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
 #endif
 }
 
-// After: dk and dv of a tile column that several items added to.
+// After: dk and dv of a tile column that several items share.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish_keys(const __grid_constant__ struct Attention p,
                                const __grid_constant__ struct Maps) {
@@ -776,16 +787,18 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const i32 first = work.tile * TILE_K;
-    const float4 *const tile = (const float4 *)(w.keys + (i64)blockIdx.x * KEY_TILE_FLOATS);
+    const float4 *const tile = (const float4 *)(w.keys + (i64)work.first * KEY_TILE_FLOATS);
     for (i32 i = threadIdx.x; i < 2 * 2 * PIECES * 32; i += PLAIN_THREADS) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % 2, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const float4 *const from = tile + (part * PIECES + piece) * 128 + y * 4;
         const i32 to = column_of(group, piece), low = key_at(key), high = key_at(key + 8);
         if (part < 2)
-            store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, from, p.scale, p.joins);
+            store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, from, work.count, p.scale,
+                       p.joins);
         else
-            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, from, 1.0f, p.joins);
+            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, from, work.count, 1.0f,
+                       p.joins);
     }
 }
 
@@ -1099,7 +1112,7 @@ FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at) {
 
 // A tile column, and the query heads that are taken one after another.
 struct alignas(16) Item {
-    struct Work work;  // in deterministic mode only the column and its heads
+    struct Work work;
     i32 steps;         // query tiles of all heads; negative past the end of the work
 };
 
@@ -1118,6 +1131,10 @@ typedef struct TileList List;
 FN void find_list(List &list, const struct Attention &p, const struct Work &work, i32 head) {
     const struct Place at = place_of(head, p.heads_q);
     list = column_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, work.tile);
+    if (work.shared) {
+        list.count = work.count;
+        list.tiles += work.first;
+    }
 }
 FN i32 word_in(const struct Attention &, const List &list, i32 i) {
     const struct Tile tile = tile_at(list, i);
@@ -1126,6 +1143,12 @@ FN i32 word_in(const struct Attention &, const List &list, i32 i) {
 
 FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     item.steps = -1;
+    if (p.work) {  // the same order, with long columns cut; maskc/layout/ordered.py
+        if (index >= p.items) return;
+        item.work = work_at(p, index);
+        item.steps = item.work.count;
+        return;
+    }
     if (index >= p.batch * p.heads_kv * p.tile_cols) return;
     const i32 first = index / (HEADS_TOGETHER * p.tile_cols) * HEADS_TOGETHER;
     const i32 width = min_i32(HEADS_TOGETHER, p.batch * p.heads_kv - first);
@@ -1178,6 +1201,11 @@ FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     const i32 group = column / COLUMNS_TOGETHER * COLUMNS_TOGETHER;
     const i32 earlier = before(list, group);
     return earlier + behind(list, earlier, column, group + COLUMNS_TOGETHER);
+}
+// The same, of tile `i` of a column's list; where the host made the lists it is written there.
+FN i32 turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row, i32 column) {
+    if (p.col_turns) return __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
+    return rank_of(p, head, row, column);
 }
 FN i32 *turn_of(const struct Attention &p, i32 row, i32 group) {
     return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN + group;
@@ -1343,7 +1371,7 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
         const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
         const u32 at = stage.at();
 #if DETERMINISTIC
-        const i32 rank = rank_of(p, head, word & INDEX, work.tile);
+        const i32 rank = turn_at(p, source.list, i, head, word & INDEX, work.tile);
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
         shared.rank[at] = rank;
 #else
@@ -1595,7 +1623,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
     }
 }
 
-// The same where others add to the column too.
+// The same where others add to the column too, or leave shares of it.
 FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &column,
                    const struct Attention &p, i32 group) {
     float *const tile = workspace(p).keys + (column.shared - 1ll) * KEY_TILE_FLOATS;
@@ -1605,7 +1633,10 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             const float *x = (i ? dv : dk) + 4 * j;
-            atomicAdd(to + (2 * i * PIECES + j) * 128, make_float4(x[0], x[1], x[2], x[3]));
+            const float4 four = make_float4(x[0], x[1], x[2], x[3]);
+            float4 *const own = to + (2 * i * PIECES + j) * 128;
+            if (DETERMINISTIC) *own = four;
+            else atomicAdd(own, four);
         }
 }
 

@@ -4,7 +4,7 @@ Mask: causal() & documents('doc')
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 documents.cpu.c, documents.sm_80.cu, documents.sm_90a.cu, documents.sm_90a_documents.cu,
-documents.sm_90a_backward.cu.
+documents.sm_90a_small.cu, documents.sm_90a_backward.cu.
 """
 
 from pathlib import Path
@@ -18,6 +18,7 @@ SOURCE = {
     "sm_80": (_HERE / "documents.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "documents.sm_90a.cu").read_text(),
     "sm_90a_documents": (_HERE / "documents.sm_90a_documents.cu").read_text(),
+    "sm_90a_small": (_HERE / "documents.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "documents.sm_90a_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
@@ -62,6 +63,11 @@ plan     layout by exact numbers, because it reads data
 plan     partial tiles of one document: bits of 1 interval per row; of others pairs are tested
 plan     tiles of keys begin with documents where these are packed; given on the device, lists are
          made there and nothing waits
+plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
+         2 blocks per multiprocessor: taken by a call where documents of the length that
+         mc.cu_seqlens(x, max_seqlen) promises are predicted to take fewer cycles
+choice   documents of at most 448 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
+         tiles of 128 x 128
 """
 """What `explain()` returns."""
 
@@ -163,6 +169,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40},
                 row_floats=130,
                 by_documents=True,
+                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -176,6 +183,54 @@ _MASK = GeneratedMask(
                 ranges=False,
                 passes=(),
                 form="documents",
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small"],
+                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=256,
+                    shared=99328,
+                    resident=2,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_forward",
+                    "items",
+                    threads=256,
+                    shared=82944,
+                    resident=2,
+                    mode="packed",
+                    macro="PACKED",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="packed",
+                    macro="PACKED",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                work={"group_tokens": 65536, "stream_below": 40},
+                row_floats=130,
+                by_documents=True,
+                form="small",
+                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -205,6 +260,14 @@ _MASK = GeneratedMask(
                     "queries",
                     threads=256,
                     per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),

@@ -23,6 +23,7 @@ struct Listed {
     i32 *verdict;  // whether anything given was wrong
     i32 *report;  // the same, set and never cleared, in memory of the host
     i32 *result[5];  // what is spoilt where it was
+    i64 most[2];  // tokens of a document
     i64 result_words[5];  // of four bytes
     i64 source_list[2];  // elements from one list to the next, 0 if all share theirs
     i64 source_step[2];  // elements from one id, or length, to the next
@@ -107,14 +108,15 @@ FN i32 document_of(const struct Listed &p, const struct Place &at, i32 token) {
     }
     return low - 1;
 }
-// Whether a block's share of the cumulative lengths is out of order, or ends elsewhere.
+// Whether a block's share of the cumulative lengths is out of order, or ends elsewhere, or has a
+// document that is longer than promised.
 FN bool wrong_ends(const struct Listed &p, const struct Place &at) {
     const i32 ends = p.ends[at.side], step = p.tile_count[at.side] * THREADS;
     bool wrong = false;
     for (i32 i = at.tile * THREADS + threadIdx.x; i < ends; i += step) {
         const i64 next = i + 1 < ends ? given(p, at, i + 1) : p.n[at.side];
         const i64 end = given(p, at, i);
-        wrong |= i + 1 < ends ? end > next : end != next;
+        wrong |= i + 1 < ends ? end > next || next - end > p.most[at.side] : end != next;
         wrong |= i == 0 && end != 0;
     }
     return wrong;

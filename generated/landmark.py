@@ -4,12 +4,24 @@ Mask: causal() & (window(255) | strided(64, 63))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 landmark.cpu.c, landmark.sm_80.cu, landmark.sm_90a.cu, landmark.sm_90a_small.cu,
-landmark.sm_90a_backward.cu.
+landmark.sm_90a_backward.cu, landmark.part0.cpu.c, landmark.part0.sm_90a.cu,
+landmark.part0.sm_90a_small.cu, landmark.part0.sm_90a_backward.cu, landmark.part1.cpu.c,
+landmark.part1.sm_90a.cu, landmark.part1.sm_90a_small.cu, landmark.part1.sm_90a_backward.cu.
 """
 
 from pathlib import Path
 
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
+from maskc.runtime.generated import (
+    GeneratedMask,
+    bundle,
+    data,
+    kernel,
+    launch,
+    loop,
+    mask,
+    part,
+    tiles,
+)
 
 _HERE = Path(__file__).parent
 
@@ -19,6 +31,14 @@ SOURCE = {
     "sm_90a": (_HERE / "landmark.sm_90a.cu").read_text(),
     "sm_90a_small": (_HERE / "landmark.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "landmark.sm_90a_backward.cu").read_text(),
+    "part0.cpu": (_HERE / "landmark.part0.cpu.c").read_text(),
+    "part0.sm_90a": (_HERE / "landmark.part0.sm_90a.cu").read_text(),
+    "part0.sm_90a_small": (_HERE / "landmark.part0.sm_90a_small.cu").read_text(),
+    "part0.sm_90a_backward": (_HERE / "landmark.part0.sm_90a_backward.cu").read_text(),
+    "part1.cpu": (_HERE / "landmark.part1.cpu.c").read_text(),
+    "part1.sm_90a": (_HERE / "landmark.part1.sm_90a.cu").read_text(),
+    "part1.sm_90a_small": (_HERE / "landmark.part1.sm_90a_small.cu").read_text(),
+    "part1.sm_90a_backward": (_HERE / "landmark.part1.sm_90a_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -39,6 +59,11 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 5 closed-form loops
+part     tokens as they are: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255); tiles of 64 x 64,
+         closed-form tile ranges
+part     keys 63, 127, ... as k = 0, 1, ...: q >= 64 * k + n_q - n_kv_of_all + 319; tiles of 64 x
+         64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_80, bfloat16, head_dim 128
 mask     (((k + 1) % 64 == 0) | (k >= q + n_kv - n_q - 255)) & (k <= q + n_kv - n_q)
@@ -75,6 +100,11 @@ plan     partial tiles: pairs are tested, as a query's keys are not a few interv
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+part     tokens as they are: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255); tiles of 128 x
+         128, closed-form tile ranges
+part     keys 63, 127, ... as k = 0, 1, ...: q >= 64 * k + n_q - n_kv_of_all + 319; tiles of 128 x
+         128, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 """
 """What `explain()` returns."""
 
@@ -412,6 +442,14 @@ _MASK = GeneratedMask(
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=128,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
                 tile=(64, 128),
                 ranges=False,
                 passes=("backward",),
@@ -419,6 +457,578 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
+            ),
+        ),
+        parts=(
+            part(
+                1,
+                bundle(
+                    "landmark_part0",
+                    head_dim=128,
+                    head_dim_v=128,
+                    dtype="bfloat16",
+                    n_heads=None,
+                    masks=(
+                        mask(
+                            "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255)",
+                            tiles(
+                                64,
+                                64,
+                                loop(
+                                    "(n_kv + 63) // 64 - 4",
+                                    "(n_kv + 63) // 64 - 4",
+                                    where=(
+                                        "(n_kv >= 193) & (n_q >= 64 * ti + 2) & ((n_kv + 63) % 64 + 64 * ti >= "
+                                        "n_q)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 63) // 64 + ti - 3, 0)",
+                                    "(n_kv - n_q + 1) // 64 + ti - 1",
+                                    where=(
+                                        "n_q >= 64 * ti + 2"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 63) // 64 - 4, 0)",
+                                    "(n_kv + 63) // 64 - 1",
+                                    where=(
+                                        "64 * ti >= n_q - 1"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 64 + ti - 4, 0)",
+                                    "min((n_kv - n_q + 63) // 64 + ti - 3, (n_kv + 63) // 64 - 4) - 1",
+                                    full=False,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 64 + ti, 0)",
+                                    "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti)",
+                                    where=(
+                                        "n_q >= 64 * ti + 2"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
+                                128,
+                                loop(
+                                    "(n_kv + 127) // 128 - 2",
+                                    "(n_kv + 127) // 128 - 2",
+                                    where=(
+                                        "(n_kv >= 129) & (n_q >= 128 * ti + 2) & ((n_kv + 127) % 128 + 128 * ti"
+                                        " >= n_q)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "(n_kv - n_q + 1) // 128 + ti - 1",
+                                    "(n_kv - n_q + 1) // 128 + ti - 1",
+                                    where=(
+                                        "((n_q > (n_kv + 127) % 128 + 128 * ti) | (128 * ti >= n_q - 1) | (n_kv"
+                                        " < 129)) & (n_kv + 128 * ti > n_q) & (n_q >= 128 * ti + 2) & (n_kv >= "
+                                        "128 * ((n_kv - n_q + 127) // 128) + n_q - 1)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 127) // 128 - 2, 0)",
+                                    "(n_kv + 127) // 128 - 1",
+                                    where=(
+                                        "((n_q > (n_kv + 127) % 128 + 128 * ti) | (128 * ti >= n_q - 1) | (n_kv"
+                                        " < 129)) & ((128 * ((n_kv - n_q + 127) // 128) + n_q >= n_kv + 2) | "
+                                        "(n_q >= n_kv + 128 * ti) | (128 * ti >= n_q - 1)) & (n_q == 128 * ti +"
+                                        " 1)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 128 + ti - 2, 0)",
+                                    "min((n_kv - n_q + 127) // 128 + ti - 1, (n_kv + 127) // 128 - 2) - 1",
+                                    full=False,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 128 + ti, 0)",
+                                    "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti)",
+                                    where=(
+                                        "n_q >= 128 * ti + 2"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                64,
+                                128,
+                                loop(
+                                    "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                                    "(n_kv + 64 * ti - n_q + 1) // 128 - 1",
+                                    where=(
+                                        "(n_q >= 64 * ti + 2) & ((n_kv + 64 * ti - n_q + 63) % 128 >= 62) & "
+                                        "(n_kv + 64 * ti >= n_q + 65)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "(n_kv + 127) // 128 - 2",
+                                    "(n_kv + 127) // 128 - 2",
+                                    where=(
+                                        "((64 * ti >= n_q - 1) | ((n_kv + 64 * ti - n_q + 63) % 128 < 62) | "
+                                        "(n_q >= n_kv + 64 * ti - 64)) & (n_kv >= 129) & (n_q >= 64 * ti + 2) &"
+                                        " ((n_kv + 127) % 128 + 64 * ti >= n_q + 64)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 127) // 128 - 2, 0)",
+                                    "(n_kv + 127) // 128 - 1",
+                                    where=(
+                                        "((64 * ti >= n_q - 1) | (n_kv < 129) | (n_q >= (n_kv + 127) % 128 + 64"
+                                        " * ti - 63)) & ((64 * ti >= n_q - 1) | ((n_kv + 64 * ti - n_q + 63) % "
+                                        "128 < 62) | (n_q >= n_kv + 64 * ti - 64)) & (n_q == 64 * ti + 1)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv + 64 * ti - n_q + 1) // 128 - 2, 0)",
+                                    "min((n_kv + 64 * ti - n_q + 63) // 128 - 1, (n_kv + 127) // 128 - 2) -"
+                                    " 1",
+                                    full=False,
+                                ),
+                                loop(
+                                    "max((n_kv + 64 * ti - n_q + 1) // 128, 0)",
+                                    "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
+                                    where=(
+                                        "n_q >= 64 * ti + 2"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            shape=0,
+                            args=('n_q - n_kv + 255', 'n_kv - n_q'),
+                        ),
+                    ),
+                    of_head=(),
+                    arrays=(),
+                    data=(
+                    ),
+                    params=(),
+                    kernels=(
+                        kernel(
+                            "cpu",
+                            SOURCE["part0.cpu"],
+                            tile=(64, 64),
+                            ranges=True,
+                            passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part0.sm_90a"],
+                            launch("attention_forward", "items", threads=384, shared=164864),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=384,
+                                shared=197632,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_forward",
+                                "items",
+                                threads=384,
+                                shared=164864,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            tile=(128, 128),
+                            ranges=True,
+                            maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                            row_floats=130,
+                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part0.sm_90a_small"],
+                            launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=256,
+                                shared=99328,
+                                resident=2,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_forward",
+                                "items",
+                                threads=256,
+                                shared=82944,
+                                resident=2,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            tile=(64, 64),
+                            ranges=True,
+                            maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                            row_floats=130,
+                            form="small",
+                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part0.sm_90a_backward"],
+                            launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                            launch("attention_backward", "stream", threads=384, shared=199680),
+                            launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                            launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                            launch(
+                                "attention_backward_prepare",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward",
+                                "stream",
+                                threads=384,
+                                shared=199680,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward_finish",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward_finish_keys",
+                                "keys",
+                                threads=256,
+                                per_block=128,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            tile=(64, 128),
+                            ranges=True,
+                            passes=("backward",),
+                            maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                            work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                            row_floats=135,
+                            key_floats=256,
+                        ),
+                    ),
+                ),
+            ),
+            part(
+                64,
+                bundle(
+                    "landmark_part1",
+                    head_dim=128,
+                    head_dim_v=128,
+                    dtype="bfloat16",
+                    n_heads=None,
+                    masks=(
+                        mask(
+                            "q >= 64 * k + n_q - param('n_kv_of_all', 4096) + 319",
+                            tiles(
+                                64,
+                                64,
+                                loop(
+                                    "0",
+                                    "(n_kv + 63) // 64 - 1",
+                                    where=(
+                                        "param('n_kv_of_all', 4096) + 64 * ti >= 64 * n_kv + n_q + 255"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "0",
+                                    "(param('n_kv_of_all', 4096) + 64 * ti - n_q + 3841) // 4096 - 2",
+                                    where=(
+                                        "64 * n_kv + n_q >= param('n_kv_of_all', 4096) + 64 * ti - 254"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "(param('n_kv_of_all', 4096) + 64 * ti - n_q + 3840) // 4096 - 1",
+                                    "(param('n_kv_of_all', 4096) + 64 * ti - n_q + 3840) // 4096 - 1",
+                                    where=(
+                                        "((param('n_kv_of_all', 4096) + 64 * ti - n_q + 3841) % 4096 >= 1) & "
+                                        "(param('n_kv_of_all', 4096) + 64 * ti >= n_q + 255) & "
+                                        "((param('n_kv_of_all', 4096) + 64 * ti - n_q + 3841) % 4096 + n_q >= "
+                                        "64 * ti + 65) & (64 * n_kv + n_q >= param('n_kv_of_all', 4096) + 64 * "
+                                        "ti - 254)"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
+                                128,
+                                loop(
+                                    "0",
+                                    "(n_kv + 127) // 128 - 1",
+                                    where=(
+                                        "param('n_kv_of_all', 4096) + 128 * ti >= 64 * n_kv + n_q + 255"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "0",
+                                    "(param('n_kv_of_all', 4096) + 128 * ti - n_q + 7937) // 8192 - 2",
+                                    where=(
+                                        "64 * n_kv + n_q >= param('n_kv_of_all', 4096) + 128 * ti - 254"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((param('n_kv_of_all', 4096) + 128 * ti - n_q + 7937) // 8192 - 1, "
+                                    "0)",
+                                    "min((n_kv + 127) // 128 - 1, (param('n_kv_of_all', 4096) + 7872) // "
+                                    "8192 - 1, (param('n_kv_of_all', 4096) + 128 * ti - n_q + 8000) // 8192"
+                                    " - 1)",
+                                    where=(
+                                        "64 * n_kv + n_q >= param('n_kv_of_all', 4096) + 128 * ti - 254"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                64,
+                                128,
+                                loop(
+                                    "0",
+                                    "(n_kv + 127) // 128 - 1",
+                                    where=(
+                                        "param('n_kv_of_all', 4096) + 64 * ti >= 64 * n_kv + n_q + 255"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "0",
+                                    "(param('n_kv_of_all', 4096) + 64 * ti - n_q + 7937) // 8192 - 2",
+                                    where=(
+                                        "64 * n_kv + n_q >= param('n_kv_of_all', 4096) + 64 * ti - 254"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "(param('n_kv_of_all', 4096) + 64 * ti - n_q + 7936) // 8192 - 1",
+                                    "(param('n_kv_of_all', 4096) + 64 * ti - n_q + 7936) // 8192 - 1",
+                                    where=(
+                                        "((param('n_kv_of_all', 4096) + 64 * ti - n_q + 7937) % 8192 >= 1) & "
+                                        "(param('n_kv_of_all', 4096) + 64 * ti >= n_q + 255) & "
+                                        "((param('n_kv_of_all', 4096) + 64 * ti - n_q + 7937) % 8192 + n_q >= "
+                                        "64 * ti + 65) & (64 * n_kv + n_q >= param('n_kv_of_all', 4096) + 64 * "
+                                        "ti - 254)"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            shape=0,
+                            args=("param('n_kv_of_all', 4096) - n_q - 319",),
+                        ),
+                    ),
+                    of_head=(),
+                    arrays=(),
+                    data=(
+                    ),
+                    params=(('n_kv_of_all', 4096),),
+                    kernels=(
+                        kernel(
+                            "cpu",
+                            SOURCE["part1.cpu"],
+                            tile=(64, 64),
+                            ranges=True,
+                            passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part1.sm_90a"],
+                            launch("attention_forward", "items", threads=384, shared=164864),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=384,
+                                shared=197632,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_forward",
+                                "items",
+                                threads=384,
+                                shared=164864,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            tile=(128, 128),
+                            ranges=True,
+                            maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                            row_floats=130,
+                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part1.sm_90a_small"],
+                            launch("attention_forward", "items", threads=256, shared=82944, resident=2),
+                            launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch(
+                                "attention_forward",
+                                "stream",
+                                threads=256,
+                                shared=99328,
+                                resident=2,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="stream",
+                                macro="STREAM",
+                            ),
+                            launch(
+                                "attention_forward",
+                                "items",
+                                threads=256,
+                                shared=82944,
+                                resident=2,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            launch(
+                                "attention_merge",
+                                "merges",
+                                threads=128,
+                                per_block=16,
+                                mode="packed",
+                                macro="PACKED",
+                            ),
+                            tile=(64, 64),
+                            ranges=True,
+                            maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
+                            work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
+                            row_floats=130,
+                            form="small",
+                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                        ),
+                        kernel(
+                            "sm_90a",
+                            SOURCE["part1.sm_90a_backward"],
+                            launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                            launch("attention_backward", "stream", threads=384, shared=199680),
+                            launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                            launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                            launch(
+                                "attention_backward_prepare",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward",
+                                "stream",
+                                threads=384,
+                                shared=199680,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward_finish",
+                                "queries",
+                                threads=256,
+                                per_block=64,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            launch(
+                                "attention_backward_finish_keys",
+                                "keys",
+                                threads=256,
+                                per_block=128,
+                                mode="deterministic",
+                                macro="DETERMINISTIC",
+                            ),
+                            tile=(64, 128),
+                            ranges=True,
+                            passes=("backward",),
+                            maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
+                            work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
+                            row_floats=135,
+                            key_floats=256,
+                        ),
+                    ),
+                ),
+                keys=63,
             ),
         ),
         report=REPORT,
