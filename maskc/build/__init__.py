@@ -44,5 +44,5 @@ def build(
     if not unit.modes:
         return build_cuda(unit, features, entries, arch)
     chosen = unit.mode(mode)
-    entries = tuple(dict.fromkeys(launch.entry for launch in chosen.launches))
+    entries = tuple(dict.fromkeys(launch.entry for launch in chosen.launched(features)))
     return build_cuda(unit, features, entries, arch, (chosen.macro,) if chosen.macro else ())

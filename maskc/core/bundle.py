@@ -114,6 +114,8 @@ class Launch:
     """Queries or keys that a block covers, where the grid counts them."""
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
+    feature: Feature | None = None
+    """What a call must ask for to have it; None: every call has it."""
 
 
 PACKED = "packed"
@@ -127,6 +129,10 @@ class Mode:
     launches: tuple[Launch, ...]
     macro: str = ""
     """Defined as 1 when the source is compiled for this mode."""
+
+    def launched(self, features: Features) -> tuple[Launch, ...]:
+        """The launches of a call with these features, in order."""
+        return tuple(each for each in self.launches if each.feature in (None, *features))
 
 
 OF_KEYS = ("k", "v", "dk", "dv")

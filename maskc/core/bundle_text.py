@@ -28,7 +28,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr
-from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.selection import Score, Selection, Share
 
 
@@ -87,11 +87,13 @@ def launch(
     shared: int = 0,
     per_block: int = 1,
     resident: int = 1,
+    feature: str = "",
     mode: str = "usual",
     macro: str = "",
 ) -> tuple[str, str, Launch]:
     """One launch of a CUDA source, and the mode it is part of; launches of a mode run in order."""
-    return mode, macro, Launch(entry, Grid[grid], threads, shared, per_block, resident)
+    needed = Feature(feature) if feature else None
+    return mode, macro, Launch(entry, Grid[grid], threads, shared, per_block, resident, needed)
 
 
 def kernel(

@@ -178,6 +178,7 @@ def _launch(mode: str, macro: str, one: Launch) -> str:
     words += [f"shared={one.shared_bytes}"] if one.shared_bytes else []
     words += [f"per_block={one.per_block}"] if one.per_block != 1 else []
     words += [f"resident={one.resident}"] if one.resident != 1 else []
+    words += [f"feature={_word(one.feature.value)}"] if one.feature else []
     words += [f"mode={_word(mode)}"] if mode != "usual" else []
     words += [f"macro={_word(macro)}"] if macro else []
     return _several("launch(", words, 16)

@@ -93,8 +93,8 @@ def _whole(
 
 
 def launches_of(mode: Mode) -> int:
-    """But for those that only rows or columns in several parts need."""
-    return sum(launch.grid not in (Grid.keys, Grid.merges) for launch in mode.launches)
+    """With softmax; but for those that only rows or columns in several parts need."""
+    return sum(launch.grid not in (Grid.keys, Grid.merges) for launch in mode.launched(frozenset()))
 
 
 def _heads(plan: Plan, owners: int) -> list[float]:

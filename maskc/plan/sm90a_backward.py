@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.sm90a import SLAB, Product
 from maskc.plan.types import Schedule
@@ -155,10 +155,11 @@ def _products(dim: int, queries: int, parts: tuple[int, ...]) -> tuple[Product, 
 
 def _mode(tile: TileShape, room: int, macro: str) -> Mode:
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
+    mean = Launch("attention_backward_mean", Grid.queries, 384, room, tile.q, 1, Feature.entmax)
     backward = Launch("attention_backward", Grid.stream, 384, room)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
-    return Mode((prepare, backward, finish, keys), macro)
+    return Mode((prepare, mean, backward, finish, keys), macro)
 
 
 def _shared(tile: TileShape, dim: int, slabs: int, split: str) -> int:

@@ -22,7 +22,7 @@ from maskc.runtime.plans import Kernel
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
-_ENTMAX = {("cpu", Direction.forward), ("cpu", Direction.backward), ("sm_90a", Direction.forward)}
+_ENTMAX = {(target, direction) for target in ("cpu", "sm_90a") for direction in Direction}
 """Passes that have kernels with entmax."""
 _SOFTMAX_ONLY = "its kernels know softmax only"
 _ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
@@ -108,7 +108,7 @@ class Kernels:
             arch = device_arch(unit.target, device)
             binary = build(unit, features, passes, arch, mode)
             self._reports[key] = binary.report
-            return CudaKernel(unit, unit.mode(mode), binary, device)
+            return CudaKernel(unit, unit.mode(mode), binary, device, features)
         try:
             binary = build(unit, features, passes)
         except NoCompiler as error:
@@ -174,7 +174,8 @@ def check_entmax(target: Target, direction: Direction) -> None:
 
 def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     """The modes that calls with these features may run in."""
-    return tuple(dict(unit.modes)) if unit.modes and Feature.entmax not in features else ("usual",)
+    whole = Feature.entmax in features and Direction.forward in unit.directions
+    return tuple(dict(unit.modes)) if unit.modes and not whole else ("usual",)
 
 
 def _outside() -> int:

@@ -16,6 +16,7 @@ from maskc.build import Binary
 from maskc.build.toolchain import gpus
 from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
+from maskc.core.problem import Features
 from maskc.runtime.arrays import Shape
 from maskc.runtime.plans import ATTENTION, Plan, Pointers, Sent, fill, fill_scale
 from maskc.runtime.tensor_maps import BYTES, Encode, Maps, Tensor, encode_with
@@ -110,14 +111,17 @@ class Memory:
 class CudaKernel:
     """The entry points of one mode of a source in one device's primary context."""
 
-    def __init__(self, unit: SourceUnit, mode: Mode, binary: Binary, device: int) -> None:
+    def __init__(
+        self, unit: SourceUnit, mode: Mode, binary: Binary, device: int,
+        features: Features = frozenset(),
+    ) -> None:  # fmt: skip
         """Load it: the only place that may wait for the device."""
         self._driver = driver = _driver(device)
-        self._target, self._mode = unit.target, mode
+        self._target, self._launches = unit.target, mode.launched(features)
         names = (name for name, known in unit.modes if known is mode)
         self.name = f"{unit.key} {next(names, '')}".strip()
-        shared = {launch.entry: 0 for launch in mode.launches}
-        for launch in mode.launches:
+        shared = {launch.entry: 0 for launch in self._launches}
+        for launch in self._launches:
             shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
         self._functions = driver.load(binary.code, shared)
         self.launch, self.capturing = driver.launch, driver.capturing
@@ -126,7 +130,7 @@ class CudaKernel:
     def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
         """The launches; `blocks` counts a launch's blocks, given the multiprocessors."""
         processors = self._driver.multiprocessors()
-        counted = ((launch, blocks(launch, processors)) for launch in self._mode.launches)
+        counted = ((launch, blocks(launch, processors)) for launch in self._launches)
         return tuple(
             Step(self._functions[launch.entry], count, launch.threads, launch.shared_bytes)
             for launch, count in counted

@@ -57,7 +57,7 @@ class Maker:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         rest = (wanted, place.sizes, bound, arrays)
-        if Feature.entmax in wanted.features:
+        if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
         if wanted.deterministic and wanted.direction is Direction.backward:
             unit = ordered(unit)

@@ -13,7 +13,7 @@ from maskc.core.bundle import (
     TensorMap,
     WorkList,
 )
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import Direction, Feature, TileShape
 from maskc.runtime import CompiledMask, kernels, launch_cuda, tensor_maps
 from maskc.runtime.arrays import LIBRARIES
 from tests.support.bundles import bundle
@@ -40,7 +40,8 @@ BACKWARD = SourceUnit(
     "sm_90a", "backward", TILE, False, (Direction.backward,),
     (
         ("usual", mode(
-            Launch("attention_rows", Grid.queries, 128, per_block=128), MAIN,
+            Launch("attention_rows", Grid.queries, 128, per_block=128),
+            Launch("attention_mean", Grid.queries, 384, per_block=64, feature=Feature.entmax), MAIN,
             Launch("attention_keys", Grid.keys, 128, per_block=16),
         )),
         ("deterministic", mode(MAIN, macro="DETERMINISTIC")),

@@ -13,7 +13,7 @@ from maskc.core.bundle import Grid, Launch, Mode, SourceUnit, TensorMap, WorkLis
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, DataMissing, NoSuchHead, WrongDevice
 from maskc.core.expr_text import parse_expr, to_python
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import Direction, Feature, TileShape
 from maskc.emit.module import module_files
 from maskc.runtime import GeneratedMask, device, generated
 from maskc.runtime.tables import check_layout
@@ -82,6 +82,7 @@ def hopper_units():
         Launch(f"attention_{name}", grid, 128, per_block=64)
         for name, grid in (("queries", Grid.queries), ("items", Grid.items), ("keys", Grid.keys))
     )
+    once = Launch("attention_once", Grid.queries, 32, feature=Feature.entmax)
     base = SourceUnit("sm_90a", "// forward\n", TileShape(128, 176), True)
     return (
         replace(
@@ -93,7 +94,8 @@ def hopper_units():
             base, text="// backward\n", tile=TileShape(64, 128), ranges=False,
             directions=(Direction.backward,),
             modes=(
-                ("usual", Mode(passes)), ("deterministic", Mode(passes[:2], "DETERMINISTIC")),
+                ("usual", Mode((*passes, once))),
+                ("deterministic", Mode(passes[:2], "DETERMINISTIC")),
             ),
             maps=tuple(TensorMap(name, 64) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
             work=WorkList(1 << 16, 512), row_floats=130, key_floats=256,

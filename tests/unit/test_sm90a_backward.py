@@ -15,7 +15,7 @@ from maskc.build import build
 from maskc.core.abi import FIELDS
 from maskc.core.bundle import Grid, SourceUnit
 from maskc.core.dtypes import DType
-from maskc.core.problem import Direction, Problem
+from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
 from maskc.plan.sm90a_backward import (
     LONG_COLUMN,
@@ -91,7 +91,7 @@ def test_long_columns_are_cut_and_sooner_where_others_are_short(dim):
 def test_launches_in_order():
     modes = dict(planned(128).modes)
     grids = [(each.entry.removeprefix("attention_backward"), each.grid, each.per_block)
-             for each in modes["usual"].launches]  # fmt: skip
+             for each in modes["usual"].launched(frozenset())]  # fmt: skip
     assert grids == [
         ("_prepare", Grid.queries, 64),
         ("", Grid.stream, 1),
@@ -99,6 +99,8 @@ def test_launches_in_order():
         ("_finish_keys", Grid.keys, 128),
     ]
     assert modes["deterministic"].launches == modes["usual"].launches
+    entmax = [each.entry for each in modes["usual"].launched(frozenset({Feature.entmax}))]
+    assert entmax[:3] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "")]
     assert modes["deterministic"].macro == "DETERMINISTIC"
 
 

@@ -136,7 +136,7 @@ def faults(job: Job) -> list[str]:
         binary = build(job.unit, job.features, job.unit.directions, mode=job.mode)
     except BuildFailed as error:
         return [f"does not compile: {error}"]
-    report, launches = binary.report, job.unit.mode(job.mode).launches
+    report, launches = binary.report, job.unit.mode(job.mode).launched(job.features)
     found = [line for line in report.log.splitlines() if re.search(r"\bC75\d\d\b", line)]
     threads = {launch.entry: launch.threads for launch in launches}
     resident = {launch.entry: launch.resident for launch in launches}

@@ -1,0 +1,108 @@
+"""Dense alpha-entmax with gradients in torch: exact in fp64, and unfused in the tensors' own dtype.
+
+The counterpart of exact_attention, with weights by bisection; its `wrong` is the judge of both.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.exact_attention import Results, called, distances, live_pairs, tensors, wrong
+
+STEPS = 60
+"""Of a bisection: fp64 has no more to give."""
+
+
+def weights(scores, alpha):
+    """(p, u = dp/dscore with lse fixed, lse), fp64, of scores [..., n] where -inf is no key."""
+    a, s = alpha - 1, scores.double()
+    low = s.amax(-1, keepdim=True)
+    empty = low == -torch.inf
+    low = low.masked_fill(empty, 0)
+    count = (s > -torch.inf).sum(-1, keepdim=True).clamp(min=1).double()
+    high = low + (1 - count**-a) / a
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        more = _power(1 + a * (s - middle), 1 / a).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    x = 1 + a * (s - low)
+    return _power(x, 1 / a), _power(x, 1 / a - 1), low.masked_fill(empty, -torch.inf).squeeze(-1)
+
+
+def _power(x, exponent):
+    """x ** exponent above 0, else 0; also where the exponent is 0."""
+    return torch.where(x > 0, x.clamp(min=0) ** exponent, 0.0)
+
+
+def results(
+    q, k, v, dout, live, kind, alpha, *, scale=None, softcap=None, alibi_slopes=None
+) -> Results:
+    """out, lse, dq, dk, dv, and ALiBi's gradient where it is given, computed in `kind`; in fp64
+    also the sizes that roundings are measured by, see exact_attention."""
+    group = q.shape[1] // k.shape[1]
+    q, dout = q.to(kind), dout.to(kind)
+    k, v = (x.to(kind).repeat_interleave(group, 1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    far = distances(q, k)
+    s, derivative = (q @ k.mT) * scale, 1.0
+    if softcap is not None:
+        capped = torch.tanh(s / softcap)
+        s, derivative = softcap * capped, 1 - capped.square()
+    if alibi_slopes is not None:
+        s = s - (alibi_slopes[:, None, None] * far).to(kind)
+    p, u, lse = (x.to(kind) for x in weights(s.masked_fill(~live, -torch.inf), alpha))
+    dp = dout @ v.mT
+    delta = (u * dp).sum(-1, keepdim=True) / u.sum(-1, keepdim=True).clamp(min=1e-30)
+    logits = u * (dp - delta)
+    ds = scale * logits * derivative
+
+    def of_keys(x):
+        return x.unflatten(1, (-1, group)).sum(2)
+
+    found = {
+        "out": p @ v, "lse": lse, "dq": ds @ k, "dk": of_keys(ds.mT @ q), "dv": of_keys(p.mT @ dout)
+    }  # fmt: skip
+    if alibi_slopes is not None:
+        found["dalibi_slopes"] = -(logits * far).sum((0, 2, 3))
+    if kind == torch.float64:
+        terms = u * (dp.abs() + delta.abs())
+        squares = (scale * terms).square()
+        size = {
+            "out": p.square() @ v.square(),
+            "dq": squares @ k.square(),
+            "dk": of_keys(squares.mT @ q.square()),
+            "dv": of_keys(p.square().mT @ dout.square()),
+            "dalibi_slopes": (terms * far).sum(-1).square().sum((0, 2)),
+        }
+        found |= {f"size of {name}": x.max().sqrt() for name, x in size.items()}
+    return found
+
+
+def check(attn, given, live, alpha, data=None, deterministic=False, **options) -> Results:
+    """Both passes of a compiled mask against fp64; lse to 2e-6. Returns what was found."""
+    call = {"normalizer": "entmax", "alpha": alpha, **options}
+    found = called(attn, *given, data=data, deterministic=deterministic, **call)
+    sides = [
+        results(*given, live, kind, alpha, **options) for kind in (torch.float64, given[0].dtype)
+    ]
+    faults = wrong(found, *sides)
+    assert not faults, (alpha, sorted(options), faults)
+    lse, wanted = found["lse"].double(), sides[0]["lse"]
+    empty = wanted == -torch.inf
+    assert torch.equal(lse == -torch.inf, empty)
+    assert not found["out"][empty].any()
+    assert not found["dq"][empty].any()
+    error = (lse - wanted)[~empty].abs() / wanted[~empty].abs().clamp(min=1)
+    assert not error.numel() or error.max() <= 2e-6
+    return found
+
+
+def check_mask(
+    mask, n_q, n_kv, dim=64, alpha=1.5, dtype=torch.bfloat16, spread=1.0, data=None,
+    heads=(4, 2), batch=2, **options,
+) -> Results:  # fmt: skip
+    """The same of a mask on sm_90a; `spread` sets how far scores are apart."""
+    q, *rest = tensors(n_q, n_kv, dim, dtype, heads=heads[0], kv_heads=heads[1], batch=batch)
+    attn = mask.compile(head_dim=dim, n_heads=heads[0], dtype=dtype, target="sm_90a")
+    live = live_pairs(mask, n_q, n_kv, data, heads=heads[0])
+    return check(attn, (q * spread, *rest), live, alpha, data, **options)

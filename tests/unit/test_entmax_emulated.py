@@ -1,0 +1,129 @@
+"""Entmax on Hopper, both passes, in the emulator: against fp64, in memory full of NaN."""
+
+from __future__ import annotations
+
+import pytest
+
+import maskc as mc
+from tests.emulator import machine
+
+torch = pytest.importorskip("torch")
+
+from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
+from tests.support.exact_entmax import check_mask, weights  # noqa: E402
+from tests.support.hopper import nan_memory  # noqa: E402
+
+CAUSAL = mc.causal()
+MASKS = {
+    "full": mc.full(),
+    "window": CAUSAL & mc.window(100),
+    "sinks and window": CAUSAL & (mc.sinks(5) | mc.window(60)),
+    "empty rows": CAUSAL - mc.prefix(140),
+    "long rows": (CAUSAL & mc.window(9)) | mc.global_tokens([200]),
+    "dilated": mc.dilated(40, stride=5),
+    "per head": mc.per_head([CAUSAL, mc.window(9), mc.full(), CAUSAL]),
+}
+HALF = torch.float16
+SMALL = {"heads": (2, 1), "batch": 1}
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch):
+    with nan_memory():
+        yield machine.install(monkeypatch)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    check_mask(MASKS[name], 270, 270, batch=1)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 200), (64, 64), (193, 129), (130, 260)], ids=str)
+def test_lengths(lengths):
+    check_mask(mc.full(), *lengths, **SMALL)
+    check_mask(CAUSAL, *lengths, **SMALL)
+
+
+@pytest.mark.parametrize("alpha", [1.0001, 1.001, 1.05, 1.25, 1.5, 1.75, 2.0])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_alphas(alpha, spread):
+    """Scores that are alike, so that all keys have a weight, and scores far apart."""
+    check_mask(CAUSAL, 150, 150, alpha=alpha, spread=spread, dtype=HALF, **SMALL)
+
+
+@pytest.mark.parametrize("dim", [96, 128, 192, 256])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_head_dimensions(dim, deterministic):
+    check_mask(CAUSAL, 150, 200, dim, dtype=HALF, deterministic=deterministic, **SMALL)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_options(dim):
+    slopes = torch.rand(2)
+    check_mask(CAUSAL, 140, 140, dim, scale=-0.2, **SMALL)
+    check_mask(CAUSAL, 140, 140, dim, softcap=3.0, **SMALL)
+    check_mask(CAUSAL, 140, 140, dim, alibi_slopes=slopes, **SMALL)
+    check_mask(CAUSAL, 140, 140, dim, softcap=3.0, alibi_slopes=slopes, alpha=1.25, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "spread"), [(1.5, 1), (2.0, 1), (1.5, 0.4), (1.25, 2), (1.75, 6)]
+)
+def test_lists_of_long_rows(driver, alpha, spread):
+    """Some are shortened on the way, some given up; tau is a * lse - 1."""
+    mask, n, a = CAUSAL & mc.window(800), 1000, alpha - 1
+    q, k, v, _ = tensors(n, n, 64, torch.bfloat16, batch=1, heads=1, kv_heads=1)
+    q = q * spread
+    attn = mask.compile(head_dim=64, target="sm_90a")
+    out, lse = attn(q, k, v, return_lse=True, normalizer="entmax", alpha=alpha)
+    scores = (q.double() @ k.double().mT / 8).masked_fill(~live_pairs(mask, n, n), -torch.inf)
+    p, _, wanted = weights(scores, alpha)
+    error = a * (lse.double() - wanted).abs() / (a * wanted - 1).abs().clamp(min=1)
+    assert error.max() <= 1e-6
+    assert (out.double() - p @ v.double()).abs().max() <= 2**-8 * out.abs().max()
+
+
+@pytest.mark.parametrize("name", ["k", "q"])
+def test_a_score_that_is_no_number_is_not_lost_among_the_lists(name):
+    """Wherever it is met: in the tile that gives a row its level, or in a later one."""
+    attn = mc.full().compile(head_dim=64, target="sm_90a")
+    for at in (3, 300):
+        q, k, v, _ = tensors(400, 400, 64, torch.bfloat16, batch=1, heads=1, kv_heads=1)
+        {"q": q, "k": k}[name][0, 0, at] = torch.nan
+        out, lse = attn(q, k, v, return_lse=True, normalizer="entmax")
+        hit = slice(None) if name == "k" else slice(at, at + 1)
+        assert out[0, 0, hit].isnan().all()
+        assert lse[0, 0, hit].isnan().all()
+        assert lse.isnan().sum() == (400 if name == "k" else 1)
+
+
+def test_data():
+    ids = torch.tensor([0] * 70 + [1] * 90 + [2] * 40).numpy()
+    check_mask(CAUSAL & mc.documents("doc"), 200, 200, data={"doc": ids})
+
+
+def test_the_same_bits_in_deterministic_mode(driver):
+    """Threads and blocks run in another order every time."""
+    attn = (CAUSAL & mc.window(150)).compile(head_dim=64, n_heads=4, target="sm_90a")
+    given = tensors(300, 300, 64, torch.bfloat16)
+    once, again = (
+        called(attn, *given, deterministic=True, normalizer="entmax") for _ in range(2)
+    )  # fmt: skip
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert "attention_backward_mean" in dict(driver.launches)
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_a_poisoned_key_does_not_leave_its_tiles(name):
+    """Rows and keys of other tiles keep their bits."""
+    attn = CAUSAL.compile(head_dim=64, n_heads=4, target="sm_90a")
+    given = tensors(300, 300, 64, torch.bfloat16)
+    before = called(attn, *given, deterministic=True, normalizer="entmax")
+    given["qkv".index(name)][0, 1, 290] = torch.nan
+    after = called(attn, *given, deterministic=True, normalizer="entmax")
+    blind = torch.ones(2, 4, 300, dtype=torch.bool)
+    blind[0, 2:, 128:] = False
+    assert torch.equal(before["out"][blind], after["out"][blind])
+    assert torch.equal(before["dq"][blind], after["dq"][blind])
+    assert after["dq"][0, 2:, 290:].isnan().all()
+    assert all(after[each][1].isfinite().all() for each in GRADIENTS)
