@@ -138,6 +138,64 @@ LISTED_FIELDS: tuple[Field, ...] = (
 """What kernels take that make lists of tiles from documents. Of two values the first is of queries
 and tile rows, the second of keys and tile columns."""
 
+MAX_SELECTIONS = 3
+"""Most run-time selections of a mask that the device makes."""
+_EACH = MAX_SELECTIONS
+
+SELECTED_FIELDS: tuple[Field, ...] = (
+    Field("q", "const void *", "[batch, heads_q, n_q, HEAD_DIM]"),
+    Field("k", "const void *", "[batch, heads_kv, n_kv, HEAD_DIM]"),
+    Field("ranked", "const void *", "scores, index_q, index_k and index_w, or null", 4),
+    Field("cases", "const i32 *", "[cases][2]: a variant of the mask, a head that has the case"),
+    Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/choices"),
+    Field("classes", "const i32 *", "[rows][columns]: 0 no pair may be chosen, 1 some, 2 all",
+          _EACH),
+    Field("args", "const i32 *", "values of parameters"),
+    Field("planned", "const i32 *", "[items + merges][WORK_FIELDS], or null"),
+    Field("joined", "float *", "sums or means of blocks: of queries, of keys; [..., HEAD_DIM]",
+          2 * _EACH),
+    Field("bits", "i32 *", "[batch or 1][heads or 1][rows][words]: what is chosen", _EACH),
+    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
+          _EACH),
+    Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
+    Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
+    Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
+    Field("work", "i32 *", "[items + merges][WORK_FIELDS], or null"),
+    Field("counter", "i32 *", "[2], to be cleared"),
+    Field("q_stride", "i64", "elements between batches, heads, tokens", 3),
+    Field("k_stride", "i64", "likewise", 3),
+    Field("ranked_stride", "i64", "of each: between batches, heads, rows, columns", 16),
+    Field("bits_batch", "i64", "words from one sequence to the next, 0 if all share theirs", _EACH),
+    Field("bits_head", "i64", "the same of query heads", _EACH),
+    Field("ranked_type", "i32", "0 fp32, 1 fp16, 2 bf16", 4),
+    Field("cells", "i32", "whether scores are of blocks, not of pairs"),
+    Field("index_heads", "i32", "of the indexer"),
+    Field("index_dim", "i32", "elements of its rows"),
+    Field("n", "i32", "queries, and keys", 2),
+    Field("tile", "i32", "tokens of a tile", 2),
+    Field("tile_count", "i32", "tile rows, and tile columns", 2),
+    Field("batch", "i32", "sequences"),
+    Field("heads_q", "i32", "query heads"),
+    Field("heads_kv", "i32", "key/value heads"),
+    Field("rows", "i32", "blocks of queries", _EACH),
+    Field("columns", "i32", "blocks of keys", _EACH),
+    Field("words", "i32", "of 32 blocks of keys", _EACH),
+    Field("turn", "i32", "blocks of queries that a block ranks for", _EACH),
+    Field("owners", "i32", "who choose for themselves in a sequence", _EACH),
+    Field("voters", "i32", "query heads whose scores an owner joins", _EACH),
+    Field("copies", "i32", "query heads to which an owner's choice is written", _EACH),
+    Field("first_block", "i32", "of the launch that ranks", _EACH),
+    Field("first_join", "i32", "warp of the launch that joins rows", _EACH),
+    Field("lists", "i32", "of tiles: of every sequence, or of all, one per case"),
+    Field("case_count", "i32", "of heads: cases"),
+    Field("room", "i32", "tiles for which a list has room"),
+    Field("items", "i32", "of the work list"),
+    Field("merges", "i32", "behind them"),
+    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+)  # fmt: skip
+"""What kernels take that choose blocks and make lists of tiles from them; arrays have an entry for
+each selection. Of two values the first is of queries, the second of keys."""
+
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 
 

@@ -31,6 +31,7 @@ from maskc.core.source import SourceLoc
 from maskc.emit.boxes import box_text
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
+from maskc.emit.selecting import select_unit
 from maskc.emit.spec import Iteration, KernelSpec, Lists, ListsSpec, Shape
 from maskc.plan import documents
 from maskc.plan.ranges import TileRange
@@ -120,10 +121,17 @@ def _emit(plan: Plan, name: str) -> Bundle:
         arrays=tuple(reads),
         data=data,
         params=tuple(sorted(found.items())),
-        units=(unit, _lists_unit(plan)) if plan.documents else (unit,),
+        units=(unit, *_lists_units(plan)),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
+
+
+def _lists_units(plan: Plan) -> tuple[SourceUnit, ...]:
+    """What makes tile lists on the device, where something does."""
+    if plan.documents:
+        return (_lists_unit(plan),)
+    return (select_unit(plan),) if plan.selecting else ()
 
 
 def _lists_unit(plan: Plan) -> SourceUnit:

@@ -37,7 +37,7 @@ class _Writer:
         if not isinstance(node, (E.All, E.Any)):
             text = f"{opening}{self.printer(node)}{closing}"
             comment = self._comment(node)
-            for line in _wrapped(text, 90).splitlines():
+            for line in wrapped(text, 90).splitlines():
                 yield PredicateLine(line, comment)
                 comment = ""
             return
@@ -84,9 +84,9 @@ def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:
     first, last = printer(span.first), printer(span.last)
     if span.guard != E.ALWAYS:
         last = f"{printer(span.guard)} ? {last} : {nothing}"
-    return _wrapped(first), _wrapped(last)
+    return wrapped(first), wrapped(last)
 
 
-def _wrapped(text: str, width: int = 72) -> str:
+def wrapped(text: str, width: int = 72) -> str:
     """Long expressions on several lines."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

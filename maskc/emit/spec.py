@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from maskc.core import abi
+from maskc.core import abi, choosing
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import Target
@@ -153,4 +153,45 @@ class ListsSpec:
     banner: tuple[str, ...]
     fields: tuple[abi.Field, ...] = field(default=abi.LISTED_FIELDS)
     arguments: str = "Listed"
+    """The argument block's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionText:
+    """A run-time selection as the device makes it."""
+
+    index: int
+    """Among all of the mask."""
+    most: int
+    """Blocks that are chosen."""
+    block: int
+    """Keys per block."""
+    q_block: int
+    """Queries per block."""
+    score: str
+    """What it ranks by, as the template names it."""
+    class_rows: int
+    class_columns: int
+    """Cells whose class is one number, see maskc/core/choosing.py."""
+    ways: int
+    """Bit w is set where it has chosen a pair in way w, see maskc/layout/choices.py."""
+    allowed: tuple[str, ...]
+    """Lines of one C boolean expression over q, k, n_q, n_kv and `Mask m`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectSpec:
+    """The source that makes the selections of a mask and its tile lists on the device."""
+
+    dtype: DType
+    head_dim: int
+    n_args: int
+    """Parameters of the mask."""
+    selections: tuple[SelectionText, ...]
+    banner: tuple[str, ...]
+    threads: int = choosing.THREADS
+    rows: int = choosing.ROWS
+    chunk: int = choosing.CHUNK
+    fields: tuple[abi.Field, ...] = field(default=abi.SELECTED_FIELDS)
+    arguments: str = "Selected"
     """The argument block's name."""

@@ -4,6 +4,10 @@ from maskc.layout.build import build as build
 from maskc.layout.build import check_loads as check_loads
 from maskc.layout.build import count as count
 from maskc.layout.build import tile_shape as tile_shape
+from maskc.layout.choices import Hull as Hull
+from maskc.layout.choices import allowed_classes as allowed_classes
+from maskc.layout.choices import hull_of as hull_of
+from maskc.layout.choices import tile_codes as tile_codes
 from maskc.layout.chosen import Chosen as Chosen
 from maskc.layout.classes import Classes as Classes
 from maskc.layout.classes import classes as classes
@@ -36,6 +40,7 @@ from maskc.layout.select import Rank as Rank
 from maskc.layout.select import best as best
 from maskc.layout.select import bind_ranked as bind_ranked
 from maskc.layout.select import choose as choose
+from maskc.layout.select import sharing as sharing
 from maskc.layout.spans import Spans as Spans
 from maskc.layout.spans import list_spans as list_spans
 from maskc.layout.spans import range_spans as range_spans

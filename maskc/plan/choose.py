@@ -17,7 +17,7 @@ from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
-from maskc.plan import cpu, documents, sm80, sm90a
+from maskc.plan import cpu, documents, selecting, sm80, sm90a
 from maskc.plan.boxes import box_note, boxes_for, grid_masks
 from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
 from maskc.plan.intervals import intervals, intervals_beside
@@ -25,7 +25,7 @@ from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import backward_schedule
-from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule
+from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule, selections
 
 FEW, MANY = 3, 1 << 16
 """Intervals per row that are cheaper than bits from memory; more than any row has."""
@@ -78,6 +78,10 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         if target.family in documents.FAMILIES and _documents(main):
             main = _listed(main)
             also = tuple(_listed(each) if each.form == SMALL else each for each in also)
+        if target.family in selecting.SHARED and selections(main.masks):
+            why = selecting.why_host(main.masks)
+            reasons = (*main.reasons, selecting.reason(main.masks))
+            main = replace(main, selecting=not why, reasons=reasons)
     return _with_choice(main, also)
 
 

@@ -107,6 +107,8 @@ class Plan:
     or the family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
+    selecting: bool = False
+    """Whether run-time selections, and the tile lists that follow, may be made there."""
     boxes: Boxes | None = None
     """Where tiles are boxes of a grid instead of consecutive tokens."""
     also: tuple[Plan, ...] = ()

@@ -7,6 +7,8 @@ recognised by name when they are first met; maskc/runtime/foreign.py reads every
 from __future__ import annotations
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
@@ -322,9 +324,27 @@ def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
         memory = cupy.cuda.alloc_pinned_memory(host.nbytes)
         pinned = np.frombuffer(memory, host.dtype, host.size)
         pinned[...] = host
-        made = cupy.empty(host.shape, host.dtype)
-        made.set(pinned, stream=cupy.cuda.get_current_stream())
+        made, stream = cupy.empty(host.shape, host.dtype), cupy.cuda.get_current_stream()
+        made.set(pinned, stream=stream)
+        _keep_until_copied(cupy, memory, stream)
     return (made, memory), made.data.ptr
+
+
+_copying: deque[tuple[Any, Any]] = deque()
+"""Pinned memory that copies may still read, each behind an event; the pool knows of no streams."""
+_copying_lock = threading.Lock()
+
+
+def _keep_until_copied(cupy: ModuleType, memory: Any, stream: Any) -> None:
+    """Hold memory until what was enqueued so far is over; a graph's owner keeps what it reads."""
+    if cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+        return
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    with _copying_lock:
+        _copying.append((event, memory))
+        while _copying and _copying[0][0].done:
+            _copying.popleft()
 
 
 TORCH, NUMPY, CUPY = _Torch(), _NumPy(), _CuPy()

@@ -16,12 +16,12 @@ from maskc.runtime import checks
 from maskc.runtime.arrays import Library
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.listed import Call, Planned
 from maskc.runtime.lister import Unlisted
 from maskc.runtime.making import all_reports
 from maskc.runtime.planning import Planner
 from maskc.runtime.plans import Recent
 from maskc.runtime.prepare import Sound
+from maskc.runtime.selected import Called, Planned
 from maskc.runtime.signature import all_pointers, alpha_less_1, low_bits, read, with_heads
 
 _QKV = ("q", "k", "v")
@@ -111,7 +111,7 @@ class CompiledMask:
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
             **data: the mask's data and parameters by name, known by content: new data, new layout;
-                of data on a GPU it is made on the host, which waits, but for documents on Hopper.
+                made on the host, which waits for a GPU, but for documents (Hopper), chosen blocks.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
@@ -200,7 +200,7 @@ class CompiledMask:
     def _begin(
         self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Planned | Call, Library, list[int]]:  # fmt: skip
+    ) -> tuple[Planned | Called, Library, list[int]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
@@ -209,11 +209,9 @@ class CompiledMask:
             listed: whether tile lists may be made on the device.
         """
         lib, signature, places = read(asked[0], given)
-        if self.bundle.selections:
-            bound = self._whole.selected(self._binder, asked, given, data)
-        elif data or self._needs_data:
+        if data or self._needs_data:
             listed = listed and not any(asked[2:4])  # entmax, nan_safe
-            bound = self._bind(given, data, signature, places, listed)
+            bound = self._bind(asked, given, data, signature, places, listed)
         else:
             bound = self._default
         signature += (bound.key, asked)
@@ -237,15 +235,21 @@ class CompiledMask:
         return (plan if bound.given is None else plan.called(bound.given)), lib, places
 
     def _bind(
-        self, given: list[Any], data: Mapping[str, Any], signature: list[object],
-        places: list[int], listed: bool,
+        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        signature: list[object], places: list[int], listed: bool,
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
-        sizes, device = self._sound.sizes(given, signature, places)
-        bound = self._planner.lister.bind(data, sizes, device) if listed else None
-        return bound or self._binder.bind(data, sizes.n_q, sizes.n_kv)
+        lister = self._planner.lister
+        if listed and lister.active:
+            bound = lister.bind(data, *self._sound.sizes(given, signature, places))
+            if bound is not None:
+                return bound
+        if self.bundle.selections:
+            return self._whole.selected(self._binder, asked, given, data)
+        sizes, _ = self._sound.sizes(given, signature, places)
+        return self._binder.bind(data, sizes.n_q, sizes.n_kv)
 
     # -------------------------------------------------------------- kernels
 
@@ -281,7 +285,7 @@ class CompiledMask:
     @property
     def last_sources(self) -> tuple[str, ...]:
         """Names of the kernels that the latest call ran, in order, each with its mode: which of
-        several sources, and how many parts. None where run-time selections decide anew."""
+        several sources, and how many parts. None where the host chose for run-time selections."""
         plan = self._last[1]
         return () if plan is None else plan.sources
 

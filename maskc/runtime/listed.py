@@ -17,7 +17,6 @@ from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.runtime.documents import Given
 from maskc.runtime.launch_cuda import CudaKernel, Step
-from maskc.runtime.parts import PartedPlan
 from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
 
 LISTED = abi.structure(abi.LISTED_FIELDS)
@@ -37,18 +36,18 @@ _lists = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
 _OWN = struct.Struct(f"{LISTED.most.offset // 8}Q2q")
 """The members of `struct Listed` that every call has anew, its first: pointers, and `most`."""
 _RESULTS = LISTED.result.size // 8
-_KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
-_KEPT_AT = ATTENTION.row_ptr.offset
-_DELTA = POINTERS.index("delta")
+KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
+KEPT_AT = ATTENTION.row_ptr.offset
+DELTA = POINTERS.index("delta")
 
 
 class Arguments:
-    """A `struct Listed` that launches take."""
+    """An argument block that launches take; its first members every call has anew."""
 
-    def __init__(self, numbers: bytes, own: tuple[int, ...]) -> None:
-        """`own`: what every call has anew."""
+    def __init__(self, numbers: bytes, own: struct.Struct, values: tuple[int, ...]) -> None:
+        """`own` writes what every call has anew; `numbers` has the rest."""
         self._block = ctypes.create_string_buffer(numbers, len(numbers))
-        _OWN.pack_into(self._block, 0, *own)
+        own.pack_into(self._block, 0, *values)
         self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self.address = ctypes.addressof(self._places)
         """Of the array of addresses that a launch takes."""
@@ -109,10 +108,6 @@ class ListedPlan:
         return Call(self, given)
 
 
-Planned = Plan | PartedPlan | ListedPlan
-"""How calls of one signature run."""
-
-
 class Call:
     """One call of a `ListedPlan`."""
 
@@ -128,12 +123,12 @@ class Call:
     ) -> None:  # fmt: skip
         """Make the lists and run the pass, in order."""
         plan, own, launch = self._plan, self._plan.own, self._plan.lists.launch
-        base, (of_q, of_k) = pointers[_DELTA], self._given
+        base, (of_q, of_k) = pointers[DELTA], self._given
         made = [base + offset if offset >= 0 else 0 for offset in plan.room]
-        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _ = _KEPT.unpack_from(
-            sent.template, _KEPT_AT
+        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _ = KEPT.unpack_from(
+            sent.template, KEPT_AT
         )
-        listed = Arguments(plan.numbers, (
+        listed = Arguments(plan.numbers, _OWN, (
             of_q.array.pointer, of_k.array.pointer, row_ptr, col_ptr, row_tiles, col_tiles, *made,
             *self._spoilt(pointers), of_q.most, of_k.most,
         ))  # fmt: skip

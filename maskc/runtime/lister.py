@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -253,7 +253,7 @@ class Lister:
         kernel = kernels.get(unit, mode, wanted.features, index)
         tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
         own = make_plan(bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
-        own, room = _with_room(own, making)
+        own, room = with_room(own, backward, making.room)
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
         arrays = itemgetter(*order, PARTS.index("stops"))
@@ -315,11 +315,18 @@ def _unknown(items: int) -> Work:
     return Work(np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS))), items, False)
 
 
-def _with_room(plan: Plan, making: Making) -> tuple[Plan, tuple[int, ...]]:
-    """The same with room for the lists behind its workspace, and where they are there."""
-    at = 3 if making.backward else 2
-    taken = plan.outputs[at].shape[0] if making.backward else 0
-    room, entries = making.room(taken)
+def with_room(
+    plan: Plan, backward: bool, room_from: Callable[[int], tuple[tuple[int, ...], int]]
+) -> tuple[Plan, tuple[int, ...]]:
+    """The same with room for the lists behind its workspace, and where they are there.
+
+    Args:
+        room_from: (where parts of the lists are, entries in all) of a workspace whose first entries
+            are taken.
+    """
+    at = 3 if backward else 2
+    taken = plan.outputs[at].shape[0] if backward else 0
+    room, entries = room_from(taken)
     outputs = (*plan.outputs[:at], Output((entries,)), *plan.outputs[at + 1 :])
     return replace(plan, outputs=outputs), room
 

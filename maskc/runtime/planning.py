@@ -16,8 +16,8 @@ from maskc.runtime import checks
 from maskc.runtime.arrays import LIBRARIES, Array
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
+from maskc.runtime.chooser import Chooser
 from maskc.runtime.launch_cuda import current_device
-from maskc.runtime.listed import Planned
 from maskc.runtime.lister import Lister
 from maskc.runtime.making import Arrays, Maker
 from maskc.runtime.parts import hold, parted_plan, pays, whole_plan, within
@@ -31,6 +31,7 @@ from maskc.runtime.prepare import (
     outputs_of,
     strides_of,
 )
+from maskc.runtime.selected import Planned
 from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import NOTHING
 
@@ -52,7 +53,9 @@ class Planner:
             for part in (bundle.parts if in_parts is not False else ())
             if part.bundle.unit(target.name)
         )
-        self.lister = Lister(self.whole, binder, target.name)
+        made_by = Chooser if bundle.selections else Lister
+        self.lister = made_by(self.whole, binder, target.name)
+        """Makes tile lists on the device."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
 

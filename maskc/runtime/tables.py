@@ -166,7 +166,7 @@ def make_tables(
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
     heads = [] if of_head is None else [("head_variant", of_head)]
-    parts = [("mask_args", _mask_args(cases, values)), *heads]
+    parts = [("mask_args", mask_args(cases, values)), *heads]
     if unit.boxes is not None:
         return _box_tables(unit, parts, cases, of_head, sizes, params, direction)
     if unit.distances:
@@ -351,7 +351,7 @@ def with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
     return transform(keep, number)
 
 
-def _mask_args(cases: tuple[Case, ...], values: Mapping[str, int]) -> np.ndarray:
+def mask_args(cases: tuple[Case, ...], values: Mapping[str, int]) -> np.ndarray:
     """int32 [cases, 1 + constants]: the formula's shape, then the values of its constants."""
     count = max(len(case.variant.args) for case in cases)
     table = np.zeros((len(cases), 1 + count), dtype=np.int32)

@@ -113,6 +113,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"wgmma\.wait_group\.sync\.aligned (\d)", "emu::wgmma_wait({1})"),
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)", _mma),
     (r"mov\.u32 %0, memory", "{o0} = 0"),
+    (r"^\s*cvt\.f32\.f16 %0, %1", "{o0} = emu::widen({i0}, true)"),
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
     (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),

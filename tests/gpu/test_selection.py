@@ -15,7 +15,8 @@ from maskc.bench.sample import sample_data
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from tests.support.exact_attention import DEVICE, results, tensors, wrong  # noqa: E402
+from maskc.runtime.selected import SelectedPlan  # noqa: E402
+from tests.support.exact_attention import DEVICE, called, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     GPU,
     HOPPER,
@@ -50,6 +51,10 @@ def on_grid(made):
     return [*((x * 16).round() / 16 for x in made[:2]), *made[2:]]
 
 
+def on_device(data):
+    return {name: torch.as_tensor(x, device=DEVICE) for name, x in data.items()}
+
+
 def live_of(mask, q, k, data):
     """bool [batch, heads, n_q, n_kv], by the reference."""
     (batch, heads, n_q, _), n_kv = q.shape, k.shape[2]
@@ -70,7 +75,51 @@ def test_both_passes(name, mode):
     for number, (n_q, n_kv) in enumerate(SIZES):
         data = sample_data(mask, n_q, n_kv, seed=number)
         made = on_grid(tensors(n_q, n_kv, 64, torch.bfloat16, number))
-        check(attn, made, live_of(mask, *made[:2], data), data)
+        check(attn, made, live_of(mask, *made[:2], data), on_device(data))
+        assert isinstance(attn._last[1], SelectedPlan)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_the_host_gives_the_same_bits(name, deterministic):
+    """Of the forward pass and of the deterministic backward pass."""
+    if not HOPPER:
+        pytest.skip("no Hopper GPU")
+    mask = MASKS[name]
+    attn, hosted = (compiled(mask, 64, heads=HEADS) for _ in range(2))
+    hosted._planner.lister.active = False
+    data = on_device(sample_data(mask, 333, 400))
+    made = on_grid(tensors(333, 400, 64, torch.bfloat16))
+    found, want = (called(x, *made, data, deterministic=deterministic) for x in (attn, hosted))
+    names = found if deterministic else ("out", "lse")
+    assert all(torch.equal(found[name], want[name]) for name in names)
+
+
+def test_nothing_waits_and_a_graph_holds_it():
+    if not torch.cuda.is_available() or not HOPPER:
+        pytest.skip("no Hopper GPU")
+    mask = MASKS["moba"]
+    attn = mask.compile(64, n_heads=HEADS)
+    q, k, v, dout = on_grid(tensors(700, 700, 64, torch.bfloat16))
+    others = on_grid(tensors(700, 700, 64, torch.bfloat16, 1))[:3]
+
+    def both():
+        out, lse = attn(q, k, v, return_lse=True)
+        return out, *attn.backward(q, k, v, out, lse, dout, deterministic=True)
+
+    both()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        both()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = both()
+    for to, x in zip((q, k, v), others, strict=True):
+        to.copy_(x)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(held, both(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -225,3 +227,28 @@ def test_importing_the_runtime_and_calling_with_numpy_loads_no_array_library():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_pinned_memory_is_kept_until_its_copy_is_over(monkeypatch):
+    """Whatever the stream: the pool would hand it out again at once. Graphs keep their own."""
+
+    class Event:
+        def __init__(self, disable_timing):
+            self.done = False
+
+        def record(self, stream):
+            self.stream = stream
+
+    def capturing(pointer):
+        return pointer == 3
+
+    runtime = SimpleNamespace(streamIsCapturing=capturing)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Event=Event))
+    held = deque()
+    monkeypatch.setattr(arrays, "_copying", held)
+    for stream in (1, 2, 3):
+        arrays._keep_until_copied(cupy, f"memory {stream}", SimpleNamespace(ptr=stream))
+    assert [memory for _, memory in held] == ["memory 1", "memory 2"]
+    held[0][0].done = True
+    arrays._keep_until_copied(cupy, "memory 4", SimpleNamespace(ptr=1))
+    assert [memory for _, memory in held] == ["memory 2", "memory 4"]

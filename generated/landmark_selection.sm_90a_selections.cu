@@ -1,0 +1,615 @@
+// Run-time selections and their tile lists, made on the device: sm_90a, bfloat16, head_dim 128.
+// Written by `maskc compile`; change the pattern, not this file.
+
+#define FN __device__ __forceinline__
+typedef int i32;
+typedef long long i64;
+
+struct Selected {
+    const void *q;  // [batch, heads_q, n_q, HEAD_DIM]
+    const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
+    const void *ranked[4];  // scores, index_q, index_k and index_w, or null
+    const i32 *cases;  // [cases][2]: a variant of the mask, a head that has the case
+    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/choices
+    const i32 *classes[3];  // [rows][columns]: 0 no pair may be chosen, 1 some, 2 all
+    const i32 *args;  // values of parameters
+    const i32 *planned;  // [items + merges][WORK_FIELDS], or null
+    float *joined[6];  // sums or means of blocks: of queries, of keys; [..., HEAD_DIM]
+    i32 *bits[3];  // [batch or 1][heads or 1][rows][words]: what is chosen
+    i32 *seen[3];  // [lists][tile rows][2][words]: what some queries chose, and all
+    i32 *counts[2];  // [lists][tiles]: live tiles
+    i32 *ptr[2];  // [lists][tiles + 1]: row_ptr and col_ptr
+    i32 *tiles[2];  // row_tiles and col_tiles; [lists][room]
+    i32 *work;  // [items + merges][WORK_FIELDS], or null
+    i32 *counter;  // [2], to be cleared
+    i64 q_stride[3];  // elements between batches, heads, tokens
+    i64 k_stride[3];  // likewise
+    i64 ranked_stride[16];  // of each: between batches, heads, rows, columns
+    i64 bits_batch[3];  // words from one sequence to the next, 0 if all share theirs
+    i64 bits_head[3];  // the same of query heads
+    i32 ranked_type[4];  // 0 fp32, 1 fp16, 2 bf16
+    i32 cells;  // whether scores are of blocks, not of pairs
+    i32 index_heads;  // of the indexer
+    i32 index_dim;  // elements of its rows
+    i32 n[2];  // queries, and keys
+    i32 tile[2];  // tokens of a tile
+    i32 tile_count[2];  // tile rows, and tile columns
+    i32 batch;  // sequences
+    i32 heads_q;  // query heads
+    i32 heads_kv;  // key/value heads
+    i32 rows[3];  // blocks of queries
+    i32 columns[3];  // blocks of keys
+    i32 words[3];  // of 32 blocks of keys
+    i32 turn[3];  // blocks of queries that a block ranks for
+    i32 owners[3];  // who choose for themselves in a sequence
+    i32 voters[3];  // query heads whose scores an owner joins
+    i32 copies[3];  // query heads to which an owner's choice is written
+    i32 first_block[3];  // of the launch that ranks
+    i32 first_join[3];  // warp of the launch that joins rows
+    i32 lists;  // of tiles: of every sequence, or of all, one per case
+    i32 case_count;  // of heads: cases
+    i32 room;  // tiles for which a list has room
+    i32 items;  // of the work list
+    i32 merges;  // behind them
+    i32 first_side;  // the first of those whose lists are made: 0 rows, 1 columns
+};
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
+FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// Division and remainder that round towards minus infinity, as the mask's formulas mean them.
+FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
+FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+constexpr i32 THREADS = 128, WARPS = THREADS / 32;
+constexpr i32 HEAD_DIM = 128;
+constexpr i32 ROWS = 16;        // blocks of queries that a block ranks for, at most
+constexpr i32 OWN = ROWS / WARPS;            // of these, of a warp
+constexpr i32 COLUMNS = 32;                  // blocks of keys at a time, one per lane
+constexpr i32 KEY_ROW = HEAD_DIM + 4;        // floats from one to the next in shared memory
+constexpr i32 CHUNK = 1024;      // items of the work list of a block
+constexpr u32 ALL = 0xffffffff;
+extern __shared__ __align__(16) unsigned char memory[];
+
+// By what a selection ranks.
+enum { PRODUCTS, MEANS, INDEXER, GIVEN };
+// Of a cell, a block of queries x a block of keys: whether the static mask allows its pairs.
+enum { NOTHING, SOMETHING, EVERYTHING };
+
+// The parameters of the formulas.
+struct Mask {
+    i32 c0;
+};
+FN struct Mask load_mask(const struct Selected &p) {
+    struct Mask m = {};
+    return m;
+}
+
+struct Selection0 {
+    static constexpr i32 INDEX = 0;
+    static constexpr i32 MOST = 4;  // chosen blocks
+    static constexpr i32 BLOCK = 64, Q_BLOCK = 1;  // tokens
+    static constexpr i32 SCORE = GIVEN;
+    static constexpr i32 CLASS_ROWS = 128;  // cells whose class is one number
+    static constexpr i32 CLASS_COLUMNS = 2;
+    // Whether a pair may be chosen.
+    static FN bool allows(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+        (void)m, (void)q, (void)k, (void)n_q, (void)n_kv;
+        return
+            floor_div(q + n_kv - n_q, 64) > k / 64;
+    }
+};
+
+// ---------------------------------------------------------------- numbers
+
+FN float from_half(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+FN float from_bfloat(u16 x) { return __uint_as_float((u32)x << 16); }
+// An element of q or k.
+FN float element(const void *from, i64 place) {
+    const u16 x = ((const u16 *)from)[place];
+    return from_bfloat(x);
+}
+// An element of a tensor that ranks.
+enum { SCORES, INDEX_Q, INDEX_K, INDEX_W };
+FN float ranked(const struct Selected &p, i32 which, i32 batch, i32 head, i32 row, i32 column) {
+    const i64 *const step = p.ranked_stride + 4 * which;
+    const i64 place = batch * step[0] + head * step[1] + row * step[2] + column * step[3];
+    const void *const from = p.ranked[which];
+    if (p.ranked_type[which] == 0) return ((const float *)from)[place];
+    const u16 half = ((const u16 *)from)[place];
+    return p.ranked_type[which] == 1 ? from_half(half) : from_bfloat(half);
+}
+
+// Ascends with the scores: 1 for NaN, one for both zeros, and 0 is left for what is no candidate.
+FN u32 ascending(float score) {
+    if (score != score) return 1;
+    const u32 bits = __float_as_uint(score + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+template <class T>
+FN T warp_sum(T x) {
+#pragma unroll
+    for (int by = 16; by; by /= 2) x += __shfl_xor_sync(ALL, x, by);
+    return x;
+}
+// Sums over a block, in all threads.
+FN i32 block_sum(i32 x) {
+    __shared__ i32 part[WARPS];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < WARPS; i++) x += part[i];
+    __syncthreads();
+    return x;
+}
+// How many come before a thread's own, and in `all` how many there are.
+FN i32 block_before(i32 count, i32 &all) {
+    __shared__ i32 part[WARPS];
+    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i32 sum = count;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const i32 other = __shfl_up_sync(ALL, sum, by);
+        sum += lane >= by ? other : 0;
+    }
+    if (lane == 31) part[warp] = sum;
+    __syncthreads();
+    all = 0;
+    for (int i = 0; i < WARPS; i++) {
+        sum += i < warp ? part[i] : 0;
+        all += part[i];
+    }
+    __syncthreads();
+    return sum - count;
+}
+
+// ---------------------------------------------------------------- blocks of tokens, as one row
+
+// A warp each: the sum of the rows of a block, or their mean; side 0 of queries, 1 of keys. Numbers
+// beyond those of a selection are of others.
+template <class S>
+FN void join_rows(const struct Selected &p, i32 number) {
+    const i32 queries = S::Q_BLOCK > 1 ? p.batch * p.heads_q * p.rows[S::INDEX] : 0;
+    const i32 side = number >= queries, rest = number - side * queries;
+    const i32 size = side ? S::BLOCK : S::Q_BLOCK, heads = side ? p.heads_kv : p.heads_q;
+    const i32 blocks = side ? p.columns[S::INDEX] : p.rows[S::INDEX], place = rest / blocks;
+    if (number < 0 || place >= p.batch * heads) return;
+    const i32 first = rest % blocks * size, last = min_i32(first + size, p.n[side]);
+    const i64 *const step = side ? p.k_stride : p.q_stride;
+    const void *const from = side ? p.k : p.q;
+    const i64 base = place / heads * step[0] + place % heads * step[1];
+    float *const to = p.joined[2 * S::INDEX + side] + (i64)rest * HEAD_DIM;
+    for (i32 d = threadIdx.x % 32; d < HEAD_DIM; d += 32) {
+        double sum = 0;
+        for (i32 i = first; i < last; i++) sum += element(from, base + i * step[2] + d);
+        to[d] = (float)(S::SCORE == MEANS ? sum / (last - first) : sum);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+select_join(const __grid_constant__ struct Selected p) {
+    const i32 warp = blockIdx.x * WARPS + threadIdx.x / 32;
+    (void)warp;
+}
+
+// ---------------------------------------------------------------- scores
+
+// Who chooses in a block: query heads together, for blocks of queries from `first` on.
+struct Voters {
+    i32 batch, head, first;
+};
+
+template <class S>
+FN i32 class_of(const struct Selected &p, i32 row, i32 column) {
+    if (row >= p.rows[S::INDEX] || column >= p.columns[S::INDEX]) return NOTHING;
+    const i32 across = (p.columns[S::INDEX] + S::CLASS_COLUMNS - 1) / S::CLASS_COLUMNS;
+    return p.classes[S::INDEX][row / S::CLASS_ROWS * across + column / S::CLASS_COLUMNS];
+}
+
+// The tokens of a cell.
+struct Cell {
+    i32 q, q_end, k, k_end;
+};
+template <class S>
+FN struct Cell cell_at(const struct Selected &p, i32 row, i32 column) {
+    const i32 q = row * S::Q_BLOCK, k = column * S::BLOCK;
+    return {q, min_i32(q + S::Q_BLOCK, p.n[0]), k, min_i32(k + S::BLOCK, p.n[1])};
+}
+FN i32 pairs_of(const struct Cell &cell) { return (cell.q_end - cell.q) * (cell.k_end - cell.k); }
+
+// Hands pairs that may be chosen to the lanes of a warp; returns how many there are.
+template <class S, class Hand>
+FN i32 hand_pairs(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
+                  const Hand &hand) {
+    i32 count = 0;
+    for (i32 i = threadIdx.x % 32; i < S::Q_BLOCK * S::BLOCK; i += 32) {
+        const i32 q = cell.q + i / S::BLOCK, k = cell.k + i % S::BLOCK;
+        if (q < cell.q_end && k < cell.k_end && S::allows(m, q, k, p.n[0], p.n[1]))
+            hand(q, k), count++;
+    }
+    return warp_sum(count);
+}
+
+// Of the heads that choose together those that have the same keys: their products are summed as
+// that of their summed queries.
+template <class S>
+FN i32 heads_alike(const struct Selected &p) {
+    return min_i32(p.voters[S::INDEX], p.heads_q / p.heads_kv);
+}
+
+// The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
+// the same keys; by a warp.
+template <class S>
+FN float sum_products(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
+                      i32 batch, i32 head) {
+    constexpr i32 PIECES = HEAD_DIM / 32;
+    const i32 lane = threadIdx.x % 32, kv = head / (p.heads_q / p.heads_kv);
+    const i64 from_q = batch * p.q_stride[0] + head * p.q_stride[1] + lane;
+    const i64 from_k = batch * p.k_stride[0] + kv * p.k_stride[1] + lane;
+    float sum = 0;
+    for (i32 q = cell.q; q < cell.q_end; q++) {
+        float keys[PIECES] = {};
+        for (i32 k = cell.k; k < cell.k_end; k++) {
+            if (!S::allows(m, q, k, p.n[0], p.n[1])) continue;  // alike in all lanes
+#pragma unroll
+            for (int i = 0; i < PIECES; i++)
+                keys[i] += element(p.k, from_k + k * p.k_stride[2] + 32 * i);
+        }
+        for (i32 h = 0; h < heads_alike<S>(p); h++) {
+            const i64 row = from_q + h * p.q_stride[1] + q * p.q_stride[2];
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) sum += element(p.q, row + 32 * i) * keys[i];
+        }
+    }
+    return warp_sum(sum);
+}
+
+// The score of one pair.
+template <class S>
+FN float score_of(const struct Selected &p, i32 batch, i32 head, i32 q, i32 k) {
+    if (S::SCORE == GIVEN) return ranked(p, SCORES, batch, head, q, k);
+    float total = 0;
+    for (i32 h = 0; h < p.index_heads; h++) {
+        float product = 0;
+        for (i32 d = 0; d < p.index_dim; d++)
+            product += ranked(p, INDEX_Q, batch, h, q, d) * ranked(p, INDEX_K, batch, 0, k, d);
+        total += ranked(p, INDEX_W, batch, h, q, 0) * (product < 0 ? 0 : product);  // NaN stays
+    }
+    return total;
+}
+
+// The key of a cell of which some pairs may be chosen, or all; by a warp. `total` sums the heads'
+// scores of the cell, where cells have some.
+template <class S>
+FN u32 key_of_some(const struct Selected &p, const struct Mask &m, const struct Voters &at, i32 row,
+                   i32 column, bool by_cells, float total) {
+    const struct Cell cell = cell_at<S>(p, row, column);
+    const i32 heads = p.voters[S::INDEX];
+    double sum = 0;
+    const i32 count = hand_pairs<S>(p, m, cell, [&](i32 q, i32 k) {
+        if (S::SCORE == INDEXER || (S::SCORE == GIVEN && !by_cells))
+            for (i32 h = 0; h < heads; h++) sum += score_of<S>(p, at.batch, at.head + h, q, k);
+    });
+    if (!count) return 0;
+    if (by_cells) return ascending(total / (float)heads);
+    if (S::SCORE == PRODUCTS)
+        for (i32 h = 0; h < heads; h += heads_alike<S>(p))
+            sum += sum_products<S>(p, m, cell, at.batch, at.head + h);
+    else sum = warp_sum(sum);
+    return ascending((float)(sum / ((double)count * heads)));
+}
+
+// What stands for a block of queries, summed over the heads from `head` on that have the same keys.
+template <class S>
+FN float query_of(const struct Selected &p, i32 batch, i32 head, i32 row, i32 d) {
+    float sum = 0;
+    for (i32 h = head; h < head + heads_alike<S>(p); h++) {
+        const i64 place = ((i64)(batch * p.heads_q + h) * p.rows[S::INDEX] + row) * HEAD_DIM + d;
+        const i64 from = batch * p.q_stride[0] + h * p.q_stride[1] + row * p.q_stride[2] + d;
+        sum += S::Q_BLOCK == 1 ? element(p.q, from) : p.joined[2 * S::INDEX][place];
+    }
+    return sum;
+}
+
+// Adds the products of what stands for blocks; a lane has the same column for all rows of a warp.
+template <class S>
+FN void add_products(const struct Selected &p, const struct Voters &at, i32 head, i32 chunk,
+                     bool fresh, float (&total)[OWN]) {
+    constexpr i32 INDEX = S::INDEX;
+    float *const queries = (float *)memory, *const keys = queries + ROWS * HEAD_DIM;
+    const i32 kv = head / (p.heads_q / p.heads_kv), rows = p.rows[INDEX];
+    const float *const of_k = p.joined[2 * INDEX + 1]
+        + (i64)(at.batch * p.heads_kv + kv) * p.columns[INDEX] * HEAD_DIM;
+    __syncthreads();
+    for (i32 i = threadIdx.x; fresh && i < ROWS * HEAD_DIM; i += THREADS) {
+        const i32 row = at.first + i / HEAD_DIM;
+        queries[i] = row < rows ? query_of<S>(p, at.batch, head, row, i % HEAD_DIM) : 0;
+    }
+    for (i32 i = threadIdx.x; i < COLUMNS * HEAD_DIM; i += THREADS) {
+        const i32 column = COLUMNS * chunk + i / HEAD_DIM, d = i % HEAD_DIM;
+        keys[i / HEAD_DIM * KEY_ROW + d] =
+            column < p.columns[INDEX] ? of_k[(i64)column * HEAD_DIM + d] : 0;
+    }
+    __syncthreads();
+    const float4 *const key = (const float4 *)(keys + threadIdx.x % 32 * KEY_ROW);
+    const float4 *const query = (const float4 *)(queries + threadIdx.x / 32 * HEAD_DIM);
+    float own[OWN] = {};
+#pragma unroll 2
+    for (int d = 0; d < HEAD_DIM / 4; d++) {
+        const float4 x = key[d];
+#pragma unroll
+        for (int j = 0; j < OWN; j++) {
+            const float4 y = query[j * WARPS * (HEAD_DIM / 4) + d];
+            own[j] += x.x * y.x, own[j] += x.y * y.y, own[j] += x.z * y.z, own[j] += x.w * y.w;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < OWN; j++) total[j] += own[j];
+}
+
+// The keys of all cells, the greatest of which are chosen: rows of 32 per word of bits.
+template <class S>
+FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
+    constexpr i32 INDEX = S::INDEX;
+    const struct Mask m = load_mask(p);
+    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = p.voters[INDEX];
+    const bool by_cells = S::SCORE == MEANS || (S::SCORE == GIVEN && p.cells);
+    const bool joined = S::SCORE == MEANS || S::SCORE == PRODUCTS;
+    const i32 alike = joined ? heads_alike<S>(p) : 1;
+    bool fresh = true;  // no queries are in shared memory
+    for (i32 chunk = 0; chunk < p.words[INDEX]; chunk++) {
+        const i32 column = COLUMNS * chunk + lane;
+        i32 kind[OWN];
+        float total[OWN] = {};
+        bool some = false;
+#pragma unroll
+        for (int j = 0; j < OWN; j++) {
+            const i32 turn = warp + WARPS * j;
+            kind[j] = turn < p.turn[INDEX] ? class_of<S>(p, at.first + turn, column) : NOTHING;
+            some |= kind[j] != NOTHING;
+        }
+        some = __syncthreads_or(some);
+        for (i32 h = 0; some && h < heads; h += alike) {
+            if (joined) add_products<S>(p, at, at.head + h, chunk, fresh || heads > alike, total);
+#pragma unroll
+            for (int j = 0; j < OWN; j++)
+                if (!joined && by_cells && kind[j])
+                    total[j] += ranked(p, SCORES, at.batch, at.head + h,
+                                       at.first + warp + WARPS * j, column);
+        }
+        fresh = fresh && !some;
+#pragma unroll
+        for (int j = 0; j < OWN; j++) {
+            const i32 turn = warp + WARPS * j, row = at.first + turn;
+            if (turn >= p.turn[INDEX]) break;
+            const bool plain = kind[j] == EVERYTHING && (joined || by_cells);
+            u32 key = 0;
+            if (plain) {
+                const i32 pairs = by_cells ? 1 : pairs_of(cell_at<S>(p, row, column));
+                key = ascending(total[j] / ((float)pairs * heads));
+            }
+            for (u32 rest = __ballot_sync(ALL, kind[j] && !plain); rest; rest &= rest - 1) {
+                const i32 other = __ffs(rest) - 1;
+                const float sum = __shfl_sync(ALL, total[j], other);
+                const i32 cell = column - lane + other;
+                const u32 found = key_of_some<S>(p, m, at, row, cell, by_cells, sum);
+                if (lane == other) key = found;
+            }
+            keys[turn * 32 * p.words[INDEX] + column] = key;
+        }
+    }
+    __syncthreads();
+}
+
+// ---------------------------------------------------------------- the best of a row
+
+// The greatest number that at least `most` keys reach; 0 where fewer are candidates. By a warp.
+FN u32 threshold_of(const u32 *keys, i32 words, i32 most) {
+    u32 found = 0;
+#pragma unroll 1
+    for (i32 bit = 31; bit >= 0; bit--) {
+        const u32 next = found | 1u << bit;
+        i32 count = 0;
+        for (i32 i = threadIdx.x % 32; i < 32 * words; i += 32) count += keys[i] >= next;
+        if (__reduce_add_sync(ALL, count) >= most) found = next;
+    }
+    return found;
+}
+
+// Bits of the best of a row, ties to the lower index; for all heads that choose together.
+template <class S>
+FN void mark_best(const struct Selected &p, const u32 *keys, i64 row, i64 head_step) {
+    const i32 words = p.words[S::INDEX], lane = threadIdx.x % 32;
+    const u32 least = threshold_of(keys, words, S::MOST);
+    i32 above = 0;
+    for (i32 i = lane; i < 32 * words; i += 32) above += keys[i] > least;
+    i32 left = S::MOST - __reduce_add_sync(ALL, above);
+    for (i32 word = 0; word < words; word++) {
+        const u32 key = keys[32 * word + lane];
+        const u32 ties = __ballot_sync(ALL, key == least && least > 0);
+        const bool tie = ties >> lane & 1 && __popc(ties & ((1u << lane) - 1)) < left;
+        const u32 bits = __ballot_sync(ALL, key > least || tie);
+        left -= __popc(ties);
+        for (i32 head = lane; head < p.copies[S::INDEX]; head += 32)
+            p.bits[S::INDEX][row * words + word + head * head_step] = bits;
+    }
+}
+
+template <class S>
+FN void choose(const struct Selected &p, i32 block) {
+    constexpr i32 INDEX = S::INDEX;
+    const i32 turns = (p.rows[INDEX] + p.turn[INDEX] - 1) / p.turn[INDEX], place = block / turns;
+    const i32 owner = place % p.owners[INDEX], heads = p.copies[INDEX];
+    // The last rows first: most masks allow them most.
+    const i32 first = (turns - 1 - block % turns) * p.turn[INDEX];
+    const struct Voters at = {place / p.owners[INDEX], owner * p.voters[INDEX], first};
+    u32 *const keys = (u32 *)memory + ROWS * HEAD_DIM + COLUMNS * KEY_ROW;
+    rank<S>(p, at, keys);
+    const i64 head_step = (i64)p.rows[INDEX] * p.words[INDEX];
+    for (i32 turn = threadIdx.x / 32; turn < p.turn[INDEX]; turn += WARPS) {
+        if (first + turn >= p.rows[INDEX]) break;
+        mark_best<S>(p, keys + turn * 32 * p.words[INDEX],
+                     (i64)place * heads * p.rows[INDEX] + first + turn, head_step);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+select_blocks(const __grid_constant__ struct Selected p) {
+    const i32 block = blockIdx.x;
+    if (block == 0 && threadIdx.x == 0) p.counter[0] = p.counter[1] = 0;
+    if (block >= p.first_block[0])
+        return choose<Selection0>(p, block - p.first_block[0]);
+}
+
+// ---------------------------------------------------------------- what a tile has of the chosen
+
+// A tile row (side 0) or tile column (side 1) of one of the lists.
+struct Place {
+    i32 side, list, tile;
+};
+FN struct Place place_of(const struct Selected &p, i32 block) {
+    const i32 rows = p.lists * p.tile_count[0], side = block >= rows;
+    const i32 rest = block - side * rows, list = rest / p.tile_count[side];
+    return {side, list, rest - list * p.tile_count[side]};
+}
+
+// Where a tile row's words are: first what some of its queries chose, then what all did.
+template <class S>
+FN i32 *seen_by(const struct Selected &p, i32 list, i32 row) {
+    const i64 place = (i64)list * p.tile_count[0] + row;
+    return p.seen[S::INDEX] + 2 * place * p.words[S::INDEX];
+}
+
+template <class S>
+FN void join_bits(const struct Selected &p, const struct Place &at) {
+    constexpr i32 INDEX = S::INDEX;
+    const i32 words = p.words[INDEX], head = p.cases[2 * (at.list % p.case_count) + 1];
+    const i32 first = at.tile * p.tile[0] / S::Q_BLOCK;
+    const i32 last = (min_i32((at.tile + 1) * p.tile[0], p.n[0]) - 1) / S::Q_BLOCK;
+    const i64 list = at.list / p.case_count * p.bits_batch[INDEX] + head * p.bits_head[INDEX];
+    i32 *const to = seen_by<S>(p, at.list, at.tile);
+    for (i32 word = threadIdx.x; word < words; word += THREADS) {
+        i32 some = 0, all = -1;
+#pragma unroll 8
+        for (i32 row = first; row <= last; row++) {
+            const i32 bits = p.bits[INDEX][list + (i64)row * words + word];
+            some |= bits, all &= bits;
+        }
+        to[word] = some, to[words + word] = all;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+select_tiles(const __grid_constant__ struct Selected p) {
+    const struct Place at = place_of(p, blockIdx.x);
+    join_bits<Selection0>(p, at);
+}
+
+// Of the ways in which a pair may or may not be chosen by each selection, those that pairs of a
+// tile may have: `chosen` are the ways in which this selection has it.
+template <class S>
+FN u32 ways_of(const struct Selected &p, i32 list, i32 row, i32 column, u32 chosen) {
+    const i32 *const words = seen_by<S>(p, list, row);
+    const i32 first = column * p.tile[1] / S::BLOCK;
+    const i32 last = (min_i32((column + 1) * p.tile[1], p.n[1]) - 1) / S::BLOCK;
+    u32 some = 0, others = 0;
+    for (i32 word = first / 32; word <= last / 32; word++) {
+        const u32 from = word == first / 32 ? ALL << first % 32 : ALL;
+        const u32 asked = word == last / 32 ? from & ALL >> (31 - last % 32) : from;
+        some |= words[word] & asked;
+        others |= ~words[p.words[S::INDEX] + word] & asked;
+    }
+    return (some ? chosen : 0) | (others ? ~chosen : 0);
+}
+
+// Hands on the word of a line's tile `i` if something of it may be live.
+template <class Hand>
+FN void hand_tile(const struct Selected &p, const struct Place &at, i32 i, const Hand &hand) {
+    const i32 row = at.side ? i : at.tile, column = at.side ? at.tile : i;
+    const i32 variant = p.cases[2 * (at.list % p.case_count)];
+    const i32 code = p.codes[(variant * p.tile_count[0] + row) * p.tile_count[1] + column];
+    if (!code) return;
+    u32 ways = (1u << (1 << 1)) - 1;
+    ways &= ways_of<Selection0>(p, at.list, row, column, 2);
+    if (code & ways) hand(2 * i + ((code >> 8 & ways) == ways));
+}
+
+// Rows are listed first, then columns, or one of them alone.
+FN struct Place listed_place(const struct Selected &p) {
+    return place_of(p, blockIdx.x + p.first_side * p.lists * p.tile_count[0]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+select_counts(const __grid_constant__ struct Selected p) {
+    const struct Place at = listed_place(p);
+    i32 count = 0;
+    for (i32 i = threadIdx.x; i < p.tile_count[1 - at.side]; i += THREADS)
+        hand_tile(p, at, i, [&](i32) { count++; });
+    count = block_sum(count);
+    if (threadIdx.x == 0) p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+select_lists(const __grid_constant__ struct Selected p) {
+    const struct Place at = listed_place(p);
+    const i32 tiles = p.tile_count[at.side];
+    const i32 *const counts = p.counts[at.side] + at.list * tiles;
+    i32 before = 0;
+    for (i32 i = threadIdx.x; i < at.tile; i += THREADS) before += counts[i];
+    const i32 first = at.list * p.room + block_sum(before);
+    i32 *const ptr = p.ptr[at.side] + at.list * (tiles + 1) + at.tile;
+    if (threadIdx.x == 0) {
+        ptr[0] = first;
+        if (at.tile + 1 == tiles) ptr[1] = first + counts[at.tile];
+    }
+    i32 *to = p.tiles[at.side] + first;
+    for (i32 turn = 0; turn < p.tile_count[1 - at.side]; turn += THREADS) {
+        const i32 i = turn + threadIdx.x;
+        i32 word = -1, all;
+        if (i < p.tile_count[1 - at.side]) hand_tile(p, at, i, [&](i32 found) { word = found; });
+        const i32 place = block_before(word >= 0, all);
+        if (word >= 0) to[place] = word;
+        to += all;
+    }
+}
+
+// ---------------------------------------------------------------- the work list
+
+// Of the planned items, whose `first` is the number of a tile row (or column) of all lists, those
+// that have tiles, then the others, then what is to be merged; each in the order of the plan.
+extern "C" __global__ void __launch_bounds__(THREADS)
+select_items(const __grid_constant__ struct Selected p) {
+    const i32 side = p.first_side, tiles = p.tile_count[side], start = blockIdx.x * CHUNK;
+    const int4 *const planned = (const int4 *)p.planned;
+    int4 *const work = (int4 *)p.work;
+    i32 live = 0, all_live = 0;
+    for (i32 i = threadIdx.x; i < p.items; i += THREADS) {
+        const i32 some = p.counts[side][planned[2 * i].z] > 0;
+        all_live += some;
+        live += i < start && some;
+    }
+    live = block_sum(live), all_live = block_sum(all_live);
+    for (i32 turn = start; turn < min_i32(start + CHUNK, p.items + p.merges); turn += THREADS) {
+        const i32 i = turn + threadIdx.x;
+        int4 low = {}, high = {};
+        if (i < p.items + p.merges) low = planned[2 * i], high = planned[2 * i + 1];
+        if (i < p.items) {
+            const i32 list = low.z / tiles;
+            low.w = p.counts[side][low.z];
+            low.z = p.ptr[side][low.z + list];
+            high.x = high.y = low.z;
+            if (low.w == 0) high.w = 0;
+        }
+        i32 all;
+        const i32 before = live + block_before(i < p.items && low.w > 0, all);
+        live += all;
+        const i32 to = i >= p.items ? i : low.w > 0 ? before : all_live + i - before;
+        if (i < p.items + p.merges) work[2 * to] = low, work[2 * to + 1] = high;
+    }
+}

@@ -1,0 +1,40 @@
+"""Numbers that the source which chooses blocks on the device and its launches agree on."""
+
+from __future__ import annotations
+
+THREADS = 128
+"""Of a block."""
+ROWS = 16
+"""Blocks of queries that a block of threads ranks for, at most: four for every warp."""
+FEW_ROWS = 4
+"""The same where there are too many blocks of keys for so many: one for every warp."""
+COLUMNS = 32
+"""Blocks of keys that are scored at a time: a word of bits."""
+CHUNK = 1024
+"""Items of the work list that a block writes."""
+CLASS_TOKENS = 128
+"""Queries, and keys, of which the static mask is classed together, or those of one block if that
+has more."""
+
+
+def scores_shared(head_dim: int) -> int:
+    """Bytes of shared memory for what is multiplied: rows of fp32."""
+    return 4 * (ROWS * head_dim + COLUMNS * (head_dim + 4))
+
+
+def shared_bytes(head_dim: int, turn: int, columns: int) -> int:
+    """Bytes of shared memory of a block that ranks `columns` blocks of keys for `turn` blocks of
+    queries."""
+    return scores_shared(head_dim) + 4 * turn * COLUMNS * -(-columns // COLUMNS)
+
+
+def turn_of(head_dim: int, columns: int, most_shared: int) -> int:
+    """Blocks of queries that a block of threads with so much shared memory ranks for; 0 where there
+    are too many of keys."""
+    fit = (n for n in (ROWS, FEW_ROWS) if shared_bytes(head_dim, n, columns) <= most_shared)
+    return next(fit, 0)
+
+
+def class_shape(q_block: int, block: int) -> tuple[int, int]:
+    """Cells, down and across, whose class is one number."""
+    return max(1, CLASS_TOKENS // q_block), max(1, CLASS_TOKENS // block)

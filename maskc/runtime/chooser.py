@@ -1,0 +1,253 @@
+"""Plans of passes whose blocks are chosen on the device: what a call must give, tables, launches.
+
+What the mask asks besides its selections is laid out on the host, once per lengths, for every way
+in which a pair may or may not be chosen; see maskc/layout/choices.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from maskc.core.abi import WORK_FIELDS
+from maskc.core.bundle import SourceUnit
+from maskc.core.expr import arrays
+from maskc.core.layout import MAX_TILES
+from maskc.core.problem import Direction
+from maskc.core.selection import SCORING, Score, Selection
+from maskc.layout import (
+    MAX_ITEMS,
+    Hull,
+    Spans,
+    Work,
+    allowed_classes,
+    backward_work,
+    forward_work,
+    hull_of,
+    tile_codes,
+)
+from maskc.runtime.arrays import LIBRARIES, Array, Device
+from maskc.runtime.binding import Binder, Bound
+from maskc.runtime.checks import Sizes
+from maskc.runtime.choosing import TYPES, Choosing, Vote, cases_of
+from maskc.runtime.lister import Unlisted, with_room
+from maskc.runtime.making import Maker
+from maskc.runtime.plans import ATTENTION, Output, Plan
+from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
+from maskc.runtime.selected import Given, Ranked, SelectedPlan
+from maskc.runtime.tables import Case, Tables, mask_args
+
+_NAMES = ("scores", "index_q", "index_k", "index_w")
+_LEAST_TILE = 64
+"""Tokens of the smallest tiles."""
+_MOST_TILES = 1 << 24
+"""Tiles of all masks of a call, and cells that are classed: a word each."""
+
+
+class Chooser:
+    """Makes such plans for one bundle; safe to use from several threads."""
+
+    def __init__(self, maker: Maker, binder: Binder, target: str) -> None:
+        self._maker, self._binder, self._target = maker, binder, target
+        self._unit = maker.bundle.list_source(target)
+        self.active = self._unit is not None
+        """Whether the device can choose for this mask."""
+
+    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+        """Parameters of a call and what it ranks by; None where the host is to choose.
+
+        Raises:
+            DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
+        """
+        if not self.active or 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+            return None
+        tiles = -(-sizes.n_q // _LEAST_TILE) * -(-sizes.n_kv // _LEAST_TILE)
+        if tiles * len(self._maker.bundle.variants) > _MOST_TILES:
+            return None  # for both passes alike, whose choices must not differ by a rounding
+        params = self._binder.parameters(keywords)
+        given = _given_on(device, keywords, self._maker.bundle.selections, sizes)
+        if given is None or not all(vote.turn for vote in self._votes(sizes, given)):
+            return None
+        key = tuple(params.values()), tuple(x.key if x else None for x in given)
+        return Bound(params, None, key, given)
+
+    def _votes(self, sizes: Sizes, given: Given) -> tuple[Vote, ...]:
+        bundle = self._maker.bundle
+        dim = bundle.problem.head_dim
+        room = max(launch.shared_bytes for launch in self._unit.mode().launches)
+        return tuple(Vote(each, sizes, given, dim, room) for each in bundle.selections)
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> SelectedPlan:  # fmt: skip
+        """How a pass of `unit` runs over some tokens; arguments as in Maker.plan.
+
+        Raises:
+            Unlisted: there are too many tiles, or lists are to be checked.
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
+        known = unit.target == self._target and not unit.distances and unit.boxes is None
+        if os.environ.get("MASKC_CHECK") == "1" or not known:
+            raise Unlisted
+        bundle, kernels, index = self._maker.bundle, self._maker.kernels, wanted.device[1]
+        votes = self._votes(place.sizes, bound.given)
+        tables, choosing, classes = self._static(unit, wanted, bound, place, votes)
+        kernel = kernels.get(unit, mode_of(unit, wanted, tables), wanted.features, index)
+        own = make_plan(bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
+        own, room = with_room(own, choosing.backward, choosing.places)
+        lists = kernels.get(self._unit, "usual", frozenset(), index)
+        names = [each.name for each in bundle.selections]
+        order = tuple(map(names.index, bundle.arrays))
+        return SelectedPlan(
+            _with_arrays(own, choosing, order), lists,
+            choosing.steps(lists.steps(choosing.blocks)), choosing.numbers(), room, classes, order,
+        )  # fmt: skip
+
+    def _static(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, votes: tuple[Vote, ...]
+    ) -> tuple[Tables, Choosing, tuple[int, ...]]:
+        """(tables, sizes, where each selection's classes start) before anything is chosen."""
+        bundle, sizes, backward = self._maker.bundle, place.sizes, wanted.direction
+        backward = wanted.direction is Direction.backward
+        rows, columns = unit.tiles(sizes.n_q, sizes.n_kv)
+        if rows * columns * len(bundle.variants) > _MOST_TILES:
+            raise Unlisted
+        n, params, chosen = (sizes.n_q, sizes.n_kv), bound.params, bundle.selections
+        codes = np.stack([tile_codes(v.keep, chosen, unit.tile, *n, params)
+                          for v in bundle.variants])  # fmt: skip
+        classes = [allowed_classes(each, *n, params).ravel() for each in chosen]
+        starts = np.cumsum([0, *map(len, classes)])
+        if starts[-1] > _MOST_TILES:
+            raise Unlisted
+        reads = [[i for i, each in enumerate(chosen) if each.name in arrays(variant.keep)]
+                 for variant in bundle.variants]  # fmt: skip
+        cases, of_head = cases_of(bundle.head_variant, reads, votes, sizes.heads_q)
+        lists = max(vote.batches for vote in votes)
+        hull = hull_of(np.tile(codes[cases[:, 0]], (lists, 1, 1)), chosen, unit.tile)
+        ordered = unit.work is None or (wanted.deterministic and backward)
+        work = _planned(unit, hull, len(cases), of_head, lists > 1, sizes, backward)
+        if ordered:  # its items come from the index of a block; there are as many
+            work = Work(work.items, work.filled, False)
+        if lists * len(cases) * hull.room > MAX_TILES or len(work.items) > MAX_ITEMS:
+            raise Unlisted
+        values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+        told = [Case(bundle.variants[variant], head) for variant, head in cases.tolist()]
+        args = np.array([params[name] for name, _ in bundle.params], np.int32)
+        parts = (
+            ("mask_args", mask_args(tuple(told), values)), ("head_variant", of_head),
+            ("row_ptr", cases), ("row_tiles", codes), ("col_ptr", args),
+            ("col_tiles", np.concatenate(classes)), ("work", _rows_of(work)),
+        )  # fmt: skip
+        choosing = Choosing(
+            unit, votes, sizes, bound.given, backward, ordered,
+            (place.strides["q"][:3], place.strides["k"][:3]), bundle.problem.head_dim, len(cases),
+            hull.room, len(work.items), len(work.merges),
+        )  # fmt: skip
+        tables = Tables(parts, (), len(cases) if lists > 1 else 0, {}, work)
+        first = tuple(map(int, starts[:-1])) + (0,) * (3 - len(classes))
+        return tables, choosing, first
+
+
+def _planned(
+    unit: SourceUnit, hull: Hull, cases: int, of_head: np.ndarray, batched: bool, sizes: Sizes,
+    backward: bool,
+) -> Work:  # fmt: skip
+    """Items as they would be with the most tiles, all of which may turn out to have some; `first`
+    is the number of a tile row or column among those of all lists. None is ever cut."""
+    count = hull.columns if backward else hull.rows
+    number = np.arange(count.size).reshape(count.shape)
+    spans = Spans(number, count, number, number)
+    step = cases if batched else 0
+    lists = step * np.arange(sizes.batch)[:, None] + of_head.astype(np.int64)
+    if unit.work is None:
+        return Work(np.zeros((0, len(WORK_FIELDS)), np.int32), 0, False)
+    rule = replace(unit.work, most_tiles=0, uneven_tiles=0)
+    if backward:
+        work = backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
+    else:
+        work = forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)
+    return replace(work, filled=len(work.items), shared=bool(len(work.merges)))
+
+
+def _rows_of(work: Work) -> np.ndarray:
+    return np.concatenate([work.items, work.merges])
+
+
+def _with_arrays(plan: Plan, choosing: Choosing, order: tuple[int, ...]) -> Plan:
+    """The same, with how far apart the bits of heads and sequences are."""
+    block = ATTENTION.from_buffer_copy(plan.numbers)
+    for place, number in enumerate(order):
+        steps = choosing.array_strides(number)
+        block.array_batch[place], block.array_head[place], block.array_row[place] = steps
+    return replace(plan, numbers=bytes(block))
+
+
+# ------------------------------------------------------------------ what a call gives
+
+
+def _given_on(
+    device: Device, keywords: Mapping[str, Any], selections: tuple[Selection, ...], sizes: Sizes
+) -> Given | None:
+    """What a call gives to rank by, where kernels can read it as it is.
+
+    Returns:
+        None where something is on another device, of another dtype or shape, or of a library not
+        known by name: the host reads it then, and says what is wrong if anything is.
+    """
+    names = {name for each in selections for name in SCORING[each.score]}
+    found = {name: _ranked(device, name, keywords.get(name), sizes) for name in sorted(names)}
+    if None in found.values():
+        return None
+    scores, index_q = found.get("scores"), found.get("index_q")
+    whole = sizes.n_q, sizes.n_kv
+    for each in selections:
+        blocks = -(-sizes.n_q // each.q_block), -(-sizes.n_kv // each.block)
+        if each.score is Score.given and scores.array.shape[-2:] not in (whole, blocks):
+            return None
+    if index_q is not None:
+        heads, _, dim = index_q.array.shape[1:]
+        fits = found["index_w"].array.shape[1] == heads and found["index_k"].array.shape[2] == dim
+        if not fits:
+            return None
+    return tuple(found.get(name) for name in _NAMES)
+
+
+def _ranked(device: Device, name: str, value: Any, sizes: Sizes) -> Ranked | None:
+    library = LIBRARIES.get(type(value))
+    if library is None:
+        return None
+    array = library.view(value, name)
+    if array.device != device or array.dtype not in TYPES or 0 in array.shape:
+        return None
+    return _as_scores(array, sizes) if name == "scores" else _as_index(array, name, sizes)
+
+
+def _as_scores(array: Array, sizes: Sizes) -> Ranked | None:
+    if len(array.shape) not in (2, 3, 4):
+        return None
+    batch, heads = (1, 1, *array.shape[:-2])[-2:]
+    if batch not in (1, sizes.batch) or heads not in (1, sizes.heads_q):
+        return None
+    steps = (0, 0, *array.strides[:-2])[-2:]
+    return Ranked(
+        array, (steps[0] if batch > 1 else 0, steps[1] if heads > 1 else 0, *array.strides[-2:])
+    )
+
+
+def _as_index(array: Array, name: str, sizes: Sizes) -> Ranked | None:
+    """index_q [batch, heads, n_q, dim], index_k [batch, n_kv, dim], index_w [batch, heads, n_q]."""
+    tokens = 1 if name == "index_k" else 2
+    rank = 4 if name == "index_q" else 3
+    length = sizes.n_kv if name == "index_k" else sizes.n_q
+    shape, steps = array.shape, array.strides
+    if len(shape) != rank or shape[0] not in (1, sizes.batch) or shape[tokens] != length:
+        return None
+    batch = steps[0] if shape[0] > 1 else 0
+    if name == "index_k":
+        return Ranked(array, (batch, 0, steps[1], steps[2]))
+    return Ranked(array, (batch, steps[1], steps[2], steps[3] if rank == 4 else 0))
