@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
-from maskc.core.errors import HeadsUnknown
+from maskc.core.errors import HeadsUnknown, SelectionNotCompiled
 from maskc.core.problem import Problem, TileShape
 from maskc.core.selection import RANKING
 from maskc.core.target import Target
@@ -249,6 +249,18 @@ def selects(mask: Mask) -> int:
     own = [mask.block] if isinstance(mask, TopK) else []
     inner = filter(None, map(selects, getattr(mask, "children", ())))
     return min([*own, *inner], default=0)
+
+
+def chooses(mask: Mask, problem: Problem, target: Target) -> bool:
+    """Whether a target that can run the problem has kernels for what the mask chooses at run time;
+    for a mask that chooses nothing, too."""
+    if not selects(mask):
+        return True
+    try:
+        planned(mask, problem, target)
+    except SelectionNotCompiled:
+        return False
+    return True
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

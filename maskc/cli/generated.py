@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,17 @@ def generated_files(entry: Entry, asked: Asked) -> dict[str, str]:
     from maskc import driver
 
     problem = asked.problem(entry.mask)
-    targets = _targets(asked, problem, driver.selects(entry.mask))
+    targets = _targets(asked, problem, lambda target: driver.chooses(entry.mask, problem, target))
     return driver.generate(entry.mask, entry.name, problem, targets, entry.title)
 
 
-def _targets(asked: Asked, problem: Problem, block: int) -> tuple[Target, ...]:
+def _targets(
+    asked: Asked, problem: Problem, chooses: Callable[[Target], bool]
+) -> tuple[Target, ...]:
     """The one asked for, else all that have such a kernel.
 
     Args:
-        block: fewest keys that a run-time selection chooses together, 0 where there is none.
+        chooses: whether a target has kernels for what the mask chooses at run time.
     """
     from maskc.core.target import TARGETS, Target
 
@@ -41,14 +44,12 @@ def _targets(asked: Asked, problem: Problem, block: int) -> tuple[Target, ...]:
         return (Target.named(asked.target),)
     able, refusal = [], None
     for target in TARGETS.values():
-        if block and not 0 < target.least_block <= block:
-            continue
         try:
             target.check(problem)
         except MaskcError as error:
             refusal = refusal or error
         else:
-            able.append(target)
+            able += [target] if chooses(target) else []
     if refusal is not None and not able:
         raise refusal
     return tuple(able)

@@ -12,6 +12,7 @@ from maskc.core.boxes import Boxes
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
+from maskc.core.gather import GATHER, WIDE, Gather
 from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
@@ -200,6 +201,8 @@ class SourceUnit:
     """By mode, where there is a choice of sources."""
     boxes: Boxes | None = None
     """Where tiles are boxes of a grid: it then serves only calls that have one."""
+    gather: Gather | None = None
+    """What the lists are made of that it makes of single keys."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -207,6 +210,11 @@ class SourceUnit:
         """A way to launch it; `usual` where it has none of that name."""
         modes = dict(self.modes)
         return modes.get(name) or modes["usual"]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it reads lists of single keys: then every key of a tile is seen by all rows."""
+        return self.form in (GATHER, WIDE)
 
     def offers(self, features: Features) -> bool:
         """Whether it has them: ALiBi's distances are not those of a grid, and entmax is in the

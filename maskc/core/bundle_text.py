@@ -28,6 +28,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr
+from maskc.core.gather import Gather, Span
 from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.selection import Score, Selection, Share
 
@@ -112,10 +113,11 @@ def kernel(
     form: str = "",
     costs: tuple[tuple[str, int, int, int], ...] = (),
     boxes: tuple | None = None,
+    gather: tuple[tuple[str, ...], tuple[tuple[str, str, str], ...]] | None = None,
 ) -> SourceUnit:
     """One source and how to launch it: `maps` as (tensor, rows) or (tensor, rows, box), `work`
     as fields of WorkList, `costs` as (mode, cycles per row, per tile, more per masked tile),
-    `boxes` as fields of Boxes."""
+    `boxes` as fields of Boxes, `gather` as those of Gather."""
     modes: dict[str, Mode] = {}
     for mode, macro, launched in launches:
         before = modes[mode].launches if mode in modes else ()
@@ -136,7 +138,13 @@ def kernel(
         form=form,
         costs=tuple(Cost(*each) for each in costs),
         boxes=None if boxes is None else Boxes(*boxes),
+        gather=None if gather is None else _gather(*gather),
     )
+
+
+def _gather(constants: tuple[str, ...], beside: tuple[tuple[str, str, str], ...]) -> Gather:
+    spans = tuple(Span(*map(_parse, each)) for each in beside)
+    return Gather(tuple(map(_parse, constants)), spans)
 
 
 def bundle(

@@ -26,10 +26,12 @@ from maskc.core.bundle import (
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.expr_text import to_python
+from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.emit.boxes import box_text
 from maskc.emit.environment import render
+from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import Iteration, KernelSpec, Lists, ListsSpec, Shape
@@ -91,7 +93,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
     spec = kernel_spec(plan, tuple(reads))
     unit = SourceUnit(
         plan.target.name,
-        render(_TEMPLATES[plan.target.family, plan.direction], spec),
+        render(_template(plan), spec),
         plan.tile,
         plan.use_ranges,
         directions=_directions(plan),
@@ -127,8 +129,17 @@ def _emit(plan: Plan, name: str) -> Bundle:
     )
 
 
+def _template(plan: Plan) -> str:
+    if plan.form in (GATHER, WIDE):
+        passes = "_backward" if plan.direction is _BACKWARD else ""
+        return f"{plan.target.family}/gather{passes}.cu.j2"
+    return _TEMPLATES[plan.target.family, plan.direction]
+
+
 def _lists_units(plan: Plan) -> tuple[SourceUnit, ...]:
-    """What makes tile lists on the device, where something does."""
+    """What makes lists on the device, where something does."""
+    if plan.gathering is not None:
+        return (lists_unit(plan, plan.gathering),)
     if plan.documents:
         return (_lists_unit(plan),)
     return (select_unit(plan),) if plan.selecting else ()
@@ -213,6 +224,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         boxes=None if plan.boxes is None else box_text(plan.boxes, plan.direction),
         key_run=gcd(plan.runs[0], plan.tile.k),
         query_run=gcd(plan.runs[1], plan.tile.q),
+        gathered=plan.form in (GATHER, WIDE),
         schedule=plan.schedule,
         banner=_banner(plan),
     )

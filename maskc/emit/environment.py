@@ -8,7 +8,6 @@ from functools import cache
 import jinja2
 
 from maskc.core.package import template_folder
-from maskc.emit.spec import KernelSpec, ListsSpec, SelectSpec
 
 
 def _finalize(value: object) -> object:
@@ -35,7 +34,7 @@ def environment() -> jinja2.Environment:
     )
 
 
-def render(template: str, spec: KernelSpec | ListsSpec | SelectSpec) -> str:
+def render(template: str, spec: object) -> str:
     """The text of one source."""
     text = environment().get_template(template).render(spec=spec)
     lines = [line.rstrip() for line in text.splitlines()]

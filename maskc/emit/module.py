@@ -12,6 +12,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import Bundle, Launch, LayoutRecipe, SourceUnit, TileLoop, Variant, WorkList
 from maskc.core.data import DataDecl
 from maskc.core.expr_text import to_python
+from maskc.core.gather import Gather
 from maskc.core.problem import Direction, Problem
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
@@ -170,7 +171,22 @@ def _kernel(unit: SourceUnit, key: str) -> str:
     if unit.boxes is not None:
         own = unit.boxes
         words.append(f"boxes=({own.extents}, {own.q}, {own.k}, {own.seen})")
+    if unit.gather is not None:
+        words.append(_gather(unit.gather))
     return ",\n".join(words)
+
+
+def _gather(own: Gather) -> str:
+    constants = _tuple([repr(to_python(value)) for value in own.constants])
+    spans = [
+        f"({', '.join(repr(to_python(x)) for x in (span.guard, span.first, span.last))})"
+        for span in own.beside
+    ]
+    return _several("gather=(", [constants, _tuple(spans)], 16)
+
+
+def _tuple(words: Sequence[str]) -> str:
+    return _several("(", words, 20)
 
 
 def _launch(mode: str, macro: str, one: Launch) -> str:

@@ -91,6 +91,8 @@ class KernelSpec:
     """The same of queries."""
     boxes: BoxText | None = None
     """Where tiles are boxes of a grid: partial ones then come as bits by coordinates."""
+    gathered: bool = False
+    """Whether keys are gathered, so that no pair of a tile is dead (sm_90a)."""
     schedule: object = None
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()

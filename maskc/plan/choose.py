@@ -9,6 +9,7 @@ from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
+from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.lift import lift
@@ -17,9 +18,10 @@ from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
-from maskc.plan import cpu, documents, selecting, sm80, sm90a
+from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a
 from maskc.plan.boxes import box_note, boxes_for, grid_masks
 from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
+from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
@@ -63,6 +65,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     Raises:
         MaskcError: the target has no kernel for this problem.
     """
+    if chooses_keys(heads.masks, target):
+        return _gathered(heads, problem, target)
     main = _plan(heads, problem, target, _FORWARD, "")
     also = tuple(
         _plan(heads, problem, TARGETS[name], direction, form)
@@ -173,6 +177,35 @@ def _check_selections(heads: Heads, target: Target) -> None:
                 found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
                 at = place_of(ir, each)
                 raise SelectionNotCompiled(target.name, found, target.least_block, at=at)
+
+
+def _gathered(heads: Heads, problem: Problem, target: Target) -> Plan:
+    """The plan of a mask that chooses single keys, for heads together.
+
+    Raises:
+        SelectionNotCompiled: there are no kernels for such a choice; and see `plan`.
+    """
+    target.check(problem)
+    made = gathering(heads.masks)
+    if isinstance(made, str):
+        at = place_of(heads.masks[0], heads.masks[0].selections[0])
+        raise SelectionNotCompiled(target.name, made, target.least_block, at=at)
+    (ir,), (facts,) = heads.masks, heads.facts
+    plans = []
+    for form, direction, schedule in (
+        (GATHER, _FORWARD, gather.gather_schedule(problem, False)),
+        (WIDE, _FORWARD, gather.gather_schedule(problem, True)),
+        (GATHER, _BACKWARD, gather.backward_schedule(problem)),
+    ):
+        mask = _planned(ir, facts, schedule.tile)
+        plans.append(Plan(
+            problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,
+            (), direction=direction, form=form,
+        ))  # fmt: skip
+    main, wide, backward = (replace(each, gathering=None) for each in plans)
+    either = f"{main.schedule.reason}; or {wide.schedule.reason}"
+    reasons = (either, backward.schedule.reason, *gather.reasons(made))
+    return replace(main, gathering=made, also=(wide, backward), reasons=reasons)
 
 
 def _documents(plan: Plan) -> bool:

@@ -14,6 +14,7 @@ from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
+from maskc.plan.gathering import Gathering
 from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
 
@@ -111,6 +112,8 @@ class Plan:
     """Whether run-time selections, and the tile lists that follow, may be made there."""
     boxes: Boxes | None = None
     """Where tiles are boxes of a grid instead of consecutive tokens."""
+    gathering: Gathering | None = None
+    """Where single keys are gathered: how the lists are made that tell which."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

@@ -54,7 +54,7 @@ class Chooser:
     def __init__(self, maker: Maker, binder: Binder, target: str) -> None:
         self._maker, self._binder, self._target = maker, binder, target
         self._unit = maker.bundle.list_source(target)
-        self.active = self._unit is not None
+        self.active = self._unit is not None and maker.gatherer is None
         """Whether the device can choose for this mask."""
 
     def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:

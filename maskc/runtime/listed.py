@@ -15,6 +15,7 @@ from operator import itemgetter
 from maskc.core import abi
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
+from maskc.runtime.arguments import Arguments
 from maskc.runtime.documents import Given
 from maskc.runtime.launch_cuda import CudaKernel, Step
 from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
@@ -39,22 +40,6 @@ _RESULTS = LISTED.result.size // 8
 KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
 KEPT_AT = ATTENTION.row_ptr.offset
 DELTA = POINTERS.index("delta")
-
-
-class Arguments:
-    """An argument block that launches take; its first members every call has anew."""
-
-    def __init__(self, numbers: bytes, own: struct.Struct, values: tuple[int, ...]) -> None:
-        """`own` writes what every call has anew; `numbers` has the rest."""
-        self._block = ctypes.create_string_buffer(numbers, len(numbers))
-        own.pack_into(self._block, 0, *values)
-        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
-        self.address = ctypes.addressof(self._places)
-        """Of the array of addresses that a launch takes."""
-
-    def arguments(self) -> tuple[bytes, ...]:
-        """What the addresses point to."""
-        return (self._block.raw,)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Suited
 from maskc.runtime.fallback import NumPyKernel
+from maskc.runtime.gather import Gatherer
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, ordered, uncut
@@ -37,6 +38,9 @@ class Maker:
         self.bundle = bundle
         self._selector = Selector(bundle, target)
         self.kernels = Kernels(bundle, target)
+        gathers = any(u.gathers and u.target == target.name for u in bundle.units)
+        self.gatherer = Gatherer(bundle, target, self.kernels) if gathers else None
+        """Makes plans over single keys that are chosen on the device."""
         self.tables: Recent[Tables] = Recent()
         self._suited = Suited(bundle)
         self._lock = threading.Lock()
@@ -79,6 +83,8 @@ class Maker:
             given: q and k, then what else the call has.
         """
         names, no_softcap, alpha, nan_safe, *_ = asked
+        if self.gatherer is not None:
+            return self.gatherer.bound(binder, asked, given, data)
         features = features_asked(names, not no_softcap, alpha > 0, nan_safe)
         unit = self.kernels.unit(Direction.forward, features)
 

@@ -110,7 +110,8 @@ class Planner:
         if not launches(sizes, direction):
             return make_plan(bundle, unit, wanted, None, place, bound.params, NOTHING, outputs)
         if bound.given is not None:
-            return self.lister.plan(unit, wanted, bound, place, outputs)
+            lists = self.whole.gatherer or self.lister
+            return lists.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
         if own and self._divides(unit, wanted.features, sizes, bound, arrays):

@@ -271,6 +271,9 @@ static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __fsub_rn(float x, float y) { return x - y; }
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+static inline long long __float2ll_rn(float x) { return llrintf(x); }
+static inline float __ll2float_rn(long long x) { return (float)x; }
+static inline float __fdiv_rn(float x, float y) { return x / y; }
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }

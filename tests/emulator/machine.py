@@ -22,7 +22,7 @@ from tests.emulator.translate import translated
 HERE = Path(__file__).parent
 PROCESSORS = 3
 FLAGS = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-w",
-         "-U_FORTIFY_SOURCE", f"-I{HERE}")  # fmt: skip
+         "-U_FORTIFY_SOURCE", "-fno-gnu-unique", f"-I{HERE}")  # fmt: skip
 
 
 class Fault(Exception):

@@ -116,6 +116,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"^\s*cvt\.f32\.f16 %0, %1", "{o0} = emu::widen({i0}, true)"),
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
+    (r"^cvt\.f32\.f16", "{o0} = emu::widen({i0}, true)"),
     (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
@@ -148,9 +149,12 @@ def translated(source: str) -> tuple[str, tuple[str, ...]]:
         lambda m: f"auto &{m[2]} = emu::shared_variable<{m[1]}{m[3]}, {next(count)}>();", text
     )
     entries = tuple(_KERNEL.findall(text))
+    text = _KERNEL.sub(lambda m: f"#define EMU_HAS_{m[1]}\n{m[0]}", text)  # some macros hide some
     cases = "".join(
+        f"#ifdef EMU_HAS_{name}\n"
         f'    if (!strcmp(entry, "{name}"))\n'
         f"        return emu::launch({name}, given, blocks, threads, shared, seed);\n"
+        "#endif\n"
         for name in entries
     )
     return (

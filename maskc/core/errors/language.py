@@ -113,8 +113,11 @@ class BadTable(MaskcError):
 
 class SelectionNotCompiled(MaskcError):
     code = "MC117"
-    message = "target {0} has no kernels for topk of {1}, only of blocks of at least {2} keys"
-    hint = "use target='cpu', or choose larger blocks"
+    message = "target {0} has no kernels for topk of {1}; of blocks of at least {2} keys it has"
+    hint = (
+        "use target='cpu', or choose larger blocks; sm_90a has single keys where heads choose "
+        "together (share='all' or 'group') by given scores, or by an indexer"
+    )
 
 
 class BadIds(MaskcError):

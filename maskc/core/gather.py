@@ -1,0 +1,81 @@
+"""Single keys chosen for heads together: what gathers them, and the arguments of its lists.
+
+A tile's rows are then the query heads of one query that share its keys, and its columns these keys,
+wherever they lie: a list per query tells which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.abi import Field
+from maskc.core.expr import Expr
+from maskc.core.problem import TileShape
+
+GATHER, WIDE, LISTS = "gather", "gather_wide", "gather_lists"
+"""Forms of the sources: tiles of 64 heads, of 128, and what makes the lists."""
+
+INDEXED: tuple[tuple[str, int], ...] = (("indexed_64", 64), ("usual", 128), ("indexed_256", 256))
+"""Modes of the source that makes lists from an indexer, and the largest index dimension of each."""
+
+ROWS, WIDE_ROWS = 64, 128
+"""Heads of a tile."""
+KEYS = 64
+"""Of a tile."""
+MOST_CONSTANTS = 48
+"""Of a mask's formulas."""
+SCORE_TILE = TileShape(64, 128)
+"""Queries and keys for which a block computes an indexer's scores."""
+MOST_HEADS = 1024
+"""Of an indexer."""
+SCORE_BYTES = 1 << 27
+"""Of scores that are kept at a time; of longer rows one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive keys of a query, which formulas call `ti`: those from `first` to before `last`,
+    where `guard` holds."""
+
+    guard: Expr
+    first: Expr
+    last: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """What lists are made of, when lengths are known."""
+
+    constants: tuple[Expr, ...]
+    """Of the kernel's formulas, over n_q, n_kv and parameters."""
+    beside: tuple[Span, ...]
+    """What a query may see without it having been chosen: the union holds all of that."""
+
+
+GATHERED_FIELDS: tuple[Field, ...] = (
+    Field("index_q", "const void *", "[batch, index heads, n_q, INDEX_DIM]"),
+    Field("index_k", "const void *", "[batch, n_kv, INDEX_DIM]"),
+    Field("index_w", "const void *", "[batch, index heads, n_q]"),
+    Field("given", "const void *", "scores [batch, heads, n_q, n_kv]"),
+    Field("scores", "float *", "workspace [rows][pitch], of the rows at hand"),
+    Field("lists", "i32 *", "[all rows][room]: the keys of a query, ascending"),
+    Field("counts", "i32 *", "[all rows]: how many they are"),
+    Field("index_q_stride", "i64", "elements between batches, heads, tokens", 3),
+    Field("index_k_stride", "i64", "elements between batches, tokens", 2),
+    Field("index_w_stride", "i64", "elements between batches, heads, tokens", 3),
+    Field("given_stride", "i64", "elements between batches, heads, queries", 3),
+    Field("pitch", "i64", "elements from one row of scores to the next"),
+    Field("first", "i64", "of the rows at hand: (sequence * groups + group) * n_q + query"),
+    Field("rows", "i32", "at hand"),
+    Field("groups", "i32", "of heads of a sequence that have lists of their own"),
+    Field("n_q", "i32", "queries"),
+    Field("n_kv", "i32", "keys"),
+    Field("wanted", "i32", "keys that are chosen, at most n_kv"),
+    Field("room", "i32", "keys for which a list has room"),
+    Field("heads", "i32", "of the indexer, or whose given scores are averaged"),
+    Field("index_dim", "i32", "elements of a row of index_q and index_k"),
+    Field("weight_code", "i32", "of an element of index_w: 0 fp32, 1 bf16, 2 fp16"),
+    Field("given_code", "i32", "likewise of the scores"),
+    Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
+)  # fmt: skip
+"""What kernels take that score keys and list the best."""

@@ -1,0 +1,116 @@
+"""The source that lists single keys: an indexer's scores, and the best of a row of scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from maskc.core import abi
+from maskc.core import gather as G
+from maskc.core.bundle import SourceUnit
+from maskc.core.dtypes import DType
+from maskc.core.expr_text import to_python
+from maskc.core.problem import TileShape
+from maskc.emit.environment import render
+from maskc.emit.predicate import bounds_text, predicate_lines
+from maskc.emit.spec import PredicateLine
+from maskc.ir.types import MaskIR
+from maskc.plan import gather
+from maskc.plan.gathering import Formula, Gathering
+from maskc.plan.sm90a import Product
+from maskc.plan.types import Plan
+
+_NOTES = {
+    "allowed": "Whether query q may choose key k.",
+    "chosen": "Whether the mask keeps a pair that was chosen.",
+    "beside": "Whether it keeps one that was not.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """A formula of the mask as C text."""
+
+    name: str
+    note: str
+    predicate: tuple[PredicateLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexText:
+    """A way to compute an indexer's scores."""
+
+    macro: str
+    dim: int
+    """Most elements of a row."""
+    slabs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """What the wrappers of matrix products read."""
+
+    products: tuple[Product, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherSpec:
+    """What the template of this source reads."""
+
+    dtype: DType
+    formulas: tuple[PartText, ...]
+    arg_notes: tuple[str, ...]
+    allowed_spans: tuple[tuple[str, str], ...] | None
+    """First and past-last key of each interval that a query may choose from; None: no such few."""
+    beside_spans: tuple[tuple[str, str], ...]
+    """The same of what it may keep besides."""
+    indexed: tuple[IndexText, ...]
+    score_threads: int
+    """Of a block that scores keys."""
+    threads: int
+    """Of one that lists those of a query."""
+    score_tile: TileShape
+    columns: int
+    """Of a step of a block that scores keys: heads of queries."""
+    schedule: _Products
+    banner: tuple[str, ...]
+    fields: tuple[abi.Field, ...] = field(default=G.GATHERED_FIELDS)
+    arguments: str = "Gathered"
+    """The argument block's name."""
+
+
+def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
+    """The source; its lengths, tensors and constants come from calls."""
+    (mask,) = plan.masks
+    target = plan.target
+    spec = GatherSpec(
+        dtype=plan.problem.dtype,
+        formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
+        arg_notes=tuple(to_python(value) for value in made.constants),
+        allowed_spans=_spans(made.allowed),
+        beside_spans=_spans(made.beside) or (),
+        indexed=tuple(IndexText(gather.macro_of(dim), dim, dim // 64) for _, dim in G.INDEXED),
+        score_threads=gather.SCORERS,
+        threads=gather.THREADS,
+        score_tile=G.SCORE_TILE,
+        columns=gather.SCORE_COLUMNS,
+        schedule=_Products((Product("multiply_keys", gather.SCORE_COLUMNS),)),
+        banner=(
+            f"Lists of the keys that queries choose: {target.name}, {plan.problem.dtype.value}.",
+            "Written by `maskc compile`; change the pattern, not this file.",
+        ),
+    )
+    return SourceUnit(
+        target.name, render(f"{target.family}/gather_lists.cu.j2", spec), TileShape(1, 1), False,
+        (), gather.list_modes(made.selection.score), form=G.LISTS, gather=made.recipe,
+    )  # fmt: skip
+
+
+def _text(ir: MaskIR, formula: Formula) -> PartText:
+    lines = predicate_lines(ir, formula.lifted, (), tiled=False)
+    return PartText(formula.name, _NOTES[formula.name], lines)
+
+
+def _spans(formula: Formula) -> tuple[tuple[str, str], ...] | None:
+    if formula.spans is None:
+        return None
+    return tuple(bounds_text(span.keys, "first") for span in formula.spans)

@@ -1,0 +1,205 @@
+"""Keys chosen one by one for heads together (Hopper): which masks run so, and the launches.
+
+A tile's rows are the heads of one query that share its keys, 64 or 128 of them; what a key/value
+head has fewer is padding, computed and thrown away. One warpgroup gathers keys and values row by
+row (cp.async, 16 bytes a thread), one or two others compute.
+
+Lists are made just before, on the device: scores by tensor cores, tile by tile, for so many queries
+at a time as the workspace holds; the k-th best of a row exactly, by radix selection over its bits
+and, among equal scores, over the keys; then the keys that the mask keeps, in ascending order. What
+the mask keeps beside what was chosen is taken from the same walk over the keys, so nothing is
+counted twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core import expr as E
+from maskc.core import gather as G
+from maskc.core.bundle import Grid, Launch, Mode
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Problem, TileShape
+from maskc.core.selection import Score, Share
+from maskc.core.target import TARGETS
+from maskc.plan.gathering import Gathering
+from maskc.plan.sm90a import ForwardSchedule, Product
+
+SCORERS, THREADS = 256, 512
+"""Of a block that scores keys, and of one that lists those of a query."""
+SCORE_STAGES = 2
+"""Tiles of an indexer's queries in flight."""
+SCORE_COLUMNS = 128
+"""Index heads of queries whose products with keys a step computes."""
+
+_CONTROL_BYTES = 1024
+_RESERVED_BYTES = 1024
+_SLAB_ROW = 128
+"""Bytes of 64 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What decides a schedule."""
+
+    stages: int
+    registers: tuple[int, int]
+    """Per thread of a warpgroup that computes, and of the one that copies."""
+    blocks: int = 1
+    """That a multiprocessor runs at once."""
+
+
+_NARROW = {
+    64: _Form(3, (176, 80), 2),
+    96: _Form(2, (176, 80), 2),
+    128: _Form(3, (176, 80), 2),
+    192: _Form(3, (240, 80)),
+    256: _Form(2, (240, 80)),
+}
+"""For each head dimension, with 64 heads a tile."""
+_WIDE = {
+    64: _Form(4, (216, 72)),
+    96: _Form(4, (216, 72)),
+    128: _Form(4, (216, 72)),
+    192: _Form(3, (216, 72)),
+    256: _Form(2, (216, 72)),
+}
+"""The same with 128."""
+
+
+def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
+    """The schedule of a forward pass over gathered keys.
+
+    Args:
+        wide: whether a tile has the rows of 128 heads instead of 64.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, form = problem.head_dim, (_WIDE if wide else _NARROW)[problem.head_dim]
+    tile = TileShape(G.WIDE_ROWS if wide else G.ROWS, G.KEYS)
+    slabs, groups, target = -(-dim // 64), tile.q // 64, TARGETS["sm_90a"]
+    shared = _SLAB_ROW * slabs * (tile.q + 2 * form.stages * tile.k) + _CONTROL_BYTES
+    most = (target.shared_memory + _RESERVED_BYTES) // form.blocks - _RESERVED_BYTES
+    if shared > most:
+        raise SharedMemoryExceeded(shared, target.name, most)
+    threads = 128 * (groups + 1)
+    launch = Launch("attention_forward", Grid.stream, threads, shared, resident=form.blocks)
+    return ForwardSchedule(
+        tile,
+        f"tiles of {tile.q} heads of one query x {tile.k} of its keys, {form.stages} stages, "
+        f"{shared / 1024:g} KiB of shared memory",
+        warps=4 * (groups + 1),
+        stages=form.stages,
+        min_blocks=form.blocks,
+        shared_bytes=shared,
+        warpgroups=groups,
+        registers=form.registers,
+        slabs=slabs,
+        products=(
+            Product("multiply_qk", tile.k),
+            Product("multiply_pv", dim, from_registers=True, b_along_tokens=1),
+        ),
+        modes=(("usual", Mode((launch,))),),
+    )
+
+
+_BACKWARD = {
+    64: _Form(4, (240, 80)),
+    96: _Form(3, (240, 80)),
+    128: _Form(3, (240, 80)),
+    192: _Form(3, (256, 80)),
+    256: _Form(2, (256, 80)),
+}
+"""For a backward pass, with 64 heads a tile."""
+
+
+def backward_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a backward pass over gathered keys.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, form = problem.head_dim, _BACKWARD[problem.head_dim]
+    tile, slabs = TileShape(G.ROWS, G.KEYS), -(-dim // 64)
+    weights, control = 2 * _SLAB_ROW * tile.k, 2 * _CONTROL_BYTES
+    shared = _SLAB_ROW * slabs * 2 * (tile.q + form.stages * tile.k) + weights + control
+    most = TARGETS["sm_90a"].shared_memory
+    if shared > most:
+        raise SharedMemoryExceeded(shared, "sm_90a", most)
+    return ForwardSchedule(
+        tile,
+        f"backward: tiles of {tile.q} heads of one query x {tile.k} of its keys, {form.stages} "
+        f"stages, {shared / 1024:g} KiB of shared memory; dk and dv are added up in fp32 memory",
+        warps=8,
+        stages=form.stages,
+        min_blocks=form.blocks,
+        shared_bytes=shared,
+        warpgroups=1,
+        registers=form.registers,
+        slabs=slabs,
+        products=(
+            Product("multiply_scores", tile.k),
+            Product("multiply_dq", dim, from_registers=True, b_along_tokens=1),
+            Product("multiply_keys", 64, a_along_tokens=1, b_along_tokens=1),
+        ),
+        modes=_backward_modes(
+            Launch("attention_backward", Grid.stream, 256, shared, resident=form.blocks)
+        ),
+    )
+
+
+def _backward_modes(main: Launch) -> tuple[tuple[str, Mode], ...]:
+    """Sums of dk and dv in fp32, added up in any order; or as integers, in which no order shows."""
+    clear, seen, largest, keys = (
+        Launch(f"attention_{name}", Grid.results, 256, resident=6)
+        for name in ("clear", "seen", "largest", "keys")
+    )
+    return (
+        ("usual", Mode((clear, main, keys))),
+        ("deterministic", Mode((clear, seen, largest, main, keys), "DETERMINISTIC")),
+    )
+
+
+def list_modes(score: Score) -> tuple[tuple[str, Mode], ...]:
+    """How lists are made: of given scores, or of an indexer's, which are computed first."""
+    choose = Launch("gather_lists", Grid.rows, THREADS, resident=2)
+    if score is Score.given:
+        return (("usual", Mode((choose,))),)
+    modes = []
+    for name, dim in G.INDEXED:
+        tiles = G.SCORE_TILE.k + SCORE_STAGES * SCORE_COLUMNS
+        shared = _SLAB_ROW * (dim // 64) * tiles + _CONTROL_BYTES * SCORE_STAGES
+        first = Launch("gather_scores", Grid.tiles, SCORERS, shared, resident=score_blocks(dim))
+        modes.append((name, Mode((first, choose), macro_of(dim))))
+    return tuple(modes)
+
+
+def macro_of(dim: int) -> str:
+    """Selects the scores of an indexer with rows of at most `dim` elements."""
+    return f"INDEXED_{dim}"
+
+
+def score_blocks(dim: int) -> int:
+    """Blocks of `gather_scores` that a multiprocessor runs at once."""
+    return 1 if dim > 128 else 2
+
+
+def reasons(made: Gathering) -> tuple[str, ...]:
+    """For explain()."""
+    groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
+    beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
+    return (
+        f"keys are gathered: the best {made.selection.k}{beside}, listed on the device for each "
+        f"query; {groups} share a list, nothing waits for the host",
+        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
+        "head takes the time of 64; 65 to 128 take that of 128",
+        f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB",
+        "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
+        "deterministic, in 64-bit integers",
+    )
+
+
+def _shared(made: Gathering) -> bool:
+    """Whether all heads of a sequence have one list."""
+    return made.selection.share is Share.all or made.selection.score is Score.indexer

@@ -1,0 +1,22 @@
+"""Argument blocks of kernels that make lists for others."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+
+class Arguments:
+    """A block that launches take, as `struct Listed`: its pointers come first."""
+
+    def __init__(self, numbers: bytes, layout: struct.Struct, pointers: tuple[int, ...]) -> None:
+        """`numbers` is the block without its pointers, which `layout` writes."""
+        self._block = ctypes.create_string_buffer(numbers, len(numbers))
+        layout.pack_into(self._block, 0, *pointers)
+        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self.address = ctypes.addressof(self._places)
+        """Of the array of addresses that a launch takes."""
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """What the addresses point to."""
+        return (self._block.raw,)

@@ -1,0 +1,330 @@
+"""Passes over single keys that are chosen on the device just before.
+
+Scores, lists and counts lie in the workspace of the call, so that calls of several streams, threads
+and CUDA graphs have nothing in common, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from maskc.core import abi
+from maskc.core import gather as G
+from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
+from maskc.core.evaluate import evaluate
+from maskc.core.problem import Direction
+from maskc.core.target import Target
+from maskc.runtime import checks
+from maskc.runtime.arguments import Arguments
+from maskc.runtime.arrays import LIBRARIES
+from maskc.runtime.binding import Binder, Bound
+from maskc.runtime.checks import Sizes
+from maskc.runtime.kernels import Kernels
+from maskc.runtime.launch_cuda import CudaKernel, Step
+from maskc.runtime.plans import (
+    ATTENTION,
+    LISTED_POINTERS,
+    POINTERS,
+    Output,
+    Plan,
+    Pointers,
+    Sent,
+)
+from maskc.runtime.prepare import Pass, Place, launches, make_plan
+from maskc.runtime.ranking import CODES, Ranking, ranking_on, steps_of
+from maskc.runtime.tables import Tables
+
+GATHERED = abi.structure(G.GATHERED_FIELDS)
+_OWN = struct.Struct(f"{GATHERED.index_q_stride.offset // 8}Q")
+_INT, _PITCH = 4, 4
+"""Bytes; floats to which a row of scores, and every part of the workspace, is rounded up."""
+_ROWS_AT_ONCE = 1 << 30
+"""Blocks of a launch."""
+_DELTA = POINTERS.index("delta")
+_NO_TABLES = Tables((("mask_args", np.zeros(1, np.int32)),), (), 0, {})
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """The workspace of a call, in entries of four bytes, and what lies in it."""
+
+    rows: int
+    """Queries that have a list of their own."""
+    room: int
+    """Keys of a list, at most."""
+    at_once: int
+    """Rows whose scores are kept at a time."""
+    pitch: int
+    """Entries from one row of scores to the next; 0 where scores are given."""
+
+    @property
+    def lists(self) -> int:
+        """Where lists start; counts come before them."""
+        return _rounded(self.rows)
+
+    @property
+    def scores(self) -> int:
+        return self.lists + _rounded(self.rows * self.room)
+
+    @property
+    def sums(self) -> int:
+        """What keys have so far of their gradients; nothing in a forward pass."""
+        return self.scores + self.at_once * self.pitch
+
+
+def _rounded(entries: int) -> int:
+    return -(-entries // _PITCH) * _PITCH
+
+
+def room_for(
+    wanted: int, recipe: G.Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int]
+) -> Room:
+    """What a call needs.
+
+    Args:
+        wanted: keys that are chosen for a query.
+        recipe: tells what it may see besides.
+        ranking: of the call.
+        params: a value for every parameter.
+    """
+    beside = _most_beside(recipe, sizes, params)
+    room = max(1, min(wanted + beside, sizes.n_kv))
+    rows = ranking.lists * ranking.groups * sizes.n_q
+    if "scores" in ranking.arrays:
+        return Room(rows, room, min(rows, _ROWS_AT_ONCE), 0)
+    pitch = max(_PITCH, _rounded(sizes.n_kv))
+    step = max(1, G.SCORE_BYTES // (_INT * pitch))
+    step = max(step // G.SCORE_TILE.q * G.SCORE_TILE.q, min(step, G.SCORE_TILE.q))
+    return Room(rows, room, min(step, sizes.n_q), pitch)
+
+
+def _most_beside(recipe: G.Gather, sizes: Sizes, params: Mapping[str, int]) -> int:
+    """Keys that a query may see without having chosen them, at most."""
+    env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv, "ti": np.arange(sizes.n_q)}
+    total = np.zeros(sizes.n_q, np.int64)
+    for span in recipe.beside:
+        guard, first, last = (evaluate(x, env) for x in (span.guard, span.first, span.last))
+        length = np.minimum(last, sizes.n_kv) - np.maximum(first, 0)
+        total += np.where(guard, np.maximum(length, 0), 0)
+    return int(total.max(initial=0))
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Launches that list the keys of some rows."""
+
+    numbers: bytes
+    """`struct Gathered` without its pointers."""
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class GatherPlan:
+    """One direction of one signature; what `called` gives stands in for `Plan`."""
+
+    own: Plan
+    """The pass itself."""
+    lists: CudaKernel
+    """Makes the lists."""
+    chunks: tuple[Chunk, ...]
+    room: Room
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.own.size + sum(len(chunk.numbers) for chunk in self.chunks)
+
+    def called(self, given: Ranking) -> GatherCall:
+        """A call that ranks by these tensors."""
+        return GatherCall(self, given)
+
+
+class GatherCall:
+    """One call of a `GatherPlan`."""
+
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
+
+    def __init__(self, plan: GatherPlan, given: Ranking) -> None:
+        self._plan, self._given = plan, given
+        self.kernel, self.outputs, self.place = plan.own.kernel, plan.own.outputs, plan.own.place
+
+    def run(
+        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Make the lists and run the pass, in order."""
+        plan, room, base = self._plan, self._plan.room, pointers[_DELTA]
+        counts, lists = base, base + _INT * room.lists
+        names = ("index_q", "index_k", "index_w", "scores")
+        arrays = self._given.arrays
+        ranks = (arrays[name].pointer if name in arrays else 0 for name in names)
+        made = (*ranks, base + _INT * room.scores, lists, counts)
+        for chunk in plan.chunks:
+            plan.lists.launch(chunk.steps, stream, Arguments(chunk.numbers, _OWN, made))
+        sums = base + _INT * room.sums
+        seen = (*pointers, *(0,) * len(LISTED_POINTERS), lists, counts, sums)
+        plan.own.run(plan.own, sent, seen, scale, softcap, stream)
+
+
+# ------------------------------------------------------------------ plans
+
+
+class Gatherer:
+    """Makes such plans for one bundle; safe to use from several threads."""
+
+    def __init__(self, bundle: Bundle, target: Target, kernels: Kernels) -> None:
+        self._bundle, self._target, self._kernels = bundle, target, kernels
+        self._unit = bundle.list_source(target.name)
+
+    def bound(
+        self, binder: Binder, asked: Sequence[Any], given: Sequence[Any], data: Mapping[str, Any]
+    ) -> Bound:
+        """Parameters of a call, and what keys are chosen by.
+
+        Args:
+            asked: the names of what is given, then the options, as in Maker.selected.
+            given: q, k and v first, of known libraries.
+            data: the caller's keywords.
+
+        Raises:
+            MC3xx for data, MC4xx for q, k and v.
+        """
+        problem = self._bundle.problem
+        views = [LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False)]
+        sizes = checks.check_inputs(*views, problem, self._target)
+        params = binder.parameters(data)
+        (selection,) = self._bundle.selections
+        ranking = ranking_on(views[0].device, selection, data, sizes, problem.dtype.value)
+        direction = Direction.backward if "lse" in asked[0] else Direction.forward
+        nothing = not launches(sizes, direction)
+        key = tuple(params.values()), ranking.key
+        return Bound(params, None, key, None if nothing else ranking)
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> GatherPlan:  # fmt: skip
+        """How a pass runs over some tokens; arguments as in Maker.plan."""
+        bundle, sizes, ranking = self._bundle, place.sizes, bound.given
+        unit = self._chosen(unit, wanted, sizes)
+        device = wanted.device[1]
+        mode = "deterministic" if wanted.deterministic else "usual"
+        kernel = self._kernels.get(unit, mode, wanted.features, device)
+        lists = self._kernels.get(self._unit, self._mode_of(ranking), frozenset(), device)
+        (selection,) = bundle.selections
+        recipe = self._unit.gather
+        room = room_for(min(selection.k, sizes.n_kv), recipe, ranking, sizes, bound.params)
+        tables = replace(_NO_TABLES, copies={})
+        own = make_plan(bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
+        dim = bundle.problem.head_dim
+        own = replace(
+            own, numbers=_numbers(own.numbers, unit, sizes, ranking, room),
+            outputs=_with_space(own.outputs, wanted, sizes, room, dim),
+            steps=kernel.steps(lambda launch, number: _blocks(unit, sizes, launch, number)),
+        )  # fmt: skip
+        block = _gathered(selection.k, recipe, ranking, sizes, bound.params, room)
+        return GatherPlan(own, lists, tuple(_chunks(block, lists, sizes, room)), room)
+
+    def _chosen(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> SourceUnit:
+        """The source with the fewest rows of padding."""
+        heads = sizes.heads_q // max(1, sizes.heads_kv)
+        units = self._bundle.choice(unit.target, wanted.direction)
+
+        def padded(each: SourceUnit) -> tuple[int, int]:
+            return -(-heads // each.tile.q) * each.tile.q, -each.tile.q
+
+        return min(units, key=padded)
+
+    @staticmethod
+    def _mode_of(ranking: Ranking) -> str:
+        """Of the source that makes lists."""
+        if "scores" in ranking.arrays:
+            return "usual"
+        dim = ranking.arrays["index_q"].shape[-1]
+        return next(mode for mode, most in G.INDEXED if dim <= most)
+
+
+def _items(unit: SourceUnit, sizes: Sizes) -> int:
+    heads = sizes.heads_q // sizes.heads_kv
+    return sizes.batch * sizes.heads_kv * sizes.n_q * -(-heads // unit.tile.q)
+
+
+def _with_space(
+    outputs: tuple[Output, ...], wanted: Pass, sizes: Sizes, room: Room, dim: int
+) -> tuple[Output, ...]:
+    """The results of a pass, with its workspace."""
+    if wanted.direction is Direction.forward:
+        return (*outputs[:2], Output((room.sums,)))
+    rows, heads = sizes.batch * sizes.heads_kv * sizes.n_kv, sizes.heads_q
+    space = 2 * rows * dim
+    if wanted.deterministic:  # twice as wide, those of heads, marks and the largest numbers
+        space = 2 * (space + 2 * heads) + 3 * rows + 2 * heads + _PITCH
+    return (*outputs[:3], Output((room.sums + space,)), *outputs[4:])
+
+
+def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int) -> int:
+    """How many a launch has."""
+    if launch.grid is Grid.results:
+        return multiprocessors * launch.resident
+    return min(_items(unit, sizes), multiprocessors * launch.resident)
+
+
+def _numbers(
+    numbers: bytes, unit: SourceUnit, sizes: Sizes, ranking: Ranking, room: Room
+) -> bytes:  # fmt: skip
+    """`struct Attention` that says how far apart the lists of two queries are."""
+    block = ATTENTION.from_buffer_copy(numbers)
+    own_sequence, own_head = ranking.lists > 1, ranking.groups > 1
+    for place, size in enumerate((room.room, 1)):
+        block.array_batch[place] = own_sequence * ranking.groups * sizes.n_q * size
+        block.array_head[place] = own_head * sizes.n_q * size
+        block.array_row[place] = size
+    block.items = _items(unit, sizes)
+    return bytes(block)
+
+
+def _gathered(
+    wanted: int, recipe: G.Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int],
+    room: Room,
+) -> ctypes.Structure:  # fmt: skip
+    """`struct Gathered` of all rows."""
+    block, arrays = GATHERED(), ranking.arrays
+    if "scores" in arrays:
+        block.given_stride[:] = steps_of(arrays["scores"], 0, 1, 2)
+        block.given_code = CODES[arrays["scores"].dtype]
+    else:
+        block.index_q_stride[:] = steps_of(arrays["index_q"], 0, 1, 2)
+        block.index_k_stride[:] = steps_of(arrays["index_k"], 0, 1)
+        block.index_w_stride[:] = steps_of(arrays["index_w"], 0, 1, 2)
+        block.index_dim = arrays["index_q"].shape[-1]
+        block.weight_code = CODES[arrays["index_w"].dtype]
+    block.pitch, block.groups, block.heads = room.pitch, ranking.groups, ranking.heads
+    block.n_q, block.n_kv, block.room = sizes.n_q, sizes.n_kv, room.room
+    block.wanted = min(wanted, sizes.n_kv)
+    env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+    for number, value in enumerate(recipe.constants):
+        block.constants[number] = int(evaluate(value, env))
+    return block
+
+
+def _chunks(
+    block: ctypes.Structure, kernel: CudaKernel, sizes: Sizes, room: Room
+) -> Iterator[Chunk]:  # fmt: skip
+    """Launch by launch; scores that are kept are of one sequence."""
+    each = room.rows if room.pitch == 0 else sizes.n_q
+    tile = G.SCORE_TILE
+    for start in range(0, room.rows, max(1, each)):
+        for first in range(start, start + each, room.at_once):
+            block.first, block.rows = first, min(room.at_once, start + each - first)
+            tiles = -(-sizes.n_kv // tile.k) * -(-block.rows // tile.q)
+
+            def blocks(launch: Launch, _: int, rows: int = block.rows, scored: int = tiles) -> int:
+                return scored if launch.entry == "gather_scores" else rows
+
+            yield Chunk(bytes(block), kernel.steps(blocks))

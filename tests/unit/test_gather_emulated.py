@@ -1,0 +1,52 @@
+"""Single keys that heads choose together, in emulation: few and small cases of what
+tests/gpu/test_gather.py asks of a card.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import maskc as mc  # noqa: E402
+from tests.emulator import machine  # noqa: E402
+from tests.support.exact_attention import called  # noqa: E402
+from tests.support.gathered import check, few, grid, indexer  # noqa: E402
+
+CAUSAL = mc.causal()
+UNION = mc.topk(70, CAUSAL - mc.sinks(3), score="given", share="group") | mc.window(5)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    return machine.install(monkeypatch)
+
+
+@pytest.mark.parametrize("heads", [(6, 2), (70, 1)])
+def test_given_scores_with_a_window(heads):
+    """Heads with scores of their own, ties, NaN, and queries without a key."""
+    scores = grid((1, heads[0], 40, 150))
+    scores[..., 7:150:11] = torch.nan
+    made = few(40, 150, heads=heads[0], kv_heads=heads[1])
+    features = {"softcap": 3.0, "sink_logits": torch.rand(heads[0])}
+    check(UNION, made, {"scores": scores}, deterministic=heads[1] > 1, **features)
+    check(UNION, few(40, 20), {"scores": grid((40, 20))})
+
+
+@pytest.mark.parametrize("shape", [(12, 72), (130, 64)])
+def test_an_indexer(shape):
+    mask = mc.topk(30, CAUSAL, score="indexer", share="all")
+    check(mask, few(70, 140, 128, batch=2), indexer(2, shape[0], 70, 140, shape[1]))
+
+
+def test_more_queries_than_blocks_and_no_two_orders(hopper):
+    """Lists of several tiles and of none, as drawn: the forward's bits are the same."""
+    mask = mc.topk(200, CAUSAL, score="given", share="all")
+    made, scores = few(40, 35, 64, heads=3), grid((40, 35))
+    attn = mask.compile(64, target="sm_90a")
+    first = called(attn, *made[:3], data={"scores": scores})
+    for seed in (1000, 2000):
+        hopper.seed = seed
+        again = called(attn, *made[:3], data={"scores": scores})
+        assert all(torch.equal(again[name], x) for name, x in first.items())
+    check(mask, few(7, 450, 64, heads=3), {"scores": grid((7, 450))}, alibi_slopes=torch.rand(3))
