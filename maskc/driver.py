@@ -84,12 +84,19 @@ def generate(
         name: the module's name.
         targets: one kernel source each.
         title: the first line of the module's docstring.
+
+    Raises:
+        SelectionNotCompiled: keys are chosen one by one on a GPU.
     """
     from maskc.emit.emitter import merged
     from maskc.emit.module import module_files
     from maskc.plan.explain import explain
 
     plans = [planned(mask, problem, target) for target in targets]
+    for plan in plans:
+        if plan.chooser is not None:  # whose bundle is not the mask that a module speaks of
+            what, least = "single keys in a generated module", plan.target.least_block
+            raise SelectionNotCompiled(plan.target.name, what, least, at=getattr(mask, "loc", None))
     report = "\n".join(map(explain, plans))
     return module_files(merged([bundled(plan, name) for plan in plans], report), str(mask), title)
 

@@ -203,6 +203,9 @@ class SourceUnit:
     """Where tiles are boxes of a grid: it then serves only calls that have one."""
     gather: Gather | None = None
     """What the lists are made of that it makes of single keys."""
+    thresholds: bool = False
+    """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
+    them, or, as that of a chooser, writes them."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -287,7 +290,11 @@ class Bundle:
     parts: tuple[PartBundle, ...] = ()
     """The same mask in parts, for the targets that have them; none where it runs whole."""
     selections: tuple[Selection, ...] = ()
-    """What is chosen anew at every call, each after those that it reads."""
+    """What is chosen anew at every call before anything is launched, each after those that it
+    reads."""
+    chooser: Bundle | None = None
+    """The candidates of keys that kernels choose one by one, as a mask of its own, whose source
+    finds the thresholds; the mask is then what it would be if all of them were chosen."""
     report: str = field(default="", compare=False)
     """What explain() prints."""
 

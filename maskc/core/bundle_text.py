@@ -169,7 +169,7 @@ def bundle(
     problem = Problem(head_dim, head_dim_v, DType.parse(dtype), n_heads)
     return Bundle(
         name, problem, masks, of_head, arrays, data, params, kernels, unread, parts, selections,
-        report,
+        report=report,
     )  # fmt: skip
 
 

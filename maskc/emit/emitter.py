@@ -24,7 +24,7 @@ from maskc.core.bundle import (
     Variant,
 )
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.expr import Expr, arrays, params
+from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, TileShape
@@ -46,6 +46,7 @@ _TEMPLATES = {
     ("sm90a", _FORWARD): "sm90a/forward.cu.j2",
     ("sm90a", _BACKWARD): "sm90a/backward.cu.j2",
 }
+_CHOOSER = "sm90a/choose.cu.j2"
 
 
 def emit(plan: Plan, name: str) -> Bundle:
@@ -58,7 +59,20 @@ def emit(plan: Plan, name: str) -> Bundle:
         PartBundle(part.stride, emit(part.plan, f"{name}_part{number}"), part.aligned, part.keys)
         for number, part in enumerate(plan.parts)
     )
+    if plan.chooser is not None:
+        bundle = _with_chooser(bundle, emit(plan.chooser, f"{name}_chosen"))
     return replace(bundle, parts=tuple(parts))
+
+
+def _with_chooser(bundle: Bundle, chooser: Bundle) -> Bundle:
+    """Calls give what either of them reads."""
+    data = {decl.name: decl for decl in (*bundle.data, *chooser.data)}
+    params = {**dict(chooser.params), **dict(bundle.params)}
+    return replace(
+        bundle, chooser=chooser, data=tuple(decl for _, decl in sorted(data.items())),
+        params=tuple(sorted(params.items())),
+        unread=tuple(name for name in bundle.unread if name not in {*data, *params}),
+    )  # fmt: skip
 
 
 def merged(bundles: list[Bundle], report: str) -> Bundle:
@@ -85,11 +99,9 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
 
 def _emit(plan: Plan, name: str) -> Bundle:
     """One source."""
-    reads = sorted({name for mask in plan.masks for name in arrays(mask.lifted.shape)})
-    shapes: list[Expr] = []
-    for mask in plan.masks:
-        if mask.lifted.shape not in shapes:
-            shapes.append(mask.lifted.shape)
+    formulas = [_formulas(mask) for mask in plan.masks]
+    reads = sorted({name for pair in formulas for each in pair for name in arrays(each)})
+    shapes = list(dict.fromkeys(formulas))
     spec = kernel_spec(plan, tuple(reads))
     unit = SourceUnit(
         plan.target.name,
@@ -107,6 +119,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         form=plan.form,
         costs=plan.costs,
         boxes=plan.boxes,
+        thresholds=plan.thresholds or plan.chosen is not None,
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
@@ -116,7 +129,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         name=name,
         problem=plan.problem,
         variants=tuple(
-            Variant(m.ir.keep, shapes.index(m.lifted.shape), m.lifted.args, (m.recipe,), m.axes)
+            Variant(m.ir.keep, shapes.index(_formulas(m)), m.lifted.args, (m.recipe,), m.axes)
             for m in plan.masks
         ),
         head_variant=plan.of_head,
@@ -130,10 +143,17 @@ def _emit(plan: Plan, name: str) -> Bundle:
 
 
 def _template(plan: Plan) -> str:
+    if plan.chosen is not None:
+        return _CHOOSER
     if plan.form in (GATHER, WIDE):
         passes = "_backward" if plan.direction is _BACKWARD else ""
         return f"{plan.target.family}/gather{passes}.cu.j2"
     return _TEMPLATES[plan.target.family, plan.direction]
+
+
+def _formulas(mask: PlannedMask) -> tuple[Expr, ...]:
+    """What a source has of a mask: masks with the same formulas share them."""
+    return (mask.lifted.shape, *(() if mask.spared is None else (mask.spared,)))
 
 
 def _lists_units(plan: Plan) -> tuple[SourceUnit, ...]:
@@ -194,10 +214,10 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
 
 def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
     """The template's holes, filled from the plan."""
-    shapes: dict[Expr, Shape] = {}
+    shapes: dict[tuple[Expr, ...], Shape] = {}
     for mask in plan.masks:
-        if mask.lifted.shape not in shapes:
-            shapes[mask.lifted.shape] = _shape(mask, plan, reads)
+        if _formulas(mask) not in shapes:
+            shapes[_formulas(mask)] = _shape(mask, plan, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
     return KernelSpec(
@@ -225,6 +245,10 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         key_run=gcd(plan.runs[0], plan.tile.k),
         query_run=gcd(plan.runs[1], plan.tile.q),
         gathered=plan.form in (GATHER, WIDE),
+        thresholds=plan.thresholds,
+        spares=any(mask.spared not in (None, NEVER) for mask in plan.masks),
+        backward=plan.direction is _BACKWARD,
+        chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
     )
@@ -232,12 +256,19 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
 
 def _shape(mask: PlannedMask, plan: Plan, reads: tuple[str, ...]) -> Shape:
     rows, columns = mask.ranges if plan.use_ranges and mask.ranges else (None, None)
+    spared, lines = mask.spared_intervals or (), ()
+    if mask.spared is not None:
+        anyway = replace(mask.lifted, shape=mask.spared)
+        lines = predicate_lines(mask.ir, anyway, reads, tiled=False)
     return Shape(
         predicate_lines(mask.ir, mask.lifted, reads, tiled=_reads_lists(plan)),
         range_text(rows) if rows else None,
         range_text(columns) if columns else None,
         _bounds([i.keys for i in mask.intervals]) if mask.intervals is not None else None,
         _bounds([i.queries for i in mask.intervals]) if mask.intervals is not None else None,
+        lines,
+        _bounds([i.keys for i in spared]),
+        _bounds([i.queries for i in spared]),
     )
 
 

@@ -45,6 +45,11 @@ class Shape:
     that its keys are the union of; None where they are no union of a few intervals."""
     query_bounds: tuple[tuple[str, str], ...] | None = None
     """The same for a key, over tj: first and past-last query of each interval."""
+    spared: tuple[PredicateLine, ...] = ()
+    """Like `predicate`: pairs that are kept whatever is chosen by thresholds."""
+    spared_key_bounds: tuple[tuple[str, str], ...] = ()
+    """Like `key_bounds`, of these; so is the next."""
+    spared_query_bounds: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,14 @@ class KernelSpec:
     """Where tiles are boxes of a grid: partial ones then come as bits by coordinates."""
     gathered: bool = False
     """Whether keys are gathered, so that no pair of a tile is dead (sm_90a)."""
+    thresholds: bool = False
+    """Whether pairs are kept by their scores and two numbers a row (sm_90a)."""
+    spares: bool = False
+    """Whether some are kept whatever their scores."""
+    backward: bool = False
+    """Whether it is a backward pass alone."""
+    chosen: int | None = None
+    """Of a kernel that finds these numbers: the constant that says how many keys are chosen."""
     schedule: object = None
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
@@ -113,7 +126,13 @@ class KernelSpec:
         with these; 0 where they are no help."""
         if self.boxes is not None or any(shape.key_bounds is None for shape in self.shapes):
             return 0
-        return max(len(shape.key_bounds or ()) for shape in self.shapes)
+        most = max(len(shape.key_bounds or ()) for shape in self.shapes)
+        return max(most, *(len(shape.spared_key_bounds) for shape in self.shapes))
+
+    @property
+    def spared_by_intervals(self) -> bool:
+        """Whether such pairs come as intervals, too."""
+        return self.intervals > 0
 
     @property
     def tests_pairs(self) -> bool:
@@ -131,7 +150,7 @@ class KernelSpec:
     def pairs_at_once(self) -> int:
         """Columns that a thread tests at a time: fewer where formulas are long, which need the
         registers, and where few tiles are tested."""
-        if self.by_documents and self.intervals:
+        if self.thresholds or (self.by_documents and self.intervals):
             return 4
         return 16 if self.short_formulas else 4 if self.crowded else 8
 

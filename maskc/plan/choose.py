@@ -11,14 +11,15 @@ from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.selection import Selection
 from maskc.core.target import TARGETS, Target
-from maskc.ir.lift import lift
+from maskc.ir.lift import Lifted, lift
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
-from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a
+from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds
 from maskc.plan.boxes import box_note, boxes_for, grid_masks
 from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
@@ -26,7 +27,7 @@ from maskc.plan.intervals import intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
-from maskc.plan.sm90a_backward import backward_schedule
+from maskc.plan.sm90a_backward import backward_schedule, with_thresholds
 from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule, selections
 
 FEW, MANY = 3, 1 << 16
@@ -37,6 +38,7 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("cpu", _FORWARD, ""): cpu.schedule,
     ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
+    ("sm90a", _FORWARD, sm90a.CHOOSE): sm90a.choose_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
@@ -65,6 +67,9 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     Raises:
         MaskcError: the target has no kernel for this problem.
     """
+    one = thresholds.by_threshold(heads, target)
+    if one is not None:
+        return _by_threshold(heads, one, problem, target)
     if chooses_keys(heads.masks, target):
         return _gathered(heads, problem, target)
     main = _plan(heads, problem, target, _FORWARD, "")
@@ -87,6 +92,51 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
             reasons = (*main.reasons, selecting.reason(main.masks))
             main = replace(main, selecting=not why, reasons=reasons)
     return _with_choice(main, also)
+
+
+def _by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> Plan:
+    """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
+    hulls = thresholds.hulls(heads, one)
+    pairs = [thresholds.lifted_pair(ir.keep, one) for ir in heads.masks]
+    forward, backward = (
+        _with_thresholds(_plan(hulls, problem, target, direction, ""), pairs)
+        for direction in (_FORWARD, _BACKWARD)
+    )
+    found = thresholds.candidates(heads, one)
+    chooser = _plan(found, problem, target, _FORWARD, sm90a.CHOOSE)
+    count = max(len(mask.lifted.args) for mask in chooser.masks)
+    masks = tuple(
+        replace(mask, lifted=replace(mask.lifted, args=_padded(mask.lifted.args, count, one.k)))
+        for mask in chooser.masks
+    )
+    chooser = replace(chooser, masks=masks, chosen=count)
+    reasons = (*forward.reasons, thresholds.REASON, f"those: {chooser.schedule.reason}")
+    return replace(forward, reasons=reasons, chooser=chooser, also=(backward,))
+
+
+def _padded(args: tuple[E.Expr, ...], count: int, k: int) -> tuple[E.Expr, ...]:
+    return (*args, *(E.ZERO for _ in range(count - len(args))), E.const(k))
+
+
+def _with_thresholds(plan: Plan, pairs: list[tuple[Lifted, E.Expr]]) -> Plan:
+    """The plan of the hulls with what they keep anyway; intervals serve both or neither."""
+    masks = []
+    for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
+        own = () if spared == E.NEVER else intervals(spared)
+        ranges = row_ranges(lifted.shape, plan.tile) if mask.ranges else None
+        beside = None if own is None or plan.distances else intervals(lifted.shape)
+        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=beside, spared=spared,
+                             spared_intervals=own if beside is not None else None))  # fmt: skip
+    if any(mask.intervals is None for mask in masks):
+        masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
+    use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
+    if plan.direction is _BACKWARD:
+        schedule = with_thresholds(schedule)
+    else:  # comparing takes the registers that a stream needs
+        modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
+        schedule = replace(schedule, modes=modes)
+    return replace(plan, masks=tuple(masks), distances=False, thresholds=True,
+                   use_ranges=use_ranges, schedule=schedule)  # fmt: skip
 
 
 def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:

@@ -204,6 +204,56 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     )
 
 
+# ------------------------------------------------------------------ keys chosen by their scores
+
+CHOOSE = "choose"
+"""The form of sources that find the thresholds of keys that are chosen one by one."""
+_BIN_BYTES = 1024
+"""Of a row, in shared memory."""
+_CHOOSE_FORMS = {
+    64: _Form(2, 128, 4, (240, 24), keep_q=True),
+    96: _Form(2, 128, 2, (240, 24), keep_q=True),
+    128: _Form(2, 128, 2, (240, 24), keep_q=True),
+    192: _Form(1, 96, 2, (240, 24)),
+    256: _Form(1, 64, 2, (240, 24)),
+}
+
+
+def choose_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of templates/sm90a/choose.cu.j2, which finds thresholds.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    form = _CHOOSE_FORMS[dim]
+    tile, slabs = TileShape(64 * form.warpgroups, form.keys), -(-dim // SLAB)
+    threads = 128 * (form.warpgroups + 1)
+    room = 2 * SLAB * slabs * (tile.q + form.stages * tile.k) + _BIN_BYTES * tile.q + _CONTROL_BYTES
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    launch = Launch("attention_choose", Grid.items, threads, room)
+    return ForwardSchedule(
+        tile,
+        f"thresholds by {form.warpgroups} x 64 rows of {form.keys} keys, "
+        f"{room / 1024:g} KiB of shared memory",
+        warps=threads // 32,
+        stages=form.stages,
+        shared_bytes=room,
+        warpgroups=form.warpgroups,
+        registers=form.registers,
+        slabs=slabs,
+        keep_q=form.keep_q,
+        products=(
+            Product("multiply_qk", form.keys),
+            Product("multiply_kept_qk", form.keys, from_registers=True),
+        ),
+        modes=(("usual", Mode((launch,))),),
+        maps=(TensorMap("q", tile.q), TensorMap("k", form.keys)),
+        work=WorkList(_L2_BYTES // (2 * dim)),
+    )
+
+
 def _reason(tile: TileShape, form: _Form, shared: int) -> str:
     several = f"{form.warpgroups} warpgroups of 64 rows"
     return (

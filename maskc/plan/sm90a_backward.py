@@ -32,7 +32,7 @@ some 2900; FlashAttention-4's takes 3340 (causal, 16k), this one took 3630 befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
@@ -135,6 +135,23 @@ def backward_schedule(problem: Problem) -> BackwardSchedule:
         row_floats=dim + 2 * SLOPE_SUMS // tile.q + 3,
         key_floats=2 * dim,
     )
+
+
+def with_thresholds(schedule: BackwardSchedule) -> BackwardSchedule:
+    """The same with room for two more numbers of every query, in two stages.
+
+    Raises:
+        SharedMemoryExceeded: they do not fit (no head dimension of the target does that).
+    """
+    tile, target = schedule.tile, TARGETS["sm_90a"]
+    room = schedule.shared_bytes + 2 * 2 * 4 * tile.q
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    modes = (
+        ("usual", _mode(tile, room, "")),
+        ("deterministic", _mode(tile, room, "DETERMINISTIC")),
+    )
+    return replace(schedule, shared_bytes=room, modes=modes)
 
 
 def _products(dim: int, queries: int, parts: tuple[int, ...]) -> tuple[Product, ...]:

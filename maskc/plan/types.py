@@ -54,6 +54,11 @@ class PlannedMask:
     intervals: tuple[Interval, ...] | None = None
     """Intervals whose union is the mask, but for its documents where tiles begin with these, row by
     row and column by column; None: no such few."""
+    spared: Expr | None = None
+    """Lifted like the mask: the pairs that it keeps whatever is chosen, where thresholds tell which
+    of the others it keeps."""
+    spared_intervals: tuple[Interval, ...] | None = None
+    """Like `intervals`, of these."""
     axes: tuple[Expr, ...] = ()
     """The same as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
     plan's tiles are boxes."""
@@ -114,6 +119,13 @@ class Plan:
     """Where tiles are boxes of a grid instead of consecutive tokens."""
     gathering: Gathering | None = None
     """Where single keys are gathered: how the lists are made that tell which."""
+    thresholds: bool = False
+    """Whether kernels keep pairs by thresholds, see maskc/plan/thresholds.py."""
+    chosen: int | None = None
+    """Of a plan that finds thresholds: which of the lifted constants is the number of keys that a
+    query chooses."""
+    chooser: Plan | None = None
+    """What finds the thresholds."""
     also: tuple[Plan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""

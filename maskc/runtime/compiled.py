@@ -276,9 +276,10 @@ class CompiledMask:
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
-        """The same by source (a target's name, with `_small` for smaller tiles and `_backward` for
-        a source of its own, after the part's where a mask runs in parts), mode and features."""
-        return all_reports(self._whole, self._planner.parts)
+        """The same by source (a target's name, with `_small` for smaller tiles, `_choose` for what
+        finds chosen keys and `_backward` for a source of its own, after the part's where a mask
+        runs in parts), mode and features."""
+        return all_reports(self._whole, self._planner.parts, self._planner.chooser)
 
     # -------------------------------------------------------------- questions
 
@@ -299,7 +300,8 @@ class CompiledMask:
     ) -> BlockLayout:  # fmt: skip
         """The live tiles of the whole mask at these lengths.
 
-        A call may run it in parts or in smaller tiles, see `explain`.
+        A call may run it in parts or in smaller tiles, see `explain`. Where kernels choose keys one
+        by one, it is the mask with all candidates.
 
         Args:
             n_q, n_kv: lengths; n_kv = n_q when None.

@@ -79,7 +79,8 @@ class Kernels:
         name = self._target.name
         unit = self.spare_unit(features)
         if direction is Direction.backward or unit is None:
-            nobody = direction is Direction.backward or Feature.entmax in features
+            others = direction is Direction.backward or Feature.entmax in features
+            nobody = others or self._bundle.chooser is not None
             remedy = _REMEDY.format("cpu" if nobody else _EXACT[name])
             raise TargetNotBuilt(name, f"nan_safe {direction.value}", _INEXACT, remedy,
                                  at="nan_safe")  # fmt: skip

@@ -150,10 +150,12 @@ class Maker:
 
 
 def all_reports(
-    whole: Maker, parts: Sequence[Maker]
+    whole: Maker, parts: Sequence[Maker], chooser: Maker | None = None
 ) -> dict[tuple[str, str, Features], BuildReport]:
     """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
     found = dict(whole.kernels.all_reports)
+    if chooser is not None:
+        found |= chooser.kernels.all_reports
     for number, maker in enumerate(parts):
         for (source, mode, features), report in maker.kernels.all_reports.items():
             found[f"part{number}.{source}", mode, features] = report

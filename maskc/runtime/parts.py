@@ -22,7 +22,7 @@ from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Arrays, Maker, Pass
 from maskc.runtime.packing import packed
 from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
-from maskc.runtime.prepare import Place
+from maskc.runtime.prepare import Place, threshold_words
 from maskc.runtime.tables import per_sequence
 
 _ONCE = ("sink_logits", "dsink")
@@ -223,6 +223,33 @@ def whole_plan(
         )
     ]  # fmt: skip
     return _in_order(steps, wanted.direction, outputs, False)
+
+
+def chosen_plan(
+    chooser: Maker, maker: Maker, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays,
+    place: Place, outputs: tuple[Output, ...],
+) -> PartedPlan:  # fmt: skip
+    """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
+
+    Both have the same workspace, and are told where the thresholds, which it begins with, end.
+    """
+    first = Pass(Direction.forward, frozenset(), False, wanted.device)
+    source = chooser.kernels.unit(Direction.forward)
+    plans = (
+        chooser.plan(source, first, bound, arrays, place, _no_results(wanted.direction)),
+        maker.plan(unit, wanted, bound, arrays, place, outputs),
+    )
+    steps = [
+        Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
+                         for name in POINTERS))
+        for plan, own in zip(plans, (source, unit), strict=True)
+    ]  # fmt: skip
+    return _in_order(steps, wanted.direction, outputs, False)
+
+
+def _no_results(direction: Direction) -> tuple[Output, ...]:
+    """In place of what comes before the workspace."""
+    return (Output((0,)),) * (3 if direction is Direction.backward else 2)
 
 
 # ------------------------------------------------------------------ whether it pays

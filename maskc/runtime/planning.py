@@ -20,7 +20,7 @@ from maskc.runtime.chooser import Chooser
 from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.lister import Lister
 from maskc.runtime.making import Arrays, Maker
-from maskc.runtime.parts import hold, parted_plan, pays, whole_plan, within
+from maskc.runtime.parts import chosen_plan, hold, parted_plan, pays, whole_plan, within
 from maskc.runtime.plans import Output, Plan
 from maskc.runtime.prepare import (
     Pass,
@@ -53,6 +53,8 @@ class Planner:
             for part in (bundle.parts if in_parts is not False else ())
             if part.bundle.unit(target.name)
         )
+        chooser = bundle.chooser
+        self.chooser = Maker(chooser, target) if chooser is not None else None
         made_by = Chooser if bundle.selections else Lister
         self.lister = made_by(self.whole, binder, target.name)
         """Makes tile lists on the device."""
@@ -98,6 +100,8 @@ class Planner:
         own = self.whole.kernels.unit(Direction.forward, wanted).target == self.target.name
         for number, maker in enumerate(self.parts if own and Feature.entmax not in wanted else ()):
             maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
+        if self.chooser is not None:
+            self.chooser.kernels.build_all(frozenset(), device)
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
@@ -130,6 +134,9 @@ class Planner:
                     bundle.parts, direction, wanted.features, place,
                     bundle.problem.dtype.itemsize, outputs, make,
                 )  # fmt: skip
+        if self.chooser is not None:
+            makers = self.chooser, self.whole
+            return chosen_plan(*makers, unit, wanted, bound, arrays, place, outputs)
         return whole_plan(self.whole, unit, wanted, bound, arrays, place, outputs)
 
     def _divides(

@@ -26,6 +26,9 @@ from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
 from maskc.runtime.tables import Tables
 from maskc.runtime.tensor_maps import tensors
 
+_ALIGNED = 32
+"""Words of four bytes that what lies behind thresholds is aligned to."""
+
 
 def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> Sizes:
     """Refuse what does not fit; the sizes of the call otherwise.
@@ -151,8 +154,10 @@ def make_plan(
         else:
             floats = kernel.workspace(block)
         outputs = (*outputs[:3], Output((floats,)), *outputs[4:])
-    elif kernel is not None and tables.work is not None and tables.work.parts:
-        outputs = (*outputs, Output((tables.work.parts * unit.tile.q * unit.row_floats,)))
+    elif kernel is not None and (unit.thresholds or (tables.work and tables.work.parts)):
+        parts = 0 if tables.work is None else tables.work.parts
+        floats = threshold_words(unit, sizes) + parts * unit.tile.q * unit.row_floats
+        outputs = (*outputs, Output((floats,)))
     return Plan(
         direction=wanted.direction,
         kernel=kernel,
@@ -174,7 +179,18 @@ def _padded(unit: SourceUnit, sizes: Sizes) -> int:
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     """fp32 entries of `delta`; those of keys only where items of the work list share them."""
     parts = 0 if tables.work is None else tables.work.parts
-    return _padded(unit, sizes) * unit.row_floats + parts * unit.tile.k * unit.key_floats
+    own = _padded(unit, sizes) * unit.row_floats + parts * unit.tile.k * unit.key_floats
+    return threshold_words(unit, sizes) + own
+
+
+def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
+    """Words of four bytes that thresholds take at the start of a workspace: two a row, so many that
+    what lies behind is aligned; in a backward pass two more for every row of a tile."""
+    if not unit.thresholds:
+        return 0
+    found = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED
+    backward = Direction.backward in unit.directions
+    return found + (2 * _padded(unit, sizes) if backward else 0)
 
 
 def _blocks(

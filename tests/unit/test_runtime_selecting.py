@@ -284,15 +284,51 @@ def test_questions_need_scores():
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-def test_gpus_choose_no_single_keys(target):
-    with pytest.raises(errors.SelectionNotCompiled, match=f"{target}.*single keys"):
-        mc.topk(2, mc.causal()).compile(64, target=target)
+def test_gpus_choose_no_small_blocks(target):
     with pytest.raises(errors.SelectionNotCompiled, match="blocks of 15 keys"):
         mc.topk(2, mc.causal(), block=15).compile(64, target=target)
     assert mc.topk(2, mc.causal(), block=16).compile(64, target=target).target.name == target
+
+
+ONE = mc.topk(2, mc.causal())
+BY_SCORES = mc.topk(2, mc.causal(), score="given")
+
+
+@pytest.mark.parametrize(
+    ("target", "mask", "found"),
+    [
+        ("sm_80", ONE, "single keys, "),
+        ("sm_90a", BY_SCORES, "single keys, "),
+        ("sm_90a", ONE | mc.topk(1, mc.full()), "single keys besides another selection"),
+        ("sm_90a", mc.topk(2, mc.full(), share="all"), "single keys that heads share"),
+        ("sm_90a", mc.causal() - ONE, "single keys that are taken away"),
+    ],
+)
+def test_single_keys_that_gpus_do_not_choose(target, mask, found):
+    with pytest.raises(errors.SelectionNotCompiled, match=f"{target}.*{found}"):
+        mask.compile(64, target=target)
+
+
+def test_no_generated_module_chooses_single_keys_on_a_gpu():
+    from maskc import driver
+    from maskc.core.target import Target
+
+    problem, targets = driver.problem(64, None, None, "bfloat16"), (Target.named("sm_90a"),)
+    with pytest.raises(errors.SelectionNotCompiled, match="in a generated module"):
+        driver.generate(ONE, "one", problem, targets, "")
 
 
 def test_what_a_device_hides_is_refused():
     view = Array(1 << 20, (1, 1, 4, 8), (32, 32, 8, 1), "float16", ("cuda", 0))
     with pytest.raises(errors.NotAnArray, match="object on a GPU, from which nothing"):
         selecting._floats("q", Foreign(view, object(), None), view, DType.float16)
+
+
+def test_keys_chosen_one_by_one_have_no_nan_safe_pass_on_gpus(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from tests.emulator import machine
+
+    machine.install(monkeypatch)
+    q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(errors.TargetNotBuilt, match=r"nan_safe forward(.|\n)*target='cpu'"):
+        ONE.compile(64, target="sm_90a")(q, q, q, nan_safe=True)

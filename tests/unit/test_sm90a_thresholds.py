@@ -1,0 +1,177 @@
+"""Thresholds of keys that are chosen one by one, on Hopper in emulation, against a sort.
+
+A query is a unit vector: its scores are one column of k, exactly, so that rows may have any values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.runtime.plans import ATTENTION
+
+torch = pytest.importorskip("torch")
+
+from tests.emulator import machine  # noqa: E402
+from tests.support.chosen_keys import BOTH, PASSES, check_counts, check_nans, check_passes  # noqa: E402
+
+N_Q, N_KV, DIM = 130, 700, 64
+
+
+def columns(rng) -> dict[str, np.ndarray]:
+    """Scores of rows by what they are: [N_KV]."""
+    normal = rng.standard_normal
+    return {
+        "normal": normal(N_KV),
+        "far from 0": 1000 + normal(N_KV),
+        "heavy tails": normal(N_KV) / (1e-3 + np.abs(normal(N_KV))),
+        "all magnitudes": normal(N_KV) * 2.0 ** rng.integers(-120, 120, N_KV),
+        "few values": rng.integers(-2, 3, N_KV),
+        "alike": np.full(N_KV, 0.75),
+        "zeros of both signs": np.where(rng.random(N_KV) < 0.5, 0.0, -0.0),
+        "mostly alike": np.where(rng.random(N_KV) < 0.9, -3.0, normal(N_KV)),
+        "ascending": np.arange(N_KV) / 16,
+        "descending": -np.arange(N_KV) / 16,
+        "one far away": np.where(np.arange(N_KV) == 300, 1e30, normal(N_KV) * 1e-30),
+        "two groups": normal(N_KV) + np.where(rng.random(N_KV) < 0.5, 50, -50),
+    }
+
+
+def inputs(rows, signs=False):
+    """q, k and v of one sequence, two heads; the rows' scores are `rows`, one after another."""
+    k = np.zeros((N_KV, DIM), np.float32)
+    for place, values in enumerate(rows):
+        k[:, place] = values
+    q = np.zeros((N_Q, DIM), np.float32)
+    q[np.arange(N_Q), np.arange(N_Q) % len(rows)] = 1
+    if signs:
+        q[N_Q // 2 :] *= -1
+    made = [torch.tensor(x[None, None]).to(torch.bfloat16) for x in (q, k, np.ones_like(k))]
+    return [made[0].repeat(1, 2, 1, 1), *made[1:]]
+
+
+def found_thresholds(attn, q, k, v, **data):
+    """(float32 low, int32 end), [batch, heads, n_q] each, as the kernel leaves them."""
+    found = []
+
+    class Driver(machine.Driver):
+        def launch(self, steps, stream, memory):
+            super().launch(steps, stream, memory)
+            if steps[0][0][1] == "attention_choose":
+                block = ATTENTION.from_buffer_copy(memory.view)
+                count = block.batch * block.heads_q * block.n_q
+                base = block.delta - 4 * (-(-2 * count // 32) * 32)
+                found.append(np.frombuffer(ctypes.string_at(base, 8 * count), np.int32))
+
+    with pytest.MonkeyPatch.context() as patch:
+        machine.install(patch)
+        driver = Driver()
+        patch.setattr("maskc.runtime.launch_cuda._driver", lambda device: driver)
+        attn(q, k, v, **data)
+    (words,) = found
+    low, end = words.reshape(*q.shape[:3], 2).transpose(3, 0, 1, 2)
+    return low.copy().view(np.float32), end
+
+
+def chosen(scores, low, end):
+    """What two numbers a row say: [rows, keys]."""
+    low, key = low[:, None], np.arange(scores.shape[1])
+    before = key < end[:, None]
+    number = scores == scores
+    return np.where(np.isnan(low), number | before, (scores > low) | ((scores == low) & before))
+
+
+def best(scores, allowed, k):
+    """The k best of every row: of equal scores the lower key, and last what is no number."""
+    made = np.zeros_like(allowed)
+    for row, (values, live) in enumerate(zip(scores, allowed, strict=True)):
+        keys = np.flatnonzero(live)
+        none = np.isnan(values[keys])
+        order = np.lexsort((keys, np.where(none, 0, -(values[keys] + 0.0)), none))
+        made[row, keys[order[:k]]] = True
+    return made
+
+
+def check(k, scores, q, keys, v, of=None, allowed=None):
+    of = mc.full() if of is None else of
+    attn = mc.topk(k, of=of).compile(head_dim=DIM, target="sm_90a")
+    low, end = found_thresholds(attn, q, keys, v)
+    allowed = np.ones(scores.shape, bool) if allowed is None else allowed
+    wanted = best(scores, allowed, k)
+    for head in range(q.shape[1]):
+        made = chosen(scores, low[0, head], end[0, head]) & allowed
+        assert (made == wanted).all(), np.flatnonzero((made != wanted).any(axis=1))
+
+
+def scores_of(q, k):
+    """Of the first head; products with 0 are not made, but where they are no numbers."""
+    with np.errstate(all="ignore"):
+        x, y = q[0, 0].float().numpy(), k[0, 0].float().numpy()
+        hot = np.abs(x).argmax(axis=1)
+        scores = y[:, hot].T * x[np.arange(len(x)), hot][:, None]
+        bad = ~np.isfinite(y)
+        others = bad.sum(axis=1)[None, :] - bad[:, hot].T
+        return np.where(others > 0, np.nan, scores)
+
+
+@pytest.mark.parametrize("k", [0, 1, 64, 350, 699, 700, 1000])
+def test_whatever_the_scores(k):
+    rows = columns(np.random.default_rng(k)).values()
+    given = inputs(list(rows), signs=True)
+    check(k, scores_of(*given[:2]), *given)
+
+
+@pytest.mark.parametrize("k", [3, 200])
+def test_among_the_keys_that_may_be_chosen(k):
+    given = inputs(list(columns(np.random.default_rng(7)).values()))
+    query, key = np.arange(N_Q)[:, None] + N_KV - N_Q, np.arange(N_KV)[None, :]
+    allowed = (key <= query) & (key >= query - 300)
+    check(k, scores_of(*given[:2]), *given, mc.window(300), allowed)
+
+
+def test_rows_without_candidates():
+    given = inputs(list(columns(np.random.default_rng(8)).values()))
+    allowed = np.broadcast_to((np.arange(N_Q) >= 129)[:, None], (N_Q, N_KV))
+    check(5, scores_of(*given[:2]), *given, mc.where(lambda q, k: q >= 129), allowed)
+
+
+@pytest.mark.parametrize("k", [1, 5, 30, 400, 690])
+def test_what_is_no_number_comes_last(k):
+    """A column with infinities: its own rows have them as scores, others what is no number."""
+    rng = np.random.default_rng(k)
+    made = list(columns(rng).values())[:5]
+    made[0] = np.where(rng.random(N_KV) < 0.05, np.inf, made[0])
+    made[0] = np.where(rng.random(N_KV) < 0.3, -np.inf, made[0])
+    made[1][rng.random(N_KV) < 0.1] = np.nan
+    given = inputs(made, signs=True)
+    check(k, scores_of(*given[:2]), *given)
+
+
+# ------------------------------------------------------------------ what reads thresholds
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_both_passes(name, monkeypatch):
+    machine.install(monkeypatch)
+    check_passes(name)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", BOTH)
+def test_both_passes_see_the_keys_that_were_chosen(mask, dim, monkeypatch):
+    machine.install(monkeypatch)
+    check_counts(BOTH[mask], dim, 150, 333)
+
+
+@pytest.mark.parametrize("name", ["union", "ordered"])
+def test_rows_and_columns_that_are_cut(name, monkeypatch):
+    machine.install(monkeypatch)
+    check_passes(name, most_tiles=1)
+
+
+def test_keys_that_are_no_numbers(monkeypatch):
+    machine.install(monkeypatch)
+    check_nans()
