@@ -25,7 +25,7 @@ _INEXACT = "matrix units multiply the masked values of a tile by zero"
 _ENTMAX = {(target, direction) for target in ("cpu", "sm_90a") for direction in Direction}
 """Passes that have kernels with entmax."""
 _SOFTMAX_ONLY = "its kernels know softmax only"
-_GATHERED_SOFTMAX_ONLY = "its kernels over gathered keys know softmax only"
+_KEYS_SOFTMAX_ONLY = "its kernels for keys chosen one by one know softmax only"
 _ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
 
@@ -64,8 +64,8 @@ class Kernels:
             check_entmax(self._target, direction)
         units = self._bundle.choice(name, direction)
         gathers = any(unit.gathers for unit in units)
-        if Feature.entmax in features and gathers:
-            raise TargetNotBuilt(name, f"entmax {direction.value}", _GATHERED_SOFTMAX_ONLY,
+        if Feature.entmax in features and (gathers or self._bundle.chooser is not None):
+            raise TargetNotBuilt(name, f"entmax {direction.value}", _KEYS_SOFTMAX_ONLY,
                                  _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
         if Feature.nan_safe in features and name in _EXACT and not gathers:
             return (self._exact_unit(direction, features),)
