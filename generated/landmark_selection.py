@@ -4,7 +4,8 @@ Mask: chunked(64) | topk(4, of=where(lambda q, k: (q + n_kv - n_q) // 64 > k // 
       block=64)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-landmark_selection.cpu.c, landmark_selection.sm_80.cu, landmark_selection.sm_90a.cu,
+landmark_selection.cpu.c, landmark_selection.sm_80.cu, landmark_selection.sm_80_selections.cu,
+landmark_selection.sm_90a.cu, landmark_selection.sm_90a_selections.cu,
 landmark_selection.sm_90a_small.cu, landmark_selection.sm_90a_backward.cu.
 """
 
@@ -27,7 +28,9 @@ _HERE = Path(__file__).parent
 SOURCE = {
     "cpu": (_HERE / "landmark_selection.cpu.c").read_text(),
     "sm_80": (_HERE / "landmark_selection.sm_80.cu").read_text(),
+    "sm_80_selections": (_HERE / "landmark_selection.sm_80_selections.cu").read_text(),
     "sm_90a": (_HERE / "landmark_selection.sm_90a.cu").read_text(),
+    "sm_90a_selections": (_HERE / "landmark_selection.sm_90a_selections.cu").read_text(),
     "sm_90a_small": (_HERE / "landmark_selection.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "landmark_selection.sm_90a_backward.cu").read_text(),
 }
@@ -68,6 +71,9 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
+plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
+         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
+         elsewhere
 
 target   sm_90a, bfloat16, head_dim 128
 mask     ((topk_d646a7fe51ef[q, k // 64] != 0) & ((q + n_kv - n_q) // 64 > k // 64)) | (((q + n_kv -
@@ -86,6 +92,9 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
+         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
+         elsewhere
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
@@ -150,6 +159,20 @@ _MASK = GeneratedMask(
                 ranges=False,
             ),
             kernel(
+                "sm_80",
+                SOURCE["sm_80_selections"],
+                launch("select_join", "keys", threads=128),
+                launch("select_blocks", "queries", threads=128, shared=101376),
+                launch("select_tiles", "rows", threads=128),
+                launch("select_counts", "lists", threads=128),
+                launch("select_lists", "lists", threads=128),
+                launch("select_items", "items", threads=128, per_block=1024),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="selections",
+            ),
+            kernel(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
@@ -192,6 +215,20 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
                 costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_selections"],
+                launch("select_join", "keys", threads=128),
+                launch("select_blocks", "queries", threads=128, shared=232448),
+                launch("select_tiles", "rows", threads=128),
+                launch("select_counts", "lists", threads=128),
+                launch("select_lists", "lists", threads=128),
+                launch("select_items", "items", threads=128, per_block=1024),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="selections",
             ),
             kernel(
                 "sm_90a",
@@ -244,6 +281,14 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a_backward"],
                 launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=384,
+                    shared=199680,
+                    per_block=64,
+                    feature="entmax",
+                ),
                 launch("attention_backward", "stream", threads=384, shared=199680),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
@@ -252,6 +297,16 @@ _MASK = GeneratedMask(
                     "queries",
                     threads=256,
                     per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=384,
+                    shared=199680,
+                    per_block=64,
+                    feature="entmax",
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),

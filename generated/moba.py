@@ -4,7 +4,8 @@ Mask: chunked(512) | topk(2, of=where(lambda q, k: (q + n_kv - n_q) // 512 > k /
       score='block_mean', block=512)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-moba.cpu.c, moba.sm_80.cu, moba.sm_90a.cu, moba.sm_90a_small.cu, moba.sm_90a_backward.cu.
+moba.cpu.c, moba.sm_80.cu, moba.sm_80_selections.cu, moba.sm_90a.cu, moba.sm_90a_selections.cu,
+moba.sm_90a_small.cu, moba.sm_90a_backward.cu.
 """
 
 from pathlib import Path
@@ -26,7 +27,9 @@ _HERE = Path(__file__).parent
 SOURCE = {
     "cpu": (_HERE / "moba.cpu.c").read_text(),
     "sm_80": (_HERE / "moba.sm_80.cu").read_text(),
+    "sm_80_selections": (_HERE / "moba.sm_80_selections.cu").read_text(),
     "sm_90a": (_HERE / "moba.sm_90a.cu").read_text(),
+    "sm_90a_selections": (_HERE / "moba.sm_90a_selections.cu").read_text(),
     "sm_90a_small": (_HERE / "moba.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "moba.sm_90a_backward.cu").read_text(),
 }
@@ -67,6 +70,9 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
+plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
+         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
+         elsewhere
 
 target   sm_90a, bfloat16, head_dim 128
 mask     ((topk_41f21d713b8c[q, k // 512] != 0) & ((q + n_kv - n_q) // 512 > k // 512)) | (((q +
@@ -85,6 +91,9 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
+         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
+         elsewhere
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
@@ -149,6 +158,20 @@ _MASK = GeneratedMask(
                 ranges=False,
             ),
             kernel(
+                "sm_80",
+                SOURCE["sm_80_selections"],
+                launch("select_join", "keys", threads=128),
+                launch("select_blocks", "queries", threads=128, shared=101376),
+                launch("select_tiles", "rows", threads=128),
+                launch("select_counts", "lists", threads=128),
+                launch("select_lists", "lists", threads=128),
+                launch("select_items", "items", threads=128, per_block=1024),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="selections",
+            ),
+            kernel(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
@@ -191,6 +214,20 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
                 costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_selections"],
+                launch("select_join", "keys", threads=128),
+                launch("select_blocks", "queries", threads=128, shared=232448),
+                launch("select_tiles", "rows", threads=128),
+                launch("select_counts", "lists", threads=128),
+                launch("select_lists", "lists", threads=128),
+                launch("select_items", "items", threads=128, per_block=1024),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="selections",
             ),
             kernel(
                 "sm_90a",
@@ -243,6 +280,14 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a_backward"],
                 launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=384,
+                    shared=199680,
+                    per_block=64,
+                    feature="entmax",
+                ),
                 launch("attention_backward", "stream", threads=384, shared=199680),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
@@ -251,6 +296,16 @@ _MASK = GeneratedMask(
                     "queries",
                     threads=256,
                     per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=384,
+                    shared=199680,
+                    per_block=64,
+                    feature="entmax",
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),

@@ -563,16 +563,21 @@ struct Maps {
     TensorMap q, dout, k, v, dk, dv;
 };
 
-// For every tile row, head and sequence: TILE_Q numbers of each of the first three, then a tile of
-// dq. For every tile column that several items add to, or in deterministic mode for each of these
-// items: tiles of dk and dv.
+// For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
+// as `Rows` reads them, then a tile of dq. For every tile column that several items add to, or in
+// deterministic mode for each of these items: tiles of dk and dv.
 struct Workspace {
-    float *lse;      // times log2(e), infinite past the end and where there is no key
-    float *delta;    // rowsum(out * dout); both lie as `Rows` reads them
+    float *lse;      // times log2(e), or the level; infinite past the end and where there is no key
+    float *delta;    // mean of dout . v, by u: rowsum(out * dout) with softmax
     float *control;  // of the tile; see below
     float *dq;
     float *keys;
 };
+// Where `Rows` looks for the number of a query of the tile.
+FN i32 place_in_rows(i32 query) {
+    return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2;
+}
+
 // In the control numbers of a tile row: its shares; then, integers, of the first tile how many
 // blocks are through, and how many tile columns added to either group's part of dq.
 enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4 };
@@ -635,7 +640,8 @@ FN float block_sum(float x) {
     return threadIdx.x < 32 ? warp_sum(x) : 0.0f;
 }
 
-// Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to.
+// Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to. With
+// entmax another launch finds delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_prepare(const __grid_constant__ struct Attention p,
                            const __grid_constant__ struct Maps) {
@@ -654,7 +660,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         if (q < p.n_q && lane < HEAD_DIM / 8) {
             const uint4 *out = (const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8;
             const uint4 *dout = (const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8;
-            sum = dot(__ldg(out + lane), __ldg(dout + lane));
+            if (!WITH_ENTMAX) sum = dot(__ldg(out + lane), __ldg(dout + lane));
         }
 #pragma unroll
         for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
@@ -662,9 +668,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
             const float lse =
                 q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
-            const i64 place = row * TILE_Q + r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
-            w.lse[place] = dead ? PLUS_INFINITY : lse * LOG2E;
-            w.delta[place] = dead ? 0.0f : sum;
+            const i64 place = row * TILE_Q + place_in_rows(r);
+            w.lse[place] = dead ? PLUS_INFINITY : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
+            if (!WITH_ENTMAX) w.delta[place] = dead ? 0.0f : sum;
 #if WITH_SINKS
             if (!dead) sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
 #endif
@@ -817,13 +823,14 @@ FN float2 pair_of(const Rows &rows, int i) {  // of queries 8 i + 2 (lane % 4)
 
 // What turns a head's scores into logits.
 struct Logit {
-    float unit;    // of what make_logits leaves, in powers of two
+    float unit;    // of what make_logits leaves, in powers of two; with entmax, times alpha - 1
     float hidden;  // the score of a dead pair: its weight is 0
     float slope;   // of ALiBi
 };
 FN struct Logit logit_of(const struct Attention &p, i32 head) {
     struct Logit logit;
-    const float unit = WITH_SOFTCAP || WITH_ALIBI ? LOG2E : p.scale * LOG2E;
+    const float whole = WITH_ENTMAX ? p.alpha_minus_1 : LOG2E;
+    const float unit = WITH_SOFTCAP || WITH_ALIBI ? whole : p.scale * whole;
     // A scale of zero must not turn infinity into NaN.
     logit.unit = fabsf(unit) < 1e-30f ? 1e-30f : unit;
     logit.hidden = unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
@@ -913,19 +920,82 @@ FN float cap_slope(float x, const struct Attention &p, const struct Logit &logit
     return fmaxf(1.0f - x * x, 0.0f);
 }
 
-// A step keeps p, times the soft-cap's derivative, from the exponentials until dp is there: in s,
-// or where registers are short, in storage precision.
-constexpr bool KEEP_P = QUERIES <= 64 && !WITH_ALIBI;
+#if WITH_ENTMAX
+// alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
+//     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
+// for the one level = a * lse that makes them sum to 1.
+// Alpha 1.5 and 2 need no powers; below 1 + 2^-7 the logarithm of x = 1 + y would lose y.
+enum Alpha { ANY, NEAR_SOFTMAX, HALF_MORE, SPARSEMAX };
+template <Alpha VALUE>
+struct Kind {
+    static constexpr Alpha value = VALUE;
+};
+// Calls `f` with the kind of alpha: code that takes one is there four times.
+template <typename F>
+FN void by_alpha(float a, const F &f) {
+    if (a == 0.5f)
+        f(Kind<HALF_MORE>());
+    else if (a == 1.0f)
+        f(Kind<SPARSEMAX>());
+    else if (a < 0x1p-7f)
+        f(Kind<NEAR_SOFTMAX>());
+    else
+        f(Kind<ANY>());
+}
+
+FN float power(float x, float exponent) { return fast_exp2(exponent * fast_log2(x)); }
+
+// log(1 + y) of a y that is small, or so far below 0 that its weight is nothing.
+FN float log_near_1(float y) {
+    return y * (1.0f - y * (0.5f - y * (1.0f / 3 - y * (0.25f - y * 0.2f))));
+}
+
+struct Weight {
+    float p, u;
+};
+// A score times `unit` is a * score. Hidden scores are minus infinity, and levels of rows without
+// keys infinite: such weights are 0.
+template <Alpha ALPHA>
+FN struct Weight weigh(float score, float unit, float level, float a) {
+    if (ALPHA == NEAR_SOFTMAX) {
+        const float log = log_near_1(fmaf(score, unit, -level)) * (LOG2E / a);
+        return {fast_exp2(log), fast_exp2(log * (1.0f - a))};
+    }
+    const float x = __saturatef(fmaf(score, unit, 1.0f - level));  // no weight is above 1
+    if (ALPHA == HALF_MORE) return {x * x, x};
+    if (ALPHA == SPARSEMAX) return {x, x > 0.0f ? 1.0f : 0.0f};
+    const float u = power(x, 1.0f / a - 1.0f);
+    return {u * x, u};
+}
+#else
+enum Alpha { SOFTMAX };
+struct Weight {
+    float p, u;
+};
+template <Alpha>
+FN struct Weight weigh(float score, float unit, float lse, float) {
+    const float p = fast_exp2(fmaf(score, unit, -lse));
+    return {p, p};
+}
+#endif
+
+// A step keeps u, the weight's derivative by its score, times the soft-cap's derivative, from the
+// weights until dp is there: in s, or where registers are short, in storage precision.
+constexpr bool KEEP_U = QUERIES <= 64 && !WITH_ALIBI;
 struct Kept {
     Pairs p;  // without the derivative
+#if WITH_ENTMAX
+    Pairs u;  // with it, but for ALiBi's slope
+#endif
 #if WITH_SOFTCAP
     Pairs derivative;
 #endif
 };
 
 // Logits become weights. Past the last query lse is infinite and weights are 0.
-FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
-                   const struct Logit &logit, float far) {
+template <Alpha ALPHA>
+FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
+                  const struct Logit &logit, float far) {
     if (WITH_SOFTCAP && WITH_ALIBI) far = anew_float(far);
 #pragma unroll
     for (int i = 0; i < QUERIES / 8; i++) {
@@ -934,17 +1004,31 @@ FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attentio
         for (int r = 0; r < 2; r++) {
             const int at = 4 * i + 2 * r;
             const float x = s[at], y = s[at + 1];
-            s[at] = fast_exp2(fmaf(x, logit.unit, -base.x));
-            s[at + 1] = fast_exp2(fmaf(y, logit.unit, -base.y));
-            kept.p[2 * i + r] = pack(s[at], s[at + 1]);
+            const struct Weight v = weigh<ALPHA>(x, logit.unit, base.x, p.alpha_minus_1);
+            const struct Weight w = weigh<ALPHA>(y, logit.unit, base.y, p.alpha_minus_1);
+            s[at] = v.u, s[at + 1] = w.u;
+            kept.p[2 * i + r] = pack(v.p, w.p);
 #if WITH_SOFTCAP
             const float a = cap_slope(x, p, logit, far, at);
             const float b = cap_slope(y, p, logit, far, at + 1);
             kept.derivative[2 * i + r] = pack(a, b);
             s[at] *= a, s[at + 1] *= b;
 #endif
+#if WITH_ENTMAX
+            kept.u[2 * i + r] = WITH_ALIBI ? pack(v.u, w.u) : pack(s[at], s[at + 1]);
+#endif
         }
     }
+}
+FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
+                   const struct Logit &logit, float far) {
+#if WITH_ENTMAX
+    by_alpha(p.alpha_minus_1, [&](auto kind) {
+        weigh_all<decltype(kind)::value>(s, kept, lse, p, logit, far);
+    });
+#else
+    weigh_all<SOFTMAX>(s, kept, lse, p, logit, far);
+#endif
 }
 
 // Gradients of logits as ALiBi's slope sees them: a thread's share of its own gradient.
@@ -958,11 +1042,16 @@ FN float slope_gradient(const Pairs &ds, float far) {
     return sum;
 }
 
-// dp = dout . v becomes ds = p (dp - delta), where delta is yet to be read if there is a `rest`.
+// dp = dout . v becomes ds = u (dp - delta), where delta is yet to be read if there is a `rest`.
 // Returns the thread's share of the slope's gradient.
 FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
                       const float *rest, float far) {
     float slope = 0.0f;
+#if WITH_ENTMAX
+    const Pairs &slopes = kept.u;
+#else
+    const Pairs &slopes = kept.p;
+#endif
 #pragma unroll
     for (int i = 0; i < QUERIES / 8; i++) {
         if (rest && i % 2 == 0) delta[i / 2] = row_four(rest, i / 2);
@@ -971,12 +1060,12 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
         for (int r = 0; r < 2; r++) {
             const int at = 4 * i + 2 * r;
             const float a = dp[at] - base.x, b = dp[at + 1] - base.y;
-            float2 p = unpack(kept.p[2 * i + r]);
-#if WITH_SOFTCAP && !WITH_ALIBI
+            float2 u = unpack(slopes[2 * i + r]);
+#if WITH_SOFTCAP && !WITH_ALIBI && !WITH_ENTMAX
             const float2 derivative = unpack(kept.derivative[2 * i + r]);
-            p.x *= derivative.x, p.y *= derivative.y;
+            u.x *= derivative.x, u.y *= derivative.y;
 #endif
-            ds[2 * i + r] = KEEP_P ? pack(s[at] * a, s[at + 1] * b) : pack(p.x * a, p.y * b);
+            ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
         }
     }
 #if WITH_ALIBI
@@ -1481,9 +1570,9 @@ FN float distance(const struct Step &step, const struct Attention &p, i32 tile, 
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.
-constexpr bool EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
+constexpr bool EARLY = !WITH_SOFTCAP && (!(WITH_ALIBI || WITH_ENTMAX) || QUERIES <= 64);
 // Numbers of the rows are read before the products begin, behind whose operands they would wait.
-constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG;
+constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG && !WITH_ENTMAX;
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64;
 
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
@@ -1676,6 +1765,212 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
     if (thread == 0) stores_done<0>();
 }
+
+#if WITH_ENTMAX
+// delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
+// then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose
+// q and dout stay while k and v stream; scores are transposed, as in the main launch, and every
+// thread adds up over its own keys.
+constexpr int WARPS = 4 * GROUPS;
+
+struct MeanShared {
+    unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
+    unsigned char q[Q_BYTES], dout[Q_BYTES];
+    float level[TILE_Q];
+    float sum[WARPS][TILE_Q], mass[WARPS][TILE_Q];  // of a warp's keys
+    u64 rows_full;
+    u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
+    i32 tiles;         // of the row
+    i32 word[STAGES];  // of the key tile in this stage
+};
+static_assert(sizeof(struct MeanShared) <= sizeof(struct Shared), "memory of the main launch");
+
+// See shared_memory().
+FN struct MeanShared &mean_memory() { return (struct MeanShared &)shared_memory(); }
+
+FN void initialize_mean(struct MeanShared &shared) {
+    barrier_init(shared.rows_full, 1);
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared.k_full[i], 1);
+        barrier_init(shared.v_full[i], 1);
+        barrier_init(shared.k_free[i], GROUPS);
+        barrier_init(shared.v_free[i], GROUPS);
+    }
+    barriers_ready();
+}
+
+// The last rows, which most masks make the longest, come first.
+FN i32 row_of_block() { return gridDim.x - 1 - blockIdx.x; }
+
+// One thread: the row's q, dout and level, then the keys and values of its tiles.
+FN void load_row(struct MeanShared &shared, const struct Attention &p, const struct Maps &maps) {
+    const i32 row = row_of_block(), tile_row = row % p.tile_rows;
+    const struct Place at = place_of_row(p, row);
+    const struct Place kv = {at.batch, at.head / (p.heads_q / p.heads_kv)};
+    const struct Place k = coordinates(p.k_stride, kv), v = coordinates(p.v_stride, kv);
+    const Point first = query_point(tile_row * TILE_Q);
+    const struct TileList list =
+        row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, tile_row);
+    shared.tiles = list.count;
+    arrive_expecting(shared.rows_full, 2 * Q_BYTES + TILE_Q * 4);
+    load_tile<TILE_Q>(shared.q, maps.q, shared.rows_full, first, coordinates(p.q_stride, at));
+    load_tile<TILE_Q>(shared.dout, maps.dout, shared.rows_full, first,
+                      coordinates(p.dout_stride, at));
+    load_bytes(shared_address(shared.level), workspace(p).lse + (i64)row * TILE_Q, TILE_Q * 4,
+               shared.rows_full);
+    Ring<STAGES> stage;
+#pragma unroll 1
+    for (i32 i = 0; i < list.count; i++, stage.next()) {
+        const struct Tile tile = tile_at(list, i);
+        const Point key = key_point(tile.index * TILE_K);
+        const bool inside = (tile.index + 1) * TILE_K <= keys_end(p);
+        const u32 to = stage.at(), turn = stage.turn() ^ 1;
+        wait_asleep(shared.k_free[to], turn);
+        shared.word[to] = tile.index | (tile.full && inside ? 0 : MASKED);
+        arrive_expecting(shared.k_full[to], K_BYTES);
+        load_tile<TILE_K>(shared.k[to], maps.k, shared.k_full[to], key, k);
+        wait_asleep(shared.v_free[to], turn);
+        arrive_expecting(shared.v_full[to], K_BYTES);
+        load_tile<TILE_K>(shared.v[to], maps.v, shared.v_full[to], key, v);
+    }
+}
+
+// As with softmax; see EARLY.
+constexpr bool MEAN_EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
+
+// What a thread adds up for each of its queries.
+struct Mean {
+    float sum[OWN], mass[OWN];  // of u dp, and of u
+};
+
+FN void begin_mean_dp(Scores &dp, struct MeanShared &shared, const struct Operands &tiles,
+                      const Ring<STAGES> &stage) {
+    wait(shared.v_full[stage.at()], stage.turn());
+    begin_scores(dp, tiles.k + STAGES * TO_V + stage.at() * (K_BYTES >> 4),
+                 tiles.q + (Q_BYTES >> 4));
+}
+
+// Scores become u.
+FN void to_slopes(Scores &s, const struct Attention &p, float unit, const float *level) {
+    by_alpha(p.alpha_minus_1, [&](auto kind) {
+#pragma unroll
+        for (int i = 0; i < QUERIES / 16; i++) {
+            const float4 four = row_four(level, i);
+            const float own[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float &x = s[8 * i + j];
+                const float of_query = own[j / 4 * 2 + j % 2];
+                x = weigh<decltype(kind)::value>(x, unit, of_query, p.alpha_minus_1).u;
+            }
+        }
+    });
+}
+
+FN void add_slopes(struct Mean &mean, const Scores &u, const Scores &dp) {
+#pragma unroll
+    for (int i = 0; i < QUERIES / 2; i++) {
+        const int own = i / 4 * 2 + i % 2;
+        mean.sum[own] = fmaf(u[i], dp[i], mean.sum[own]);
+        mean.mass[own] += u[i];
+    }
+}
+
+// One tile of keys.
+FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ring<STAGES> &stage,
+                 i32 group) {
+    struct MeanShared &shared = mean_memory();
+    const struct Operands tiles =
+        operands(shared_address(shared.k), shared_address(shared.q), 0, group);
+    const u32 at = stage.at();
+    const bool leader = threadIdx.x % 128 == 0;
+    Scores s, dp;
+    wait(shared.k_full[at], stage.turn());
+    const i32 word = uniform(shared.word[at]), tile = word & INDEX;
+    const struct Step step = {anew(row) % p.tile_rows, row, 0};
+    begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
+    if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
+    const struct Place place = place_of_row(p, row);
+    struct Seen seen;
+    if (word & MASKED)
+        seen = seen_by(p, place, first_key(tile, group), first_query(step.word, group));
+    products_wait<MEAN_EARLY ? 1 : 0>();
+    pin(s);
+    if (leader) arrive(shared.k_free[at]);
+    const struct Logit logit = logit_of(p, place.head);
+    make_logits(s, p, logit, distance(step, p, tile, group));
+    if (word & MASKED) hide_rest(s, seen, logit.hidden);
+    pin(s);
+    to_slopes(s, p, logit.unit, shared.level + first_row(group));
+    if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
+    products_wait<0>();
+    pin(dp);
+    if (leader) arrive(shared.v_free[at]);
+    add_slopes(mean, s, dp);
+}
+
+// Over the eight lanes of a warp that have the same queries.
+FN float key_sum(float x) {
+#pragma unroll
+    for (int by = 4; by < 32; by *= 2) x += __shfl_xor_sync(0xffffffff, x, by);
+    return x;
+}
+FN void store_sums(struct MeanShared &shared, const struct Mean &mean, i32 group) {
+    const i32 warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const float sum = key_sum(mean.sum[i]), mass = key_sum(mean.mass[i]);
+        const i32 query = first_row(group) + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        if (lane < 4) shared.sum[warp][query] = sum, shared.mass[warp][query] = mass;
+    }
+}
+
+// Of a row without keys it is 0, of a level that is no number none.
+FN void store_delta(const struct MeanShared &shared, const struct Attention &p, i32 row) {
+    const i32 query = threadIdx.x - 128;
+    if (query >= TILE_Q) return;
+    float sum = 0.0f, mass = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        if (!SPLIT_KEYS && i / 4 != query / QUERIES) continue;  // a group has its own queries
+        sum += shared.sum[i][query];
+        mass += shared.mass[i][query];
+    }
+    const i32 place = place_in_rows(query);
+    const float level = shared.level[place];
+    const float delta = mass > 0.0f ? sum / mass : level == level ? 0.0f : level;
+    workspace(p).delta[(i64)row * TILE_Q + place] = delta;
+}
+
+FN void find_mean(struct MeanShared &shared, const struct Attention &p, i32 group) {
+    const i32 row = row_of_block();
+    Ring<STAGES> stage;
+    struct Mean mean = {};
+    wait(shared.rows_full, 0);
+#pragma unroll 1
+    for (i32 left = uniform(shared.tiles); left > 0; left--, stage.next())
+        add_keys(mean, p, row, stage, group);
+    store_sums(shared, mean, group);
+    sync_both();
+    store_delta(shared, p, row);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_backward_mean(const __grid_constant__ struct Attention p,
+                        const __grid_constant__ struct Maps maps) {
+    struct MeanShared &shared = *(struct MeanShared *)memory;
+    if (threadIdx.x == 0) initialize_mean(shared);
+    __syncthreads();
+    const i32 group = uniform(threadIdx.x / 128);
+    if (group == 0) {
+        give_registers<COPY_REGISTERS>();
+        if (uniform(threadIdx.x / 32) == 0 && elected()) load_row(shared, p, maps);
+    } else {
+        take_registers<COMPUTE_REGISTERS>();
+        find_mean(shared, p, group - 1);
+    }
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_backward(const __grid_constant__ struct Attention p,

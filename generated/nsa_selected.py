@@ -5,8 +5,8 @@ Mask: causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) //
       1))), score='given', block=64, share='group')
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-nsa_selected.cpu.c, nsa_selected.sm_80.cu, nsa_selected.sm_90a.cu, nsa_selected.sm_90a_small.cu,
-nsa_selected.sm_90a_backward.cu.
+nsa_selected.cpu.c, nsa_selected.sm_80.cu, nsa_selected.sm_80_selections.cu, nsa_selected.sm_90a.cu,
+nsa_selected.sm_90a_selections.cu, nsa_selected.sm_90a_small.cu, nsa_selected.sm_90a_backward.cu.
 """
 
 from pathlib import Path
@@ -28,7 +28,9 @@ _HERE = Path(__file__).parent
 SOURCE = {
     "cpu": (_HERE / "nsa_selected.cpu.c").read_text(),
     "sm_80": (_HERE / "nsa_selected.sm_80.cu").read_text(),
+    "sm_80_selections": (_HERE / "nsa_selected.sm_80_selections.cu").read_text(),
     "sm_90a": (_HERE / "nsa_selected.sm_90a.cu").read_text(),
+    "sm_90a_selections": (_HERE / "nsa_selected.sm_90a_selections.cu").read_text(),
     "sm_90a_small": (_HERE / "nsa_selected.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "nsa_selected.sm_90a_backward.cu").read_text(),
 }
@@ -75,6 +77,9 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
+plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
+         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
+         elsewhere
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((k // 64 >= (q + n_kv - n_q) // 64 - 1) | (k < 64)) & (k <= q + n_kv - n_q)) |
@@ -96,6 +101,9 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
+         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
+         elsewhere
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
@@ -161,6 +169,20 @@ _MASK = GeneratedMask(
                 ranges=False,
             ),
             kernel(
+                "sm_80",
+                SOURCE["sm_80_selections"],
+                launch("select_join", "keys", threads=128),
+                launch("select_blocks", "queries", threads=128, shared=101376),
+                launch("select_tiles", "rows", threads=128),
+                launch("select_counts", "lists", threads=128),
+                launch("select_lists", "lists", threads=128),
+                launch("select_items", "items", threads=128, per_block=1024),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="selections",
+            ),
+            kernel(
                 "sm_90a",
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
@@ -203,6 +225,20 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
                 costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_selections"],
+                launch("select_join", "keys", threads=128),
+                launch("select_blocks", "queries", threads=128, shared=232448),
+                launch("select_tiles", "rows", threads=128),
+                launch("select_counts", "lists", threads=128),
+                launch("select_lists", "lists", threads=128),
+                launch("select_items", "items", threads=128, per_block=1024),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="selections",
             ),
             kernel(
                 "sm_90a",
@@ -255,6 +291,14 @@ _MASK = GeneratedMask(
                 "sm_90a",
                 SOURCE["sm_90a_backward"],
                 launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=384,
+                    shared=199680,
+                    per_block=64,
+                    feature="entmax",
+                ),
                 launch("attention_backward", "stream", threads=384, shared=199680),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
@@ -263,6 +307,16 @@ _MASK = GeneratedMask(
                     "queries",
                     threads=256,
                     per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=384,
+                    shared=199680,
+                    per_block=64,
+                    feature="entmax",
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),

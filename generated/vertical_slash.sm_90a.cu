@@ -1365,12 +1365,55 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_ENTMAX
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
-// for the one level = a * lse that makes them sum to 1. A block has one tile row and passes over
-// its tiles several times: once for the largest scores and a level from below, with the keys alone
-// as often as the level takes, and with the values until such a pass finds its level right.
-enum Pass { DONE, VALUES, SUMS, START };
+// for the one level = a * lse that makes them sum to 1.
 // Alpha 1.5 and 2 need no powers; below 1 + 2^-7 the logarithm of x = 1 + y would lose y.
 enum Alpha { ANY, NEAR_SOFTMAX, HALF_MORE, SPARSEMAX };
+template <Alpha VALUE>
+struct Kind {
+    static constexpr Alpha value = VALUE;
+};
+// Calls `f` with the kind of alpha: code that takes one is there four times.
+template <typename F>
+FN void by_alpha(float a, const F &f) {
+    if (a == 0.5f)
+        f(Kind<HALF_MORE>());
+    else if (a == 1.0f)
+        f(Kind<SPARSEMAX>());
+    else if (a < 0x1p-7f)
+        f(Kind<NEAR_SOFTMAX>());
+    else
+        f(Kind<ANY>());
+}
+
+FN float power(float x, float exponent) { return fast_exp2(exponent * fast_log2(x)); }
+
+// log(1 + y) of a y that is small, or so far below 0 that its weight is nothing.
+FN float log_near_1(float y) {
+    return y * (1.0f - y * (0.5f - y * (1.0f / 3 - y * (0.25f - y * 0.2f))));
+}
+
+struct Weight {
+    float p, u;
+};
+// A score times `unit` is a * score. Hidden scores are minus infinity, and levels of rows without
+// keys infinite: such weights are 0.
+template <Alpha ALPHA>
+FN struct Weight weigh(float score, float unit, float level, float a) {
+    if (ALPHA == NEAR_SOFTMAX) {
+        const float log = log_near_1(fmaf(score, unit, -level)) * (LOG2E / a);
+        return {fast_exp2(log), fast_exp2(log * (1.0f - a))};
+    }
+    const float x = __saturatef(fmaf(score, unit, 1.0f - level));  // no weight is above 1
+    if (ALPHA == HALF_MORE) return {x * x, x};
+    if (ALPHA == SPARSEMAX) return {x, x > 0.0f ? 1.0f : 0.0f};
+    const float u = power(x, 1.0f / a - 1.0f);
+    return {u * x, u};
+}
+
+// A block has one tile row and passes over its tiles several times: once for the keys that may have
+// a weight, whose level is the row's, and with the values until such a pass finds the level right.
+// Where those keys are too many, passes with the keys alone come between.
+enum Pass { DONE, VALUES, SUMS, START };
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {
@@ -1394,17 +1437,10 @@ FN float quad_max_or_nan(float x) {
     return max_or_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-FN float power(float x, float exponent) { return fast_exp2(exponent * fast_log2(x)); }
-
 // 1 - e^-x, also where x is small.
 FN float one_less_exp(float x) {
     const float near = x * (1.0f - x * (0.5f - x * (1.0f / 6 - x * (1.0f / 24))));
     return fabsf(x) < 0.1f ? near : 1.0f - fast_exp2(-LOG2E * x);
-}
-
-// log(1 + y) of a y that is small, or so far below 0 that its weight is nothing.
-FN float log_near_1(float y) {
-    return y * (1.0f - y * (0.5f - y * (1.0f / 3 - y * (0.25f - y * 0.2f))));
 }
 
 // Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
@@ -1445,16 +1481,8 @@ FN void add_row(Scores &s, int r, float unit, float a, struct Search &sums) {
 template <bool KEEP>
 FN void add_tile(Scores &s, float unit, float a, struct Search &sums) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (a == 0.5f)
-            add_row<HALF_MORE, KEEP>(s, r, unit, a, sums);
-        else if (a == 1.0f)
-            add_row<SPARSEMAX, KEEP>(s, r, unit, a, sums);
-        else if (a < 0x1p-7f)
-            add_row<NEAR_SOFTMAX, KEEP>(s, r, unit, a, sums);
-        else
-            add_row<ANY, KEEP>(s, r, unit, a, sums);
-    }
+    for (int r = 0; r < 2; r++)
+        by_alpha(a, [&](auto kind) { add_row<decltype(kind)::value, KEEP>(s, r, unit, a, sums); });
 }
 
 FN void clear_sums(struct Search &x) {
@@ -1473,7 +1501,7 @@ FN void sum_over_quads(struct Search &x) {
 // Newton's step for the 1/a-norm of x, which falls with the level and is convex: from below, it
 // does not pass the root. Nothing where there are no weights.
 FN float newton_step(float a, float p, float u) {
-    return p > 0.0f ? p * one_less_exp(a / LOG2E * fast_log2(p)) * fast_reciprocal(u) : 0.0f;
+    return p > 0.0f ? p * one_less_exp(a * LN2 * fast_log2(p)) * fast_reciprocal(u) : 0.0f;
 }
 // With alpha 1.5 and the weights above 0 known, the level solves a quadratic equation. Weights that
 // it makes 0, or that would come, change it by the square of their distance only.
@@ -1498,14 +1526,18 @@ FN void raise_level(struct Search &x, int r, float by, float a) {
     if (x.p[r] == 0.0f) x.u[r] = x.count[r] = 0.0f;
 }
 
-// The first pass over a tile: levels rise towards those of the keys met so far.
+FN float largest_score(const Scores &s, int r) {
+    float peak = MINUS_INFINITY;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) peak = max_or_nan(peak, s[i / 2 * 4 + 2 * r + i % 2]);
+    return quad_max_or_nan(peak);
+}
+
+// Levels rise towards those of the keys met so far, whose sums are known.
 FN void start_levels(Scores &s, float unit, float a, struct Search &x) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float peak = MINUS_INFINITY;
-#pragma unroll
-        for (int i = 0; i < TILE_K / 4; i++) peak = max_or_nan(peak, s[i / 2 * 4 + 2 * r + i % 2]);
-        peak = quad_max_or_nan(peak) * unit;  // no weight is above 1
+        const float peak = largest_score(s, r) * unit;  // no weight is above 1
         if (x.level[r] == MINUS_INFINITY)
             x.level[r] = peak;
         else
@@ -1527,6 +1559,155 @@ FN void start_levels(Scores &s, float unit, float a, struct Search &x) {
     }
 }
 
+// With alpha from 1.5 on most rows have few keys with a weight, if in many tiles. The first pass
+// keeps the scores of those that have one at the level of the keys met so far, which only rises:
+// the level of the row is that of its list. Lists lie where values will: a thread has one place for
+// both rows' shares, the first's growing from below, the second's from above. Where they meet, the
+// level takes passes over the row's keys.
+constexpr u32 LIST_STEP = 4 * 128 * GROUPS;  // bytes from one score of a thread to its next
+constexpr u32 LIST = STAGES * K_BYTES / LIST_STEP;
+
+struct Lists {
+    u32 free[2];  // the first place of each row that is, in shared memory
+    bool full;    // the same in a warp, and for good
+};
+
+// Where the lists of a thread's rows begin. Computed where it is used.
+FN u32 first_place(int r) {
+    return shared_address(shared_memory().v[0]) + 4 * (threadIdx.x - 128)
+        + r * (LIST - 1) * LIST_STEP;
+}
+FN float &shared_float(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
+FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
+
+// With alpha near 1 every key has a weight.
+FN void start_lists(struct Lists &x, float a) {
+    x.free[0] = first_place(0), x.free[1] = first_place(1);
+    x.full = a < 0x1p-7f;
+}
+
+// What a score must be above to have a weight.
+FN float least_score(float level, float unit) { return (level - 1.0f) / unit; }
+
+// Keeps the scores of row r of a tile. What is not a number is kept too. Where there is no place
+// left the last one is written again and again.
+FN void keep_scores(const Scores &s, int r, float least, struct Lists &x) {
+    u32 free = x.free[r];
+    const u32 last = x.free[1 - r];
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) {
+        const float y = s[i / 2 * 4 + 2 * r + i % 2];
+        if (!(y <= least)) {
+            shared_float(free) = y;
+            const u32 next = next_in_list(r, free);
+            free = r ? max(next, last) : min(next, last);
+        }
+    }
+    x.free[r] = free;
+}
+
+// Forgets those that have no weight any more.
+FN void drop_scores(struct Lists &x, int r, float least) {
+    u32 to = first_place(r);
+#pragma unroll 1
+    for (u32 at = to; at != x.free[r]; at = next_in_list(r, at)) {
+        const float y = shared_float(at);
+        shared_float(to) = y;
+        if (!(y <= least)) to = next_in_list(r, to);
+    }
+    x.free[r] = to;
+}
+
+// The levels rise to the largest scores: no weight is above 1.
+FN void raise_to_lists(const struct Lists &lists, float unit, struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float peak = MINUS_INFINITY;
+#pragma unroll 1
+        for (u32 at = first_place(r); at != lists.free[r]; at = next_in_list(r, at))
+            peak = max_or_nan(peak, shared_float(at));
+        x.level[r] = max_or_nan(x.level[r], quad_max_or_nan(peak) * unit);
+    }
+}
+
+FN void add_lists(const struct Lists &lists, float unit, float a, struct Search &x) {
+    clear_sums(x);
+    by_alpha(a, [&](auto kind) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll 1
+            for (u32 at = first_place(r); at != lists.free[r]; at = next_in_list(r, at)) {
+                const struct Weight w =
+                    weigh<decltype(kind)::value>(shared_float(at), unit, x.level[r], a);
+                x.p[r] += w.p, x.u[r] += w.u, x.count[r] += w.p > 0.0f ? 1.0f : 0.0f;
+            }
+    });
+    sum_over_quads(x);
+}
+
+// Rises to the level of the lists, but not past it: what has no weight then has none for good.
+FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &x) {
+    raise_to_lists(lists, unit, x);
+    add_lists(lists, unit, a, x);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        x.level[r] += newton_step(a, x.p[r], x.u[r]);
+        drop_scores(lists, r, least_score(x.level[r], unit));
+    }
+}
+
+constexpr int MOST_STEPS = 12;  // of a search; a pass with the values judges what it found
+
+// The levels become those of the lists.
+FN void search_lists(struct Lists &lists, float unit, float a, struct Search &x) {
+    raise_and_drop(lists, unit, a, x);
+#pragma unroll 1
+    for (int step = 0; step < MOST_STEPS; step++) {
+        add_lists(lists, unit, a, x);
+        bool moves = false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float by = closed_step(a, x.p[r], x.u[r], x.count[r]);
+            x.level[r] += by;
+            moves = moves || fabsf(by) > 0x1p-12f * a;
+        }
+        if (!__any_sync(0xffffffff, moves)) break;
+    }
+}
+
+FN void keep_rows(const Scores &s, float unit, struct Lists &lists, const struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) keep_scores(s, r, least_score(x.level[r], unit), lists);
+}
+// Whether a warp's lists have room for less than so many scores.
+FN bool fewer_places(const struct Lists &lists, u32 places) {
+    return __any_sync(0xffffffff, lists.free[1] - lists.free[0] < places * LIST_STEP);
+}
+
+// The first pass over a tile. Its own scores raise the level before they are kept where a row has
+// none, where there are no places for them, and where lists were given up.
+FN void list_scores(Scores &s, float unit, float a, struct Lists &lists, struct Search &x) {
+    const struct Lists before = lists;
+    const bool begins = x.level[0] == MINUS_INFINITY || x.level[1] == MINUS_INFINITY;
+    bool carefully = lists.full || __any_sync(0xffffffff, begins);
+    if (!carefully) {
+        keep_rows(s, unit, lists, x);
+        carefully = fewer_places(lists, 1);
+    }
+    if (carefully) {
+        lists = before;
+        if (!lists.full) add_lists(lists, unit, a, x);
+        start_levels(s, unit, a, x);
+        if (lists.full) return;
+#pragma unroll
+        for (int r = 0; r < 2; r++) drop_scores(lists, r, least_score(x.level[r], unit));
+        keep_rows(s, unit, lists, x);
+        lists.full = fewer_places(lists, 1);
+    } else if (fewer_places(lists, LIST / 4)) {
+        raise_and_drop(lists, unit, a, x);
+    }
+}
+
 // ---------------------------------------------------------------- what comes next
 
 // How far a level may be off before a pass with the values: with them its sums correct it once
@@ -1541,6 +1722,7 @@ constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
 
 // The levels take the step that the sums of a pass ask for. Returns the pass that these rows need.
 FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
+    a = anew_float(a);  // what follows from it does not wait in registers
     Pass next = DONE;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -1643,27 +1825,40 @@ FN void take_scores(Scores &s, struct Shared &shared, const struct Attention &p,
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
     wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
     const i32 word = uniform(shared.next[w.k_stage.at]);
-    const struct Seen seen = look_early(p, w.row, w.query, word);
+    const i32 query = anew(w.query);
+    const struct Seen seen = look_early(p, w.row, query, word);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
     products_wait<0>();
     pin(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
     w.k_stage.next();
-    finish_scores(s, p, w.row, w.query, word, seen);
+    finish_scores(s, p, w.row, query, word, seen);
 }
 
-template <Pass NOW>
+// The first pass. Returns the one that these rows need next.
+FN Pass pass_to_start(struct Shared &shared, const struct Attention &p, struct Rows &w) {
+    struct Lists lists;
+    start_lists(lists, w.a);
+    clear_sums(w.x);
+#pragma unroll 1
+    for (i32 i = 0; i < w.tiles; i++) {
+        Scores s;
+        take_scores(s, shared, p, w);
+        list_scores(s, w.unit, w.a, lists, w.x);
+    }
+    if (!lists.full) search_lists(lists, w.unit, w.a, w.x);
+    publish_writes();  // before values are copied to where lists were
+    return lists.full ? SUMS : VALUES;
+}
+
 FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct Rows &w) {
     clear_sums(w.x);
 #pragma unroll 1
     for (i32 i = 0; i < w.tiles; i++) {
         Scores s;
         take_scores(s, shared, p, w);
-        if (NOW == START)
-            start_levels(s, w.unit, w.a, w.x);
-        else
-            add_tile<false>(s, w.unit, w.a, w.x);
+        add_tile<false>(s, w.unit, w.a, w.x);
     }
 }
 
@@ -1712,13 +1907,14 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
     w.row = row_in(shared, 0);
     w.query = query_of(w.row, group);
     take_q(w.q, shared, 0, group);
-    w.x.level[0] = w.x.level[1] = MINUS_INFINITY;
-    pass_over_keys<START>(shared, p, w);
-    Pass next = agreed(shared, SUMS, 0);
+#pragma unroll
+    for (int r = 0; r < 2; r++)  // past the end there are no weights to look for
+        w.x.level[r] = query_at(w.query + 8 * r) < p.n_q ? MINUS_INFINITY : PLUS_INFINITY;
+    Pass next = agreed(shared, pass_to_start(shared, p, w), 0);
 #pragma unroll 1
     for (i32 passes = 1;; passes++) {
         if (next == SUMS) {
-            pass_over_keys<SUMS>(shared, p, w);
+            pass_over_keys(shared, p, w);
             sum_over_quads(w.x);
             next = agreed(shared, take_step(w.x, w.a, SUMS, passes), passes);
         } else {

@@ -258,16 +258,15 @@ def selects(mask: Mask) -> int:
     return min([*own, *inner], default=0)
 
 
-def chooses(mask: Mask, problem: Problem, target: Target) -> bool:
-    """Whether a target that can run the problem has kernels for what the mask chooses at run time;
-    for a mask that chooses nothing, too."""
+def in_modules(mask: Mask, problem: Problem, target: Target) -> bool:
+    """Whether generated modules can hold what a target that can run the problem has for what the
+    mask chooses at run time; for a mask that chooses nothing, too."""
     if not selects(mask):
         return True
     try:
-        planned(mask, problem, target)
+        return planned(mask, problem, target).chooser is None
     except SelectionNotCompiled:
         return False
-    return True
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

@@ -1,0 +1,795 @@
+// Lists of the keys that queries choose: sm_90a, bfloat16.
+// Written by `maskc compile`; change the pattern, not this file.
+
+#define FN __device__ __forceinline__
+typedef int i32;
+typedef long long i64;
+
+struct Gathered {
+    const void *index_q;  // [batch, index heads, n_q, INDEX_DIM]
+    const void *index_k;  // [batch, n_kv, INDEX_DIM]
+    const void *index_w;  // [batch, index heads, n_q]
+    const void *given;  // scores [batch, heads, n_q, n_kv]
+    float *scores;  // workspace [rows][pitch], of the rows at hand
+    i32 *lists;  // [all rows][room]: the keys of a query, ascending
+    i32 *counts;  // [all rows]: how many they are
+    i64 index_q_stride[3];  // elements between batches, heads, tokens
+    i64 index_k_stride[2];  // elements between batches, tokens
+    i64 index_w_stride[3];  // elements between batches, heads, tokens
+    i64 given_stride[3];  // elements between batches, heads, queries
+    i64 pitch;  // elements from one row of scores to the next
+    i64 first;  // of the rows at hand: (sequence * groups + group) * n_q + query
+    i32 rows;  // at hand
+    i32 groups;  // of heads of a sequence that have lists of their own
+    i32 n_q;  // queries
+    i32 n_kv;  // keys
+    i32 wanted;  // keys that are chosen, at most n_kv
+    i32 room;  // keys for which a list has room
+    i32 heads;  // of the indexer, or whose given scores are averaged
+    i32 index_dim;  // elements of a row of index_q and index_k
+    i32 weight_code;  // of an element of index_w: 0 fp32, 1 bf16, 2 fp16
+    i32 given_code;  // likewise of the scores
+    i32 constants[48];  // of the mask's formulas
+};
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define ELEMENT "bf16"
+#define MINUS_INFINITY __int_as_float(0xff800000)
+#define PLUS_INFINITY __int_as_float(0x7f800000)
+constexpr float LOG2E = 1.4426950408889634f;
+[[maybe_unused]] constexpr float LN2 = 0.6931471805599453f;
+
+FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Two numbers in storage precision, the first in the low half.
+FN u32 pack(float low, float high) {
+    u32 pair;
+    asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+FN float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+FN float fast_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+FN float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The same value of unknown origin: what follows from it is computed where it is used, and does not
+// wait in registers from before a loop.
+FN i32 anew(i32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+FN float anew_float(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
+
+// Over the four lanes that share a row of an accumulator.
+FN float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+FN float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+// The first lane's value, which all lanes then share: branches on it are uniform.
+FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
+
+#ifndef INDEXED_64
+#define INDEXED_64 0  // scores of an indexer with rows of at most 64 elements
+#endif
+#ifndef INDEXED_128
+#define INDEXED_128 0  // scores of an indexer with rows of at most 128 elements
+#endif
+#ifndef INDEXED_256
+#define INDEXED_256 0  // scores of an indexer with rows of at most 256 elements
+#endif
+// Slabs of 64 elements of such a row; none where scores are given.
+constexpr int INDEX_SLABS = INDEXED_64 ? 1 : INDEXED_128 ? 2 : INDEXED_256 ? 4 : 0;
+#define INDEXED (INDEXED_64 || INDEXED_128 || INDEXED_256)
+constexpr i32 THREADS = 512, WARPS = THREADS / 32;
+constexpr u32 ALL = 0xffffffff;
+
+FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
+FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// Division and remainder that round towards minus infinity, as the mask's formulas mean them.
+FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
+FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+
+// Constants of the formulas.
+struct Mask {
+    i32 c0;  // n_kv - n_q
+    i32 c1;  // n_kv - n_q
+};
+FN struct Mask mask_of(const struct Gathered &p) {
+    struct Mask m;
+    m.c0 = p.constants[0];
+    m.c1 = p.constants[1];
+    return m;
+}
+
+// Whether query q may choose key k.
+FN bool allowed(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+    (void)m; (void)q; (void)k; (void)n_q; (void)n_kv;
+    return
+        // line 20: causal()
+        k <= q + m.c0;
+}
+// Whether the mask keeps a pair that was chosen.
+FN bool chosen(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+    (void)m; (void)q; (void)k; (void)n_q; (void)n_kv;
+    return
+        // line 20: causal()
+        k <= q + m.c1;
+}
+// Whether it keeps one that was not.
+FN bool beside(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+    (void)m; (void)q; (void)k; (void)n_q; (void)n_kv;
+    return
+        0;
+}
+
+struct Hull {
+    i32 first, last;  // past the end
+};
+FN void widen(struct Hull &hull, i32 first, i32 last) {
+    if (first >= last) return;
+    hull.first = min_i32(hull.first, first), hull.last = max_i32(hull.last, last);
+}
+// What lies around all keys that query `ti` may choose, and all that it keeps.
+FN struct Hull choice_hull(const struct Mask &m, i32 ti, i32 n_q, i32 n_kv) {
+    (void)m; (void)ti; (void)n_q;
+    struct Hull hull = {n_kv, 0};
+    {
+        const i32 first = 0;
+        const i32 last = min_i32(n_kv - 1, m.c0 + ti) + 1;
+        widen(hull, max_i32(first, 0), min_i32(last, n_kv));
+    }
+    return hull;
+}
+FN struct Hull kept_hull(const struct Mask &m, i32 ti, i32 n_q, i32 n_kv) {
+    struct Hull hull = choice_hull(m, ti, n_q, n_kv);
+    {
+        const i32 first = 0;
+        const i32 last = 0;
+        widen(hull, max_i32(first, 0), min_i32(last, n_kv));
+    }
+    return hull;
+}
+// Whether query `ti` may choose a key between `from` and `to`; true where that is not known.
+FN bool may_choose(const struct Mask &m, i32 ti, i32 from, i32 to, i32 n_q, i32 n_kv) {
+    (void)m; (void)ti; (void)from; (void)to; (void)n_q; (void)n_kv;
+    bool any = false;
+    {
+        const i32 first = 0;
+        const i32 last = min_i32(n_kv - 1, m.c0 + ti) + 1;
+        any |= max_i32(first, from) < min_i32(last, to);
+    }
+    return any;
+}
+
+// Codes: 0 fp32, 1 bf16, 2 fp16.
+FN float element_at(const void *from, i64 place, i32 code) {
+    if (code == 0) return ((const float *)from)[place];
+    const u32 bits = ((const unsigned short *)from)[place];
+    if (code == 1) return __uint_as_float(bits << 16);
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
+    return x;
+}
+
+#if INDEXED
+// ---- barriers in shared memory. A phase ends when all arrivals and all announced bytes are in.
+FN void barrier_init(u64 &barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+// Makes fresh barriers visible to the copy engine.
+FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+FN void arrive(u64 &barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+                 :: "r"(shared_address(&barrier)) : "memory");
+}
+FN void arrive_expecting(u64 &barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+// Waits until the phase of this parity is over.
+FN void wait(u64 &barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@over bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
+}
+
+// The same for threads that wait long: asleep, as their polls would cost the warps that compute.
+FN void wait_asleep(u64 &barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1, %2;\n"
+        "@over bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}" :: "r"(shared_address(&barrier)), "r"(parity), "r"(10000000) : "memory");  // ns
+}
+
+// ---- named barriers, 1 to 15: `threads` counts those that wait and those that only arrive.
+FN void sync_threads(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
+}
+FN void arrive_threads(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(name), "r"(threads) : "memory");
+}
+
+// ---- box copies. Coordinates: element, token, head, sequence.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, i32 token, i32 head,
+                 i32 batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, { %3, %4, %5, %6}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(d), "r"(token), "r"(head),
+           "r"(batch) : "memory");
+}
+FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
+// `bytes` consecutive ones; addresses and size are multiples of 16.
+FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
+}
+// Adds fp32 numbers in shared memory to those in global memory, which are to stay in the L2 cache.
+FN void add_floats(float *to, u32 from, u32 bytes) {
+    constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
+                 "[%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
+}
+FN void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// At most PENDING groups of this thread's stores still read shared memory.
+template <int PENDING>
+FN void stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
+}
+template <int PENDING>
+FN void stores_done() {
+    asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+// This thread's writes to shared memory become visible to copies and matrix products.
+FN void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- registers move from the warpgroup that copies to those that compute.
+template <int COUNT>
+FN void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+template <int COUNT>
+FN void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+FN bool elected() {
+    u32 mine;
+    asm volatile("{\n"
+                 ".reg .pred chosen;\n"
+                 "elect.sync _|chosen, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, chosen;\n"
+                 "}" : "=r"(mine));
+    return mine;
+}
+
+// ---- 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8.
+FN void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};"
+                 :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+FN void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};"
+                 :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+}
+
+// 16 bytes from global to shared memory; zeros instead where `inside` is false.
+FN void copy_piece(u32 to, const void *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+FN void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// At most PENDING groups of this thread's copies are still under way.
+template <int PENDING>
+FN void copies_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
+// Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
+// of a row trade places with row % 8. This is what box copies write and what products read. Every
+// tile starts at a multiple of 1024 bytes.
+constexpr u32 SLAB_ROW = 128;
+FN u32 swizzled(u32 row, u32 piece) { return row * SLAB_ROW + ((piece ^ (row % 8)) << 4); }
+
+// An operand whose reduction runs along the columns (K-major): 16 columns on are 32 bytes on.
+FN u64 along_columns(u32 tile) { return (u64)(tile >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// An operand whose reduction runs along the tokens: 16 tokens on are 2048 bytes on; the next slab
+// lies `slab` bytes behind.
+FN u64 along_tokens(u32 tile, u32 slab) {
+    return (u64)(tile >> 4) | (u64)(slab >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+// Where step `i` of 16 columns begins: four steps a slab.
+FN u32 column_step(int i, u32 slab) { return (i % 4 * 32 + i / 4 * slab) >> 4; }
+FN u32 token_step(int i) { return i * 16 * SLAB_ROW >> 4; }
+
+// Ordinary writes to accumulators and register operands come before the products that follow.
+FN void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FN void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+FN void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+}
+// Keeps accesses to registers that products use on their side of this line.
+template <int N>
+FN void pin(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]) :: "memory");
+}
+template <int N>
+FN void pin(u32 (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]) :: "memory");
+}
+template <int N>
+FN void clear(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = 0.0f;
+}
+
+// 64 x 128 and 16 deep, a in shared memory: d = a b, or d += a b where `add`.
+FN void multiply_keys(float (&d)[64], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39,"
+        " %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55,"
+        " %56, %57, %58, %59, %60, %61, %62, %63},"
+        " %64, %65, add, 1, 1, 0, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"((int)add));
+}
+
+// A block has KEYS keys, and goes over some queries in steps of COLUMNS columns: the heads of a
+// query one after another, in a number that divides COLUMNS or is a multiple of it. Keys are the
+// rows of the product, so that a query's heads are added up in a thread.
+constexpr i32 SCORERS = 256;
+constexpr int KEYS = 128, QUERIES = 64;
+constexpr int COLUMNS = 128, COLUMN_BITS = 7;
+constexpr int STEPS = INDEX_SLABS * 4;  // of 16 elements of the index dimension
+constexpr u32 KEY_SLAB = KEYS * 128, COLUMN_SLAB = COLUMNS * 128;  // bytes
+static_assert(KEYS == SCORERS / 2 && QUERIES == 64, "two warpgroups, two words of queries");
+static_assert(COLUMNS == 1 << COLUMN_BITS, "heads are told by bits");
+
+struct Shared {
+    unsigned char keys[INDEX_SLABS * KEY_SLAB];
+    unsigned char heads[2][INDEX_SLABS * COLUMN_SLAB];
+    float weight[2][COLUMNS];
+    u32 live[2];  // which queries may choose one of the keys
+};
+
+// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
+// the operands of all products, which then take two moves each.
+extern __shared__ __align__(1024) unsigned char memory[];
+FN struct Shared &shared_memory() {
+    u32 address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return *(struct Shared *)__cvta_shared_to_generic(address);
+}
+
+FN float relu(float x) {  // NaN stays NaN
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(0.0f));
+    return y;
+}
+
+// What a block computes.
+struct Part {
+    i32 batch, first_key;
+    i32 query, queries;  // the first one, and how many
+    i64 row;             // of its scores
+    i32 heads;           // as columns: padded
+    i32 bits;            // of a column that tell its head: it has 2^bits of a query, or more steps
+};
+FN struct Part part_of(const struct Gathered &p, i32 block) {
+    const i32 tiles = (p.n_kv + KEYS - 1) / KEYS, tile = block % tiles;
+    const i32 below = block / tiles * QUERIES, batch = p.first / p.n_q;
+    struct Part part;
+    part.batch = batch;
+    part.first_key = tile * KEYS;
+    part.query = p.first - (i64)batch * p.n_q + below;
+    part.queries = min_i32(QUERIES, p.rows - below);
+    part.row = below;
+    part.bits = 3;
+    while (1 << part.bits < min_i32(p.heads, COLUMNS)) part.bits++;
+    part.heads = (p.heads + COLUMNS - 1) / COLUMNS * COLUMNS;
+    if (part.bits < COLUMN_BITS) part.heads = 1 << part.bits;
+    return part;
+}
+
+// The first column of a step: which head of which of the block's queries.
+struct Step {
+    i32 query, head;
+};
+FN struct Step step_at(const struct Part &part, i32 step) {
+    if (part.heads <= COLUMNS) return {step << (COLUMN_BITS - part.bits), 0};
+    const i32 query = step * COLUMNS / part.heads;
+    return {query, step * COLUMNS - query * part.heads};
+}
+// And another one.
+struct Column {
+    i32 query, head;
+    bool real;
+};
+FN struct Column column_at(const struct Gathered &p, const struct Part &part, struct Step at,
+                           i32 i) {
+    const i32 query = at.query + (i >> part.bits), head = at.head + (i & ((1 << part.bits) - 1));
+    return {query, head, head < p.heads && query < part.queries};
+}
+
+// A row of 16-bit elements, in eight threads; zeros past its end.
+FN void copy_row(const struct Gathered &p, u32 tile, u32 slab, u32 row, const void *rows,
+                 i64 offset, bool real) {
+    const i32 own = threadIdx.x % 8;
+    const unsigned char *const from = (const unsigned char *)rows + 2 * (real ? offset : 0);
+#pragma unroll
+    for (int i = 0; i < INDEX_SLABS; i++) {
+        const bool inside = real && 8 * (8 * i + own) < p.index_dim;
+        copy_piece(tile + i * slab + swizzled(row, own), from + (inside ? 16 * (8 * i + own) : 0),
+                   inside);
+    }
+}
+FN void copy_keys(struct Shared &shared, const struct Gathered &p, const struct Part &part) {
+#pragma unroll
+    for (int row = threadIdx.x / 8; row < KEYS; row += SCORERS / 8) {
+        const i32 key = part.first_key + row;
+        copy_row(p, shared_address(shared.keys), KEY_SLAB, row, p.index_k,
+                 part.batch * p.index_k_stride[0] + key * p.index_k_stride[1], key < p.n_kv);
+    }
+}
+FN void copy_heads(struct Shared &shared, const struct Gathered &p, const struct Part &part,
+                   struct Step step, i32 stage) {
+#pragma unroll
+    for (int row = threadIdx.x / 8; row < COLUMNS; row += SCORERS / 8) {
+        const struct Column at = column_at(p, part, step, row);
+        copy_row(p, shared_address(shared.heads[stage]), COLUMN_SLAB, row, p.index_q,
+                 part.batch * p.index_q_stride[0] + at.head * p.index_q_stride[1]
+                     + (part.query + at.query) * p.index_q_stride[2], at.real);
+    }
+    copies_commit();
+}
+
+FN float weight_at(const struct Gathered &p, const struct Part &part, struct Step step,
+                   i32 column) {
+    const struct Column at = column_at(p, part, step, column);
+    if (!at.real) return 0.0f;
+    return element_at(p.index_w, part.batch * p.index_w_stride[0] + at.head * p.index_w_stride[1]
+                                     + (part.query + at.query) * p.index_w_stride[2],
+                      p.weight_code);
+}
+
+// The first step from `step` on that has a query which may choose one of the keys; -1: none.
+FN i32 live_step(u64 live, const struct Part &part, i32 step) {
+    const u64 all = (1ull << (1 << (COLUMN_BITS - part.bits))) - 1;  // queries of a step
+#pragma unroll 1
+    for (;; step++) {
+        const i32 query = step_at(part, step).query;
+        if (query >= part.queries) return -1;
+        if (live >> query & all) return step;
+    }
+}
+
+// Adds the heads of a step to the sums of a thread's two keys, and writes those that are complete.
+FN void add_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
+                  const struct Gathered &p, const struct Part &part, struct Step step) {
+    const i32 lane = threadIdx.x % 32, own = lane % 4 * 2;
+    const i32 key = part.first_key + threadIdx.x / 32 * 16 + lane / 4;
+    i32 query = step.query, head = step.head;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 8; i++) {
+        const float2 w = *(const float2 *)(weight + 8 * i + own);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float a = relu(x[4 * i + 2 * r]), b = relu(x[4 * i + 2 * r + 1]);
+            if (head + 8 <= p.heads) {
+                sum[r] = fmaf(w.y, b, fmaf(w.x, a, sum[r]));
+            } else {  // padding may give NaN: it has no part in a sum
+                if (head + own < p.heads) sum[r] = fmaf(w.x, a, sum[r]);
+                if (head + own + 1 < p.heads) sum[r] = fmaf(w.y, b, sum[r]);
+            }
+        }
+        head += 8;
+        if (head < part.heads) continue;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float total = quad_sum(sum[r]);
+            if (lane % 4 == 0 && query < part.queries && key + 8 * r < p.n_kv)
+                p.scores[(part.row + query) * p.pitch + key + 8 * r] = total;
+            sum[r] = 0.0f;
+        }
+        head = 0;
+        query++;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(SCORERS, INDEX_SLABS > 2 ? 1 : 2)
+gather_scores(const __grid_constant__ struct Gathered p) {
+    struct Shared &shared = *(struct Shared *)memory;
+    const struct Part part = part_of(p, blockIdx.x);
+    const struct Mask m = mask_of(p);
+    if (threadIdx.x < QUERIES) {
+        const i32 query = part.query + (i32)threadIdx.x;
+        const bool live = (i32)threadIdx.x < part.queries
+            && may_choose(m, query, part.first_key, min_i32(part.first_key + KEYS, p.n_kv), p.n_q,
+                          p.n_kv);
+        const u32 word = __ballot_sync(0xffffffff, live);
+        if (threadIdx.x % 32 == 0) shared.live[threadIdx.x / 32] = word;
+    }
+    __syncthreads();
+    const u64 live = (u64)shared.live[1] << 32 | shared.live[0];
+    i32 step = uniform(live_step(live, part, 0)), stage = 0;
+    if (step < 0) return;
+    struct Step at = step_at(part, step);
+    const i32 group = uniform(threadIdx.x / 128), column = threadIdx.x % COLUMNS;
+    const u64 keys = along_columns(shared_address(shared.keys) + group * 64 * SLAB_ROW);
+    copy_keys(shared, p, part);
+    copy_heads(shared, p, part, at, 0);
+    if (threadIdx.x < COLUMNS) shared.weight[0][column] = weight_at(p, part, at, column);
+    float sum[2] = {}, x[COLUMNS / 2];
+#pragma unroll 1
+    while (step >= 0) {
+        copies_wait<0>();
+        publish_writes();
+        __syncthreads();
+        const i32 next = uniform(live_step(live, part, step + 1));
+        const struct Step coming = step_at(part, next);
+        float weight = 0.0f;
+        if (next >= 0) {
+            copy_heads(shared, p, part, coming, 1 - stage);
+            if (threadIdx.x < COLUMNS) weight = weight_at(p, part, coming, column);
+        }
+        const u64 heads = along_columns(shared_address(shared.heads[stage]));
+        pin(x);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            multiply_keys(x, keys + column_step(i, KEY_SLAB), heads + column_step(i, COLUMN_SLAB),
+                          i > 0);
+        products_commit();
+        if (next >= 0 && threadIdx.x < COLUMNS) shared.weight[1 - stage][column] = weight;
+        products_wait<0>();
+        pin(x);
+        add_heads(x, sum, shared.weight[stage], p, part, at);
+        step = next, at = coming, stage = 1 - stage;
+    }
+}
+#endif
+
+// ---------------------------------------------------------------- what ranks
+
+// One query whose keys a block chooses.
+struct Row {
+    i64 number;  // of all rows
+    i32 query, batch, group;
+};
+FN struct Row row_at(const struct Gathered &p, i32 block) {
+    const i64 number = p.first + block, list = number / p.n_q, batch = list / p.groups;
+    return {number, (i32)(number - list * p.n_q), (i32)batch, (i32)(list - batch * p.groups)};
+}
+
+// The score of a key; the mean where heads that choose together have their own.
+FN float score_of(const struct Gathered &p, const struct Row &row, i32 key) {
+#if INDEXED
+    return p.scores[(i64)blockIdx.x * p.pitch + key];
+#else
+    const i64 place = row.batch * p.given_stride[0] + row.query * p.given_stride[2] + key;
+    const i32 first = row.group * p.heads;
+    float sum = element_at(p.given, place + first * p.given_stride[1], p.given_code);
+    if (p.heads == 1) return sum;
+    for (i32 i = 1; i < p.heads; i++)
+        sum = __fadd_rn(sum, element_at(p.given, place + (first + i) * p.given_stride[1],
+                                        p.given_code));
+    return __fdiv_rn(sum, (float)p.heads);
+#endif
+}
+
+// Ascends with the score: 0 for NaN, one number for both zeros.
+FN u32 rank_of(float score) {
+    const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0;
+    return bits & 0x80000000 ? ~bits : bits | 0x80000000;
+}
+// A candidate as one number: the better one is the larger, and none equals another.
+FN u64 candidate(u32 rank, i32 key) { return (u64)rank << 32 | (0xffffffff - (u32)key); }
+
+// ---------------------------------------------------------------- the last one to be chosen
+
+constexpr int BITS = 11, BINS = 1 << BITS, OWN_BINS = BINS / THREADS;
+
+// Sums over the threads before, and in all.
+struct Before {
+    i32 before, all;
+};
+FN struct Before sums_before(i32 x) {
+    __shared__ i32 parts[WARPS];
+    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i32 sum = x;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const i32 other = __shfl_up_sync(ALL, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) parts[warp] = sum;
+    __syncthreads();
+    struct Before found = {sum - x, 0};
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        if (i < warp) found.before += parts[i];
+        found.all += parts[i];
+    }
+    __syncthreads();
+    return found;
+}
+
+// The bin, from the last one down, that the `wanted`-th candidate lies in.
+struct Bin {
+    i32 bin, above, inside;  // its number, and candidates in those behind it, and in it
+    i32 all;
+};
+FN struct Bin bin_of(const i32 *bins, i32 wanted) {
+    __shared__ struct Bin found;
+    const i32 last = BINS - 1 - OWN_BINS * (i32)threadIdx.x;
+    i32 own = 0;
+#pragma unroll
+    for (int i = 0; i < OWN_BINS; i++) own += bins[last - i];
+    const struct Before sums = sums_before(own);
+    if (threadIdx.x == 0) found.all = sums.all;
+    if (sums.before < wanted && wanted <= sums.before + own) {
+        i32 above = sums.before, bin = last;
+        while (above + bins[bin] < wanted) above += bins[bin--];
+        found.bin = bin, found.above = above, found.inside = bins[bin];
+    }
+    __syncthreads();
+    const struct Bin result = found;
+    __syncthreads();
+    return result;
+}
+
+// What the candidates reach that are chosen, exactly: bits are found from the first on, those of
+// the score and then, among equal ones, of the key. 0: all are.
+FN u64 least_chosen(const struct Gathered &p, const struct Mask &m, const struct Row &row) {
+    __shared__ i32 bins[BINS];
+    const struct Hull hull = choice_hull(m, row.query, p.n_q, p.n_kv);
+    u64 prefix = 0;
+    i32 wanted = p.wanted, known = 0;
+    if (wanted == 0) return ~0ull;
+#pragma unroll 1
+    while (known < 64) {
+        // Digits end with the score's bits and with the key's: 11, 11 and 10 of each.
+        const i32 bits = known % 32 == 22 ? BITS - 1 : BITS, shift = 64 - known - bits;
+        for (i32 i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
+        __syncthreads();
+#pragma unroll 8
+        for (i32 key = hull.first + (i32)threadIdx.x; key < hull.last; key += THREADS) {
+            if (!allowed(m, row.query, key, p.n_q, p.n_kv)) continue;
+            const u64 x = candidate(rank_of(score_of(p, row, key)), key);
+            if (known == 0 || (x ^ prefix) >> (shift + bits) == 0)
+                atomicAdd(bins + (i32)(x >> shift & ((1 << bits) - 1)), 1);
+        }
+        __syncthreads();
+        const struct Bin bin = bin_of(bins, wanted);
+        if (known == 0 && bin.all <= wanted) return 0;
+        wanted -= bin.above;
+        prefix |= (u64)bin.bin << shift;
+        known += bits;
+        if (bin.inside == wanted) break;
+    }
+    return prefix;
+}
+
+// ---------------------------------------------------------------- the list
+
+FN bool keeps(const struct Gathered &p, const struct Mask &m, const struct Row &row, u64 least,
+              i32 key) {
+    const bool best = allowed(m, row.query, key, p.n_q, p.n_kv)
+        && candidate(rank_of(score_of(p, row, key)), key) >= least;
+    return best ? chosen(m, row.query, key, p.n_q, p.n_kv)
+                : beside(m, row.query, key, p.n_q, p.n_kv);
+}
+
+// A block lists the keys of one query. Each warp has a stretch of consecutive ones.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+gather_lists(const __grid_constant__ struct Gathered p) {
+    __shared__ i32 counts[WARPS];
+    const struct Row row = row_at(p, blockIdx.x);
+    const struct Mask m = mask_of(p);
+    const u64 least = least_chosen(p, m, row);
+    const struct Hull hull = kept_hull(m, row.query, p.n_q, p.n_kv);
+    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const i32 length = max_i32(hull.last - hull.first, 0);
+    const i32 stretch = (length + THREADS - 1) / THREADS * 32;
+    const i32 first = hull.first + warp * stretch, last = min_i32(first + stretch, hull.last);
+    i32 count = 0;
+#pragma unroll 8
+    for (i32 key = first + lane; key < last; key += 32) count += keeps(p, m, row, least, key);
+    count = __reduce_add_sync(ALL, count);
+    if (lane == 0) counts[warp] = count;
+    __syncthreads();
+    i32 place = 0, all = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        if (i < warp) place += counts[i];
+        all += counts[i];
+    }
+    if (threadIdx.x == 0) p.counts[row.number] = all;
+    i32 *const list = p.lists + row.number * p.room;
+#pragma unroll 8
+    for (i32 key = first; key < last; key += 32) {
+        const bool kept = key + lane < last && keeps(p, m, row, least, key + lane);
+        const u32 others = __ballot_sync(ALL, kept);
+        if (kept) list[place + __popc(others & ((1u << lane) - 1))] = key + lane;
+        place += __popc(others);
+    }
+}
