@@ -774,7 +774,7 @@ struct Ring {
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
 #if WITH_ENTMAX
-    barrier_init(shared.decided, 4 * GROUPS);
+    barrier_init(shared.decided, 4 * GROUPS + 1);
 #endif
     for (int i = 0; i < Q_TILES; i++) {
         barrier_init(shared.q_full[i], 1);
@@ -1707,7 +1707,8 @@ FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
     return passes < MOST_PASSES ? next : now == VALUES ? DONE : VALUES;
 }
 
-// All warps agree on the next pass, and the one that copies hears of it.
+// All warps agree on the next pass, and the thread that copies hears of it. It arrives as well, as
+// the others might else be through with two passes before it asks about the first.
 FN Pass heard(struct Shared &shared, i32 passes) {
     wait(shared.decided, passes & 1);
     i32 next = DONE;
@@ -1769,6 +1770,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
             }
         }
         ahead = most_ahead;
+        arrive(shared.decided);
         now = heard(shared, passes);
     }
     // Copies that nobody needs must be in before the block ends.

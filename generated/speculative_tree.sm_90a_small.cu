@@ -732,7 +732,7 @@ struct Ring {
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
 #if WITH_ENTMAX
-    barrier_init(shared.decided, 4 * GROUPS);
+    barrier_init(shared.decided, 4 * GROUPS + 1);
 #endif
     for (int i = 0; i < Q_TILES; i++) {
         barrier_init(shared.q_full[i], 1);

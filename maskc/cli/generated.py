@@ -26,7 +26,9 @@ def generated_files(entry: Entry, asked: Asked) -> dict[str, str]:
     from maskc import driver
 
     problem = asked.problem(entry.mask)
-    targets = _targets(asked, problem, lambda target: driver.in_modules(entry.mask, problem, target))
+    targets = _targets(
+        asked, problem, lambda target: driver.in_modules(entry.mask, problem, target)
+    )
     return driver.generate(entry.mask, entry.name, problem, targets, entry.title)
 
 

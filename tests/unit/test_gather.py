@@ -110,7 +110,6 @@ def test_scores_are_kept_for_whole_tiles_of_queries():
 
 
 REFUSED = {
-    "by qk": mc.topk(9, CAUSAL, share="all"),
     "by block_mean": mc.topk(9, CAUSAL, score="block_mean", share="all"),
     "by scores of each head": mc.topk(9, CAUSAL, score="given"),
     "for several queries together": mc.topk(9, CAUSAL, q_block=2, **GIVEN),

@@ -63,8 +63,11 @@ def test_ranges_are_the_layouts(monkeypatch, columns, n_q, n_kv):
         spans = range_spans(recipe, n_q, n_kv, {}, {}, columns)
         assert spans.count.shape == (1, len(kinds))
         heads = np.zeros((1, 4), int)
-        make = backward_work if columns else forward_work
-        made = make(spans, heads, 2, 50, WorkList(100, 2))
+        rule = WorkList(100, 2)
+        if columns:
+            made = backward_work(spans, heads, 2, 50, rule)
+        else:
+            made = forward_work(spans, heads, 2, 50, 50, rule)
         check_cover(made, None, [kinds] * 4, 2 if columns else 1, True)
         inner = np.flatnonzero((kinds == FULL).sum(axis=1) > 1)
         assert (spans.full_last > spans.full_first)[0, inner].all()

@@ -115,8 +115,8 @@ class SelectionNotCompiled(MaskcError):
     code = "MC117"
     message = "target {0} has no kernels for topk of {1}; of blocks of at least {2} keys it has"
     hint = (
-        "use target='cpu', or choose larger blocks; sm_90a has single keys where heads choose "
-        "together (share='all' or 'group') by given scores, or by an indexer"
+        "use target='cpu', or choose larger blocks; sm_90a has single keys by q . k of each head, "
+        "and where heads choose together by an indexer or by given scores (share='all' or 'group')"
     )
 
 
