@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+FORM = "selections"
+"""Of the source that chooses blocks on the device."""
 THREADS = 128
 """Of a block."""
 ROWS = 16

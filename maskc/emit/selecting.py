@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from maskc.core import expr as E
 from maskc.core.bundle import Mode, SourceUnit
-from maskc.core.choosing import class_shape
+from maskc.core.choosing import FORM, class_shape
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection
@@ -41,7 +41,7 @@ def select_unit(plan: Plan) -> SourceUnit:
     )  # fmt: skip
     return SourceUnit(
         plan.target.name, render("common/select.cu.j2", spec), TileShape(1, 1), False, (),
-        (("usual", Mode(selecting.launches(plan.target.family))),), form=selecting.FORM,
+        (("usual", Mode(selecting.launches(plan.target.family))),), form=FORM,
     )  # fmt: skip
 
 

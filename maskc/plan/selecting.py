@@ -17,8 +17,6 @@ from maskc.core.data import DataKind
 from maskc.core.selection import Selection
 from maskc.plan.types import PlannedMask, selections
 
-FORM = "selections"
-"""Of the source."""
 ON_DEVICE = (
     "blocks are chosen and tile lists made on the device, in the call's own memory, and nothing "
     "waits; on the host, which waits, with nan_safe or entmax, and where scores are given elsewhere"
