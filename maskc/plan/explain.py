@@ -275,6 +275,8 @@ def predicted(plan: Plan, n_q: int, n_kv: int) -> dict[str, float]:
     """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
     not known, or data decide."""
     heads = plan.problem.n_heads or _HEADS
+    if plan.chooser is not None or plan.gathering is not None:
+        return {}  # the cost model knows nothing of choosing
     return {
         direction.value: ms
         for direction in Direction

@@ -122,3 +122,8 @@ def test_landmarks_count_with_all_queries():
     window = milliseconds(planned(mc.causal() & mc.window(511)), FORWARD, 32768, 32768, 16)
     whole = milliseconds(planned(mc.causal()), FORWARD, 32768, 32768, 16)
     assert window < found < window + whole / 16
+
+
+def test_nothing_is_predicted_of_keys_chosen_one_by_one():
+    assert "time  " in explain(planned(mc.causal()), 4096, 4096)
+    assert "time  " not in explain(planned(mc.topk(9, mc.causal())), 4096, 4096)
