@@ -483,12 +483,13 @@ FN const unsigned char *row_of(const void *tensor, const i64 (&stride)[3], i32 b
         + 2 * (batch * stride[0] + head * stride[1] + token * stride[2]);
 }
 
-// Turns through the ring of stages.
+// Turns through a ring of places in shared memory.
+template <int COUNT>
 struct Ring {
     i32 at = 0;
     u32 turn = 0;  // parity
     FN void next() {
-        at = at + 1 == STAGES ? 0 : at + 1;
+        at = at + 1 == COUNT ? 0 : at + 1;
         turn ^= at == 0;
     }
 };
@@ -814,7 +815,7 @@ FN void initialize(struct Shared &shared) {
 }
 
 FN void copy_items(struct Shared &shared, const struct Attention &p) {
-    Ring stage;
+    Ring<STAGES> stage;
     struct Under under;
     u32 q_turn = 0;
 #pragma unroll 1
@@ -1056,7 +1057,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
     const u64 q = along_columns(shared_address(shared.q));
     const u64 dout = along_columns(shared_address(shared.dout));
     const struct Units units = units_of(p);
-    Ring stage;
+    Ring<STAGES> stage;
     u32 q_turn = 0;
     Gradient dq;
 #pragma unroll 1

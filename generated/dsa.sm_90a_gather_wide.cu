@@ -578,12 +578,13 @@ FN const unsigned char *row_of(const void *tensor, const i64 (&stride)[3], i32 b
         + 2 * (batch * stride[0] + head * stride[1] + token * stride[2]);
 }
 
-// Turns through the ring of stages.
+// Turns through a ring of places in shared memory.
+template <int COUNT>
 struct Ring {
     i32 at = 0;
     u32 turn = 0;  // parity
     FN void next() {
-        at = at + 1 == STAGES ? 0 : at + 1;
+        at = at + 1 == COUNT ? 0 : at + 1;
         turn ^= at == 0;
     }
 };
@@ -699,7 +700,7 @@ FN void initialize(struct Shared &shared) {
 }
 
 FN void copy_items(struct Shared &shared, const struct Attention &p) {
-    Ring stage;
+    Ring<STAGES> stage;
     struct Under under;
     u32 q_turn = 0;
 #pragma unroll 1
@@ -847,7 +848,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
     const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
     const float unit = unit_of(p), stale = STALE * fast_reciprocal(unit);
     const i32 row = row_in_tile(group);
-    Ring stage;
+    Ring<STAGES> stage;
     u32 q_turn = 0;
     Scores s;
     Output o;
@@ -863,7 +864,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
         (void)keys;
         start(softmax);
         clear(o);
-        Ring last = stage;
+        Ring<STAGES> last = stage;
         if (count > 0) {
             wait(shared.q_full, q_turn);
             q_turn ^= 1;

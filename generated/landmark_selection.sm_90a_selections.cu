@@ -150,7 +150,7 @@ FN i32 block_sum(i32 x) {
 }
 // How many come before a thread's own, and in `all` how many there are.
 FN i32 block_before(i32 count, i32 &all) {
-    __shared__ i32 part[WARPS];
+    __shared__ i32 part[THREADS / 32];
     const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     i32 sum = count;
 #pragma unroll
@@ -161,7 +161,7 @@ FN i32 block_before(i32 count, i32 &all) {
     if (lane == 31) part[warp] = sum;
     __syncthreads();
     all = 0;
-    for (int i = 0; i < WARPS; i++) {
+    for (int i = 0; i < THREADS / 32; i++) {
         sum += i < warp ? part[i] : 0;
         all += part[i];
     }

@@ -169,8 +169,8 @@ def parted_plan(
     steps, unwritten, backward = [], False, direction is Direction.backward
     for number, part in enumerate(parts):
         own = features - {Feature.sinks} if number else features
-        of_keys = {"keys": part.keys}
-        for place in slices(part.stride, whole.sizes, whole.strides, itemsize, own, **of_keys):
+        rest = (whole.sizes, whole.strides, itemsize, own)
+        for place in slices(part.stride, *rest, keys=part.keys):
             no_keys = not place.sizes.n_kv and (backward or number)
             if not place.sizes.n_q or no_keys:
                 unwritten |= backward and not number
