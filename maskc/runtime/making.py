@@ -65,6 +65,8 @@ class Maker:
             unit = uncut(unit)
         if wanted.deterministic and wanted.direction is Direction.backward:
             unit = ordered(unit)
+            if self.bundle.list_source(unit.target):  # the same bits, whoever makes the lists
+                unit = uncut(unit)
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])

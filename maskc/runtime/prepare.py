@@ -214,7 +214,8 @@ def _blocks(
 
 
 def uncut(unit: SourceUnit) -> SourceUnit:
-    """The same source for whole rows: what entmax makes of parts could not be merged."""
+    """The same source for whole rows, or columns: what entmax makes of parts could not be merged,
+    and lists that are made on the device have items of their own."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))

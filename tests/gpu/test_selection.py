@@ -25,6 +25,7 @@ from tests.support.hopper import (  # noqa: E402
     compiled,
     freed,  # noqa: F401
     half,
+    no_waiting,
 )
 
 if not GPU:
@@ -108,11 +109,8 @@ def test_nothing_waits_and_a_graph_holds_it():
         return out, *attn.backward(q, k, v, out, lse, dout, deterministic=True)
 
     both()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         both()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held = both()

@@ -5,8 +5,6 @@ Run with `make test-gpu`.
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
 from itertools import accumulate
 
 import numpy as np
@@ -27,6 +25,7 @@ from tests.support.hopper import (  # noqa: E402
     compiled,
     freed,  # noqa: F401
     nan_memory,
+    no_waiting,
 )
 
 if not HOPPER:
@@ -217,18 +216,6 @@ def test_short_documents_against_fp64(name, dim, deterministic):
 
 
 # ------------------------------------------------------------------ calls
-
-
-@contextmanager
-def no_waiting():
-    """Whatever waits for the device raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_nothing_waits():

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
-from tests.support.hopper import HOPPER  # noqa: E402
+from tests.support.hopper import HOPPER, no_waiting  # noqa: E402
 
 if not HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
@@ -129,15 +129,11 @@ def test_opcheck(name: str):
     )
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_device():
     inputs = tensors(512)
     out = mc.attention(*inputs, MASKS["in parts"])
     gradients(inputs, out)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(3):
             gradients(inputs, mc.attention(*inputs, MASKS["in parts"]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -4,6 +4,7 @@ passes.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -41,6 +42,18 @@ WAYS = ["usual", "stream", "small usual", "small stream"]
 
 
 # ------------------------------------------------------------------ helpers
+
+
+@contextmanager
+def no_waiting():
+    """Whatever waits for the device raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def compiled(
