@@ -6,6 +6,7 @@ from maskc.layout.build import count as count
 from maskc.layout.build import tile_shape as tile_shape
 from maskc.layout.choices import Hull as Hull
 from maskc.layout.choices import allowed_classes as allowed_classes
+from maskc.layout.choices import expected as expected
 from maskc.layout.choices import hull_of as hull_of
 from maskc.layout.choices import tile_codes as tile_codes
 from maskc.layout.chosen import Chosen as Chosen

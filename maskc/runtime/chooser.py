@@ -54,7 +54,7 @@ class Chooser:
     def __init__(self, maker: Maker, binder: Binder, target: str) -> None:
         self._maker, self._binder, self._target = maker, binder, target
         self._unit = maker.bundle.list_source(target)
-        self.active = self._unit is not None and maker.gatherer is None
+        self.active = maker.chooses(target)
         """Whether the device can choose for this mask."""
 
     def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
@@ -94,6 +94,7 @@ class Chooser:
         known = unit.target == self._target and not unit.distances and unit.boxes is None
         if os.environ.get("MASKC_CHECK") == "1" or not known:
             raise Unlisted
+        unit = self._maker.foreseen(unit, wanted, place.sizes, bound)
         bundle, kernels, index = self._maker.bundle, self._maker.kernels, wanted.device[1]
         votes = self._votes(place.sizes, bound.given)
         tables, choosing, classes = self._static(unit, wanted, bound, place, votes)

@@ -19,6 +19,7 @@ from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Suited
 from maskc.runtime.fallback import NumPyKernel
+from maskc.runtime.foreseen import Foreseen
 from maskc.runtime.gather import Gatherer
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
@@ -43,6 +44,7 @@ class Maker:
         """Makes plans over single keys that are chosen on the device."""
         self.tables: Recent[Tables] = Recent()
         self._suited = Suited(bundle)
+        self._foreseen = Foreseen(bundle)
         self._lock = threading.Lock()
 
     def plan(
@@ -106,6 +108,8 @@ class Maker:
         if unit.by_documents:
             return self.suited(unit, wanted, sizes, bound)
         units = self._choice(unit, wanted, sizes)
+        if len(units) > 1 and self.chooses(unit.target):
+            return self._foreseen.unit(units, bound.params, sizes)
         if len(units) < 2 or not bound.lasting:
             return unit
 
@@ -116,6 +120,17 @@ class Maker:
             return cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
+
+    def chooses(self, target: str) -> bool:
+        """Whether a device can choose the blocks of keys of this mask."""
+        known = self.bundle.list_source(target) is not None
+        return bool(self.bundle.selections) and known and self.gatherer is None
+
+    def foreseen(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
+    ) -> SourceUnit:  # fmt: skip
+        """The same before blocks of keys are chosen, wherever they will be."""
+        return self._foreseen.unit(self._choice(unit, wanted, sizes), bound.params, sizes)
 
     def suited(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound

@@ -11,7 +11,7 @@ import torch
 
 from maskc.runtime.launch_cuda import CudaKernel
 from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS
-from maskc.runtime.selected import SelectedPlan
+from maskc.runtime.selected import SELECTED, SelectedPlan
 
 WORK = 8
 """Fields of an item."""
@@ -37,6 +37,8 @@ class Lists:
     """int32 [items + merges, WORK]."""
     of_head: np.ndarray
     """Which case each head has."""
+    tile: tuple[int, int]
+    """Queries and keys of the pass's tiles."""
 
 
 @dataclass
@@ -86,12 +88,11 @@ def read(plan: SelectedPlan, pointers: tuple[int, ...]) -> Lists:
         bits.append(wide)
     rows = len(dict(own.tables.parts)["work"])
     work = words(made["work"], rows, WORK) if made["work"] else np.zeros((0, WORK), np.int32)
-    return Lists(numbers, bits, lines, work, dict(own.tables.parts)["head_variant"])
+    tile = tuple(SELECTED.from_buffer_copy(plan.numbers).tile)
+    return Lists(numbers, bits, lines, work, dict(own.tables.parts)["head_variant"], tile)
 
 
 def _rows(plan: SelectedPlan, number: int) -> int:
-    from maskc.runtime.selected import SELECTED
-
     return SELECTED.from_buffer_copy(plan.numbers).rows[number]
 
 
@@ -106,7 +107,7 @@ def blocks_of(live: np.ndarray, q_block: int, block: int) -> np.ndarray:
     return live
 
 
-def faults(lists: Lists, live: np.ndarray, tile: tuple[int, int]) -> set[str]:
+def faults(lists: Lists, live: np.ndarray) -> set[str]:
     """What is wrong with lists of a mask `live` bool [batch, heads, n_q, n_kv]."""
     found = set()
     batch, heads, *_ = live.shape
@@ -115,7 +116,7 @@ def faults(lists: Lists, live: np.ndarray, tile: tuple[int, int]) -> set[str]:
         number = (b * case_count if lists.numbers.list_batch else 0) + int(lists.of_head[h])
         for side, of_list in lists.lines.items():
             own = live[b, h] if side == "row" else live[b, h].T
-            sizes = tile if side == "row" else tile[::-1]
+            sizes = lists.tile if side == "row" else lists.tile[::-1]
             for i, line in enumerate(of_list[number]):
                 part = own[i * sizes[0] : (i + 1) * sizes[0]]
                 index = [word >> 1 for word in line]
