@@ -12,6 +12,7 @@ from maskc.runtime.checks import Sizes
 from maskc.runtime.foreseen import Foreseen
 
 N = 512
+FULL = mc.full()
 
 
 def bundle_of(mask):
@@ -25,7 +26,7 @@ def foreseen(mask, tile, n=N):
                     bundle.selections, tile)  # fmt: skip
 
 
-def chosen(k, block, q_block, of=mc.full()):
+def chosen(k, block, q_block, of=FULL):
     return mc.topk(k, of, score="given", block=block, q_block=q_block)
 
 
