@@ -29,7 +29,7 @@ def test_both_passes_see_the_keys_that_were_chosen(mask, dim, dtype):
     """The forward's scores, q k^T, and the backward's, k q^T, are the same to the bit: else a key
     next to a threshold would be seen by one of them alone."""
     for seed, (n_q, n_kv) in enumerate([(150, 333), (1000, 1000), (700, 4096)]):
-        check_counts(BOTH[mask], dim, n_q, n_kv, seed, dtype)
+        check_counts(*BOTH[mask], dim, n_q, n_kv, seed, dtype)
 
 
 def test_the_same_bits_on_every_run():

@@ -163,7 +163,7 @@ def test_both_passes(name, monkeypatch):
 @pytest.mark.parametrize("mask", BOTH)
 def test_both_passes_see_the_keys_that_were_chosen(mask, dim, monkeypatch):
     machine.install(monkeypatch)
-    check_counts(BOTH[mask], dim, 150, 333)
+    check_counts(*BOTH[mask], dim, 150, 333)
 
 
 @pytest.mark.parametrize("name", ["union", "ordered"])
