@@ -1,12 +1,17 @@
 """The work list of a deterministic backward pass: an order in which nobody waits for what is later.
 
-Columns of a head are taken in groups of COLUMNS, the groups ascending, descending inside of each;
-additions to a tile of dq happen in that order too. Whoever waits for a turn then waits for an item
-before its own, which is under way. Items that have a column's tiles between them write shares of
-dk and dv of their own, which are added in the order of the items.
+Columns of a head are taken from the last to the first, and add to a tile of dq in that order too.
+Whoever waits for a turn then waits for an item before its own, which is under way. In most masks a
+later column begins at a later row, and so is ahead of those that follow it. Items that have a
+column's tiles between them write shares of dk and dv of their own, which are added in the order of
+the items.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,11 +21,14 @@ from maskc.core.errors import TooMuchWork
 from maskc.layout.spans import Spans
 from maskc.layout.work import MAX_ITEMS, Work, most_tiles
 
-COLUMNS = 8
-"""Of a head that are taken together: most masks let later columns reach a tile row first, so blocks
-that start together seldom wait. The kernel's COLUMNS_TOGETHER."""
 HEADS = 16
-"""Key/value heads whose columns are taken side by side: with COLUMNS of each they occupy a card."""
+"""Key/value heads whose columns are taken side by side."""
+AT_ONCE = 8
+"""Columns of a head that are then under way at a time, on a card that they occupy."""
+LATER = 2
+"""Steps after which others know that a column has added to a tile of dq."""
+MOST_TRIED = 1 << 16
+"""Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
 
 
 def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkList) -> Work:
@@ -62,27 +70,69 @@ def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkLis
     return _checked(Work(items, len(items), True, merges))
 
 
-def turns(ptr: np.ndarray, tiles: np.ndarray) -> np.ndarray:
-    """How many columns add to a tile row's dq before each one of its columns does.
+def in_turn(
+    ptr: np.ndarray, tiles: np.ndarray, plain: bool
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Lists by columns in the order in which their tiles should be taken, and their turns.
+
+    Tiles are taken in their order, but for those whose turn would not have come if all steps took
+    as long as each other.
 
     Args:
         ptr, tiles: lists by columns, as `kernel_lists` gives them.
+        plain: whether tiles stay in their order.
 
     Returns:
-        int32, of the shape of `tiles`.
+        int32 tiles; int32, of the same shape, how many columns add to the row's dq before.
     """
     columns = ptr.shape[1] - 1
-    taken = np.empty(columns, np.int64)
-    taken[_order(1, columns)[1]] = np.arange(columns)
     owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())
     row = (tiles >> 1).astype(np.int64)
     line = owner // max(columns, 1) * (row.max(initial=0) + 1) + row
-    order = np.lexsort((taken[owner % max(columns, 1)], line))
-    line = line[order]
-    begins = np.flatnonzero(np.diff(line, prepend=-1))
-    found = np.empty(len(tiles), np.int32)
-    found[order] = np.arange(len(line)) - np.repeat(begins, np.diff(begins, append=len(line)))
-    return found
+    order = np.lexsort((-owner, line))  # the additions to every tile of dq, one after another
+    begins = np.diff(line[order], prepend=-1) > 0
+    first = np.flatnonzero(begins)
+    turn = np.empty(len(tiles), np.int32)
+    turn[order] = np.arange(len(tiles)) - np.repeat(first, np.diff(first, append=len(tiles)))
+    if plain or len(tiles) > MOST_TRIED:
+        return tiles, turn
+    following = np.full(len(tiles), -1)
+    following[order[:-1]] = np.where(begins[1:], -1, order[1:])
+    taken = np.concatenate([
+        _tried_out(each, following, turn) for each in ptr.tolist()
+    ]) if len(tiles) else order  # fmt: skip
+    return tiles[taken], turn[taken]
+
+
+def _tried_out(ptr: list[int], following: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """The order in which the columns of a list come to their tiles, if AT_ONCE of them are under
+    way: a column takes the first tile of its own whose turn has come.
+
+    Args:
+        ptr: where columns begin in the tiles of all lists.
+        following: which tile is next to be added to the same tile of dq; -1 for none.
+        turn: how many are before.
+    """
+    after, columns = following[ptr[0] : ptr[-1]].tolist(), len(ptr) - 1
+    own = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
+    ready = [[i for i in range(a, b) if not turn[i]] for a, b in pairwise(ptr)]
+    left = np.diff(ptr).tolist()
+    waiting, under_way, taken = iter(range(columns - 1, -1, -1)), [], [[] for _ in left]
+    told: deque[list[int]] = deque([[] for _ in range(LATER)], LATER)
+    while sum(left):
+        under_way = [column for column in under_way if left[column]]
+        under_way += [c for _, c in zip(range(AT_ONCE - len(under_way)), waiting, strict=False)]
+        for i in told.popleft():
+            heappush(ready[own[i - ptr[0]]], i)
+        added = []
+        for column in under_way:
+            if ready[column]:
+                i = heappop(ready[column])
+                taken[column].append(i)
+                left[column] -= 1
+                added += [after[i - ptr[0]]] * (after[i - ptr[0]] >= 0)
+        told.append(added)
+    return np.array([i for each in taken for i in each], np.int64)
 
 
 def _checked(work: Work) -> Work:
@@ -98,7 +148,7 @@ def _fields(count: int) -> np.ndarray:
 def _order(heads: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """(key/value head, column) of all, in the order in which they are taken."""
     head, column = (x.ravel() for x in np.indices((heads, columns)))
-    order = np.lexsort((head, -column, column // COLUMNS, head // HEADS))
+    order = np.lexsort((head, -column, head // HEADS))
     return head[order], column[order]
 
 

@@ -66,9 +66,7 @@ class Maker:
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
         if wanted.deterministic and wanted.direction is Direction.backward:
-            unit = ordered(unit)
-            if self.bundle.list_source(unit.target):  # the same bits, whoever makes the lists
-                unit = uncut(unit)
+            unit = ordered(unit, plain=self.bundle.list_source(unit.target) is not None)
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])

@@ -214,18 +214,19 @@ def _blocks(
 
 
 def uncut(unit: SourceUnit) -> SourceUnit:
-    """The same source for whole rows, or columns: what entmax makes of parts could not be merged,
-    and lists that are made on the device have items of their own."""
+    """The same source for whole rows: what entmax makes of parts could not be merged."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
 
 
-def ordered(unit: SourceUnit) -> SourceUnit:
-    """The same source for a deterministic pass."""
+def ordered(unit: SourceUnit, plain: bool) -> SourceUnit:
+    """The same source for a deterministic pass; `plain` where a device may have made the lists, for
+    results have the same bits, whoever makes them."""
     if unit.work is None or "deterministic" not in dict(unit.modes):
         return unit
-    return replace(unit, work=replace(unit.work, ordered=True))
+    unit = uncut(unit) if plain else unit
+    return replace(unit, work=replace(unit.work, ordered=True, plain=plain))
 
 
 def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables) -> str:

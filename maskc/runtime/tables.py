@@ -30,13 +30,13 @@ from maskc.layout import (
     check_loads,
     distance_words,
     forward_work,
+    in_turn,
     kernel_lists,
     list_spans,
     ordered_work,
     range_spans,
     sequence_arrays,
     stack_spans,
-    turns,
 )
 from maskc.layout.boxes import box_layout, box_words
 from maskc.runtime.arrays import Device
@@ -182,7 +182,7 @@ def make_tables(
     elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
-        parts += _turns(unit, parts)
+        parts = _in_turn(unit, parts)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
@@ -235,7 +235,7 @@ def _box_tables(
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
-    parts += _turns(unit, parts)
+    parts = _in_turn(unit, parts)
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
     parts += _work_parts(work)
@@ -280,13 +280,15 @@ def _lists(
         yield "col_tiles", col_tiles
 
 
-def _turns(
-    unit: SourceUnit, parts: list[tuple[str, np.ndarray]]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Who adds to dq after whom, where that matters."""
-    if unit.work is not None and unit.work.ordered:
-        named = dict(parts)
-        yield "col_turns", turns(named["col_ptr"], named["col_tiles"])
+def _in_turn(unit: SourceUnit, parts: list[tuple[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
+    """The same, and who adds to dq after whom, where that matters."""
+    if unit.work is None or not unit.work.ordered:
+        return parts
+    named = dict(parts)
+    named["col_tiles"], named["col_turns"] = in_turn(
+        named["col_ptr"], named["col_tiles"], unit.work.plain
+    )
+    return [*named.items()]
 
 
 def _work(

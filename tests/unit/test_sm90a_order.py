@@ -25,7 +25,6 @@ typedef uint32_t u32;
 template <typename T> FN T __ldg(const T *from) { return *from; }
 struct Place { i32 batch, head; };
 FN Place place_of(i32 head, i32 heads) { return {head / heads, head % heads}; }
-constexpr i32 COLUMNS_TOGETHER = 8;
 """
 _DRIVER = """
 extern "C" int rank(const Attention *p, int head, int row, int column) {
@@ -42,8 +41,7 @@ def _between(text: str, first: str, last: str) -> str:
 def ranks(unit, folder):
     """rank(block of arguments, head, row, column) of a source."""
     text = unit.text
-    assert "COLUMNS_TOGETHER = 8;" in text
-    own = "FN i32 before(" if unit.ranges else "FN i32 column_at("
+    own = "FN i32 behind(" if unit.ranges else "FN i32 column_at("
     source, library = folder / "order.cpp", folder / "order.so"
     source.write_text("".join([
         _between(text, "typedef int i32;", "\n};\n"), "\n};\n", _SHIMS,
@@ -58,7 +56,7 @@ def ranks(unit, folder):
 
 @pytest.mark.parametrize("name", ["random", "prefix", "causal", "window"])
 def test_all_columns_of_a_row_take_turns(name, tmp_path):
-    """Groups of eight ascend, their columns descend: nobody is left out, none comes twice."""
+    """From the last to the first: nobody is left out, none comes twice."""
     rng = np.random.default_rng(0)
     mask, n_q, n_kv, data = {
         "random": (mc.block_table("t", 128), 900, 9000, {"t": rng.random((8, 71)) < 0.4}),
@@ -83,7 +81,7 @@ def test_all_columns_of_a_row_take_turns(name, tmp_path):
     layout = mask.layout(n_q, n_kv, block=(unit.tile.q, unit.tile.k), **data)
     for row in range(block.tile_rows):
         columns = layout.col[layout.row_ptr[row] : layout.row_ptr[row + 1]].tolist()
-        wanted = sorted(columns, key=lambda column: (column // 8, -column))
+        wanted = sorted(columns, reverse=True)
         found = {column: rank(ctypes.byref(block), 0, row, column) for column in columns}
         assert sorted(found, key=found.get) == wanted
         assert sorted(found.values()) == list(range(len(columns)))
