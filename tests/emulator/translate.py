@@ -122,7 +122,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
     (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),
     (r"max\.NaN\.f32", "{o0} = emu::max_nan({i0}, {i1})"),
-    (r"st\.shared\.f32 \[%0\], %1", "*(float *)(emu::arena() + ({i0})) = {i1}"),
+    (r"setp\.ge\.f32 reaches, .* inside,", "emu::list_one({o0}, {o1}, {i0}, {i1}, {i2}, {i3})"),
     (r"^shl\.b32", "{o0} = emu::shift_left({i0}, {i1})"),
     (r"^shr\.u32", "{o0} = emu::shift_right({i0}, {i1})"),
     (r"^\s*fence\.", ""),
