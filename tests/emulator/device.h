@@ -305,6 +305,7 @@ static inline void *__cvta_shared_to_generic(size_t at) { return emu::arena() + 
 // ---- instructions, as translate.py spells them
 namespace emu {
 inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
+
 // Counts a score that reaches `low`, and stores one that is not above `high` either.
 template <class Count>
 void list_one(Count &reached, u32 &at, float score, float low, float high, u32 step) {
@@ -314,6 +315,7 @@ void list_one(Count &reached, u32 &at, float score, float low, float high, u32 s
     memcpy(arena() + at, &score, sizeof(score));
     at += step;
 }
+
 inline float exp2_fast(float x) { return flushed(exp2f(flushed(x))); }
 inline float log2_fast(float x) { return log2f(flushed(x)); }
 inline float reciprocal_fast(float x) { return flushed(1.0f / flushed(x)); }

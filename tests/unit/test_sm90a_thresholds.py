@@ -21,28 +21,28 @@ from tests.support.chosen_keys import BOTH, PASSES, check_counts, check_nans, ch
 N_Q, N_KV, DIM = 130, 700, 64
 
 
-def columns(rng) -> dict[str, np.ndarray]:
-    """Scores of rows by what they are: [N_KV]."""
+def columns(rng, n_kv=N_KV) -> dict[str, np.ndarray]:
+    """Scores of rows by what they are: [n_kv]."""
     normal = rng.standard_normal
     return {
-        "normal": normal(N_KV),
-        "far from 0": 1000 + normal(N_KV),
-        "heavy tails": normal(N_KV) / (1e-3 + np.abs(normal(N_KV))),
-        "all magnitudes": normal(N_KV) * 2.0 ** rng.integers(-120, 120, N_KV),
-        "few values": rng.integers(-2, 3, N_KV),
-        "alike": np.full(N_KV, 0.75),
-        "zeros of both signs": np.where(rng.random(N_KV) < 0.5, 0.0, -0.0),
-        "mostly alike": np.where(rng.random(N_KV) < 0.9, -3.0, normal(N_KV)),
-        "ascending": np.arange(N_KV) / 16,
-        "descending": -np.arange(N_KV) / 16,
-        "one far away": np.where(np.arange(N_KV) == 300, 1e30, normal(N_KV) * 1e-30),
-        "two groups": normal(N_KV) + np.where(rng.random(N_KV) < 0.5, 50, -50),
+        "normal": normal(n_kv),
+        "far from 0": 1000 + normal(n_kv),
+        "heavy tails": normal(n_kv) / (1e-3 + np.abs(normal(n_kv))),
+        "all magnitudes": normal(n_kv) * 2.0 ** rng.integers(-120, 120, n_kv),
+        "few values": rng.integers(-2, 3, n_kv),
+        "alike": np.full(n_kv, 0.75),
+        "zeros of both signs": np.where(rng.random(n_kv) < 0.5, 0.0, -0.0),
+        "mostly alike": np.where(rng.random(n_kv) < 0.9, -3.0, normal(n_kv)),
+        "ascending": np.arange(n_kv) / 16,
+        "descending": -np.arange(n_kv) / 16,
+        "one far away": np.where(np.arange(n_kv) == 300, 1e30, normal(n_kv) * 1e-30),
+        "two groups": normal(n_kv) + np.where(rng.random(n_kv) < 0.5, 50, -50),
     }
 
 
 def inputs(rows, signs=False):
     """q, k and v of one sequence, two heads; the rows' scores are `rows`, one after another."""
-    k = np.zeros((N_KV, DIM), np.float32)
+    k = np.zeros((len(rows[0]), DIM), np.float32)
     for place, values in enumerate(rows):
         k[:, place] = values
     q = np.zeros((N_Q, DIM), np.float32)
@@ -121,6 +121,24 @@ def scores_of(q, k):
 def test_whatever_the_scores(k):
     rows = columns(np.random.default_rng(k)).values()
     given = inputs(list(rows), signs=True)
+    check(k, scores_of(*given[:2]), *given)
+
+
+@pytest.mark.parametrize("k", [1, 100, 700, 2900])
+def test_guesses_that_are_wrong(k):
+    """Longer rows, of which scores as if they were normal tell little: more than fit a list lie
+    where the threshold is expected, or it is elsewhere."""
+    rng, n = np.random.default_rng(k), 3000
+    rows = columns(rng, n)
+    rows |= {
+        "exponential": np.exp(3 * rng.standard_normal(n)),
+        "of one sign": -(np.abs(rng.standard_normal(n)) ** 3),
+        "two values": np.where(rng.random(n) < 0.3, 1.0, 2.0),
+        "hardly normal": np.round(rng.standard_normal(n), 1),
+        "least numbers": rng.integers(-9, 9, n) * 2.0**-130,
+        "one narrow peak": np.where(rng.random(n) < 0.5, 4 + rng.standard_normal(n) / 64, 0),
+    }
+    given = inputs(list(rows.values()), signs=True)
     check(k, scores_of(*given[:2]), *given)
 
 
