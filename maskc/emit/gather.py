@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from maskc.core import abi
+from maskc.core import expr as E
 from maskc.core import gather as G
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
@@ -62,12 +63,14 @@ class GatherSpec:
     allowed_spans: tuple[tuple[str, str], ...] | None
     """First and past-last key of each interval that a query may choose from; None: no such few."""
     beside_spans: tuple[tuple[str, str], ...]
-    """The same of what it may keep besides."""
+    """The same of what it may keep besides; empty where that is nothing."""
     indexed: tuple[IndexText, ...]
     score_threads: int
     """Of a block that scores keys."""
     threads: int
     """Of one that lists those of a query."""
+    list_blocks: int
+    """Of these, how many a multiprocessor runs at once."""
     score_tile: TileShape
     columns: int
     """Of a step of a block that scores keys: heads of queries."""
@@ -87,10 +90,11 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
-        beside_spans=_spans(made.beside) or (),
+        beside_spans=_beside_spans(made.beside),
         indexed=tuple(IndexText(gather.macro_of(dim), dim, dim // 64) for _, dim in G.INDEXED),
         score_threads=gather.SCORERS,
         threads=gather.THREADS,
+        list_blocks=gather.list_blocks(made.selection.score),
         score_tile=G.SCORE_TILE,
         columns=gather.SCORE_COLUMNS,
         schedule=_Products((Product("multiply_keys", gather.SCORE_COLUMNS),)),
@@ -108,6 +112,11 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
 def _text(ir: MaskIR, formula: Formula) -> PartText:
     lines = predicate_lines(ir, formula.lifted, (), tiled=False)
     return PartText(formula.name, _NOTES[formula.name], lines)
+
+
+def _beside_spans(formula: Formula) -> tuple[tuple[str, str], ...]:
+    """None where there is nothing."""
+    return () if formula.lifted.shape == E.NEVER else _spans(formula) or ()
 
 
 def _spans(formula: Formula) -> tuple[tuple[str, str], ...] | None:

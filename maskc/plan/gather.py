@@ -27,6 +27,8 @@ from maskc.plan.sm90a import ForwardSchedule, Product
 
 SCORERS, THREADS = 256, 512
 """Of a block that scores keys, and of one that lists those of a query."""
+LIST_BYTES = 64 * 1024
+"""Of shared memory that one uses: candidates, and bins or bits."""
 SCORE_STAGES = 2
 """Tiles of an indexer's queries in flight."""
 SCORE_COLUMNS = 128
@@ -163,7 +165,7 @@ def _backward_modes(main: Launch) -> tuple[tuple[str, Mode], ...]:
 
 def list_modes(score: Score) -> tuple[tuple[str, Mode], ...]:
     """How lists are made: of given scores, or of an indexer's, which are computed first."""
-    choose = Launch("gather_lists", Grid.rows, THREADS, resident=2)
+    choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
         return (("usual", Mode((choose,))),)
     modes = []
@@ -173,6 +175,11 @@ def list_modes(score: Score) -> tuple[tuple[str, Mode], ...]:
         first = Launch("gather_scores", Grid.tiles, SCORERS, shared, resident=score_blocks(dim))
         modes.append((name, Mode((first, choose), macro_of(dim))))
     return tuple(modes)
+
+
+def list_blocks(score: Score) -> int:
+    """Blocks of `gather_lists` that a multiprocessor runs at once."""
+    return 2 if score is Score.given else 3
 
 
 def macro_of(dim: int) -> str:

@@ -13,7 +13,7 @@ from maskc import driver
 from maskc.build import build
 from maskc.core import errors
 from maskc.core import gather as G
-from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.bundle import Bundle, Launch, SourceUnit
 from maskc.core.evaluate import evaluate
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature
@@ -212,6 +212,15 @@ def test_what_makes_lists_compiles(mask):
         gate(source, mode=mode)
 
 
+def _has_size(launch: Launch) -> str:
+    name = "Choice" if launch.entry == "gather_lists" else "Shared"
+    size, limit = f"sizeof(struct {name})", launch.shared_bytes
+    return (
+        f'static_assert({size} <= {limit}, "too small");\n'
+        f'static_assert({size} > {limit} - 2048, "too large");\n'
+    )
+
+
 @pytest.mark.parametrize(
     ("form", "backward"), [(G.GATHER, False), (G.WIDE, False), (G.LISTS, False), (G.GATHER, True)]
 )
@@ -220,11 +229,7 @@ def test_planned_shared_memory_is_what_the_source_uses(form, backward):
     for dim in (64, 96, 256):
         source = unit(INDEXED, form, dim, backward=backward)
         for mode, how in source.modes:
-            size = max(launch.shared_bytes for launch in how.launches)
-            asked = (
-                f'static_assert(sizeof(struct Shared) <= {size}, "too small");\n'
-                f'static_assert(sizeof(struct Shared) > {size} - 2048, "too large");\n'
-            )
+            asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
             extended = replace(source, text=source.text + asked)
             build(extended, NONE, source.directions, arch="compute_90a", mode=mode)
 

@@ -50,3 +50,24 @@ def test_more_queries_than_blocks_and_no_two_orders(hopper):
         again = called(attn, *made[:3], data={"scores": scores})
         assert all(torch.equal(again[name], x) for name, x in first.items())
     check(mask, few(7, 450, 64, heads=3), {"scores": grid((7, 450))}, alibi_slopes=torch.rand(3))
+
+
+LONG = {
+    "told by a sample": lambda n: torch.randn(2, n, generator=torch.Generator().manual_seed(0)),
+    "alike": lambda n: torch.ones(2, n),
+    "few values": lambda n: grid((2, n)),
+    "no numbers": lambda n: torch.where(torch.arange(n) % 50 == 0, grid((2, n)), torch.nan),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_rows(name):
+    """Of more keys than a list of candidates holds."""
+    mask = mc.topk(100, CAUSAL, score="given", share="all") | mc.window(3)
+    check(mask, few(2, 7000, heads=1), {"scores": LONG[name](7000)}, backward=False)
+
+
+def test_more_keys_than_have_bits_at_a_time():
+    mask = mc.topk(70, mc.full(), score="given", share="all") ^ mc.window(30)
+    made = few(2, 131_200, heads=1)
+    check(mask, made, {"scores": LONG["told by a sample"](131_200)}, backward=False)
