@@ -24,7 +24,7 @@ KEYS = 64
 """Of a tile."""
 MOST_CONSTANTS = 48
 """Of a mask's formulas."""
-SCORE_TILE = TileShape(64, 128)
+SCORE_TILE = TileShape(64, 256)
 """Queries and keys for which a block computes an indexer's scores."""
 MOST_HEADS = 1024
 """Of an indexer."""

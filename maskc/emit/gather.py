@@ -44,6 +44,8 @@ class IndexText:
     dim: int
     """Most elements of a row."""
     slabs: int
+    slots: int
+    """Slabs of queries in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
         beside_spans=_beside_spans(made.beside),
-        indexed=tuple(IndexText(gather.macro_of(dim), dim, dim // 64) for _, dim in G.INDEXED),
+        indexed=tuple(
+            IndexText(gather.macro_of(dim), dim, dim // 64, gather.score_slots(dim))
+            for _, dim in G.INDEXED
+        ),
         score_threads=gather.SCORERS,
         threads=gather.THREADS,
         list_blocks=gather.list_blocks(made.selection.score),

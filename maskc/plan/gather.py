@@ -5,10 +5,9 @@ head has fewer is padding, computed and thrown away. One warpgroup gathers keys 
 row (cp.async, 16 bytes a thread), one or two others compute.
 
 Lists are made just before, on the device: scores by tensor cores, tile by tile, for so many queries
-at a time as the workspace holds; the k-th best of a row exactly, by radix selection over its bits
-and, among equal scores, over the keys; then the keys that the mask keeps, in ascending order. What
-the mask keeps beside what was chosen is taken from the same walk over the keys, so nothing is
-counted twice.
+at a time as the workspace holds; the k-th best of a row exactly, among the few candidates that
+reach a bound that a sample tells; then the keys that the mask keeps, in ascending order. What the
+mask keeps beside what was chosen is put together with it key by key, so nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from maskc.core.target import TARGETS
 from maskc.plan.gathering import Gathering
 from maskc.plan.sm90a import ForwardSchedule, Product
 
-SCORERS, THREADS = 256, 512
+SCORERS, THREADS = 640, 512
 """Of a block that scores keys, and of one that lists those of a query."""
 LIST_BYTES = 64 * 1024
 """Of shared memory that one uses: candidates, and bins or bits."""
-SCORE_STAGES = 2
-"""Tiles of an indexer's queries in flight."""
 SCORE_COLUMNS = 128
 """Index heads of queries whose products with keys a step computes."""
 
@@ -170,16 +167,13 @@ def list_modes(score: Score) -> tuple[tuple[str, Mode], ...]:
         return (("usual", Mode((choose,))),)
     modes = []
     for name, dim in G.INDEXED:
-        tiles = G.SCORE_TILE.k + SCORE_STAGES * SCORE_COLUMNS
-        shared = _SLAB_ROW * (dim // 64) * tiles + _CONTROL_BYTES * SCORE_STAGES
-        first = Launch("gather_scores", Grid.tiles, SCORERS, shared, resident=score_blocks(dim))
+        rows = dim // 64 * G.SCORE_TILE.k + score_slots(dim) * SCORE_COLUMNS
+        weights = 4 * score_slots(dim) * SCORE_COLUMNS
+        first = Launch(
+            "gather_scores", Grid.tiles, SCORERS, _SLAB_ROW * rows + weights + _CONTROL_BYTES
+        )
         modes.append((name, Mode((first, choose), macro_of(dim))))
     return tuple(modes)
-
-
-def list_blocks(score: Score) -> int:
-    """Blocks of `gather_lists` that a multiprocessor runs at once."""
-    return 2 if score is Score.given else 3
 
 
 def macro_of(dim: int) -> str:
@@ -187,9 +181,14 @@ def macro_of(dim: int) -> str:
     return f"INDEXED_{dim}"
 
 
-def score_blocks(dim: int) -> int:
-    """Blocks of `gather_scores` that a multiprocessor runs at once."""
-    return 1 if dim > 128 else 2
+def score_slots(dim: int) -> int:
+    """Slabs of 64 elements, of an indexer's queries, that `gather_scores` has in flight."""
+    return 5 if dim > 128 else 8
+
+
+def list_blocks(score: Score) -> int:
+    """Blocks of `gather_lists` that a multiprocessor runs at once."""
+    return 2 if score is Score.given else 3
 
 
 def reasons(made: Gathering) -> tuple[str, ...]:

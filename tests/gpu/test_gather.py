@@ -136,6 +136,33 @@ def test_scores_are_kept_for_some_queries_at_a_time(monkeypatch):
         assert all(torch.equal(parts[name], whole[name]) for name in parts)
 
 
+LONG = {
+    "told by a sample": lambda x: torch.randn_like(x),
+    "positive": lambda x: torch.rand_like(x) + 9,
+    "ascending": lambda x: torch.arange(x.numel(), device=DEVICE).view(x.shape).float(),
+    "one region": lambda x: torch.rand_like(x) + (torch.arange(x.shape[1], device=DEVICE) < 900),
+    "few values": lambda x: x,
+    "alike": lambda x: torch.zeros_like(x),
+    "no numbers": lambda x: torch.where(x == 3, x, torch.nan),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("wanted", [5, 700, 5000])
+def test_long_rows(name, wanted):
+    """Of more keys than a list of candidates holds."""
+    torch.manual_seed(0)
+    mask = mc.topk(wanted, CAUSAL, **SHARED) | mc.window(3)
+    scores = LONG[name](grid((2, 12_000)))
+    check(mask, few(2, 12_000, heads=1), {"scores": scores}, backward=False)
+
+
+def test_long_rows_of_an_indexer():
+    mask = mc.topk(700, CAUSAL, score="indexer", share="all")
+    data = indexer(1, 64, 2, 9000, 128)
+    check(mask, few(2, 9000, heads=1), data, backward=False)
+
+
 # ------------------------------------------------------------------ what attends
 
 
