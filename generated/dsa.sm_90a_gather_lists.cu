@@ -163,11 +163,6 @@ FN struct Hull choice_hull(const struct Mask &m, i32 ti, i32 n_q, i32 n_kv) {
 }
 FN struct Hull kept_hull(const struct Mask &m, i32 ti, i32 n_q, i32 n_kv) {
     struct Hull hull = choice_hull(m, ti, n_q, n_kv);
-    {
-        const i32 first = 0;
-        const i32 last = 0;
-        widen(hull, max_i32(first, 0), min_i32(last, n_kv));
-    }
     return hull;
 }
 // Whether query `ti` may choose a key between `from` and `to`; true where that is not known.
@@ -190,6 +185,36 @@ FN float element_at(const void *from, i64 place, i32 code) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
     return x;
+}
+
+// How many come before a thread's own, and in `all` how many there are.
+FN i32 block_before(i32 count, i32 &all) {
+    __shared__ i32 part[THREADS / 32];
+    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i32 sum = count;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const i32 other = __shfl_up_sync(ALL, sum, by);
+        sum += lane >= by ? other : 0;
+    }
+    if (lane == 31) part[warp] = sum;
+    __syncthreads();
+    all = 0;
+    for (int i = 0; i < THREADS / 32; i++) {
+        sum += i < warp ? part[i] : 0;
+        all += part[i];
+    }
+    __syncthreads();
+    return sum - count;
+}
+
+// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
+// the operands of all products, which then take two moves each.
+extern __shared__ __align__(1024) unsigned char memory[];
+FN struct Shared &shared_memory() {
+    u32 address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return *(struct Shared *)__cvta_shared_to_generic(address);
 }
 
 #if INDEXED
@@ -414,30 +439,36 @@ FN void multiply_keys(float (&d)[64], u64 a, u64 b, bool add) {
 
 // A block has KEYS keys, and goes over some queries in steps of COLUMNS columns: the heads of a
 // query one after another, in a number that divides COLUMNS or is a multiple of it. Keys are the
-// rows of the product, so that a query's heads are added up in a thread.
-constexpr i32 SCORERS = 256;
-constexpr int KEYS = 128, QUERIES = 64;
+// rows of the product, so that a query's heads are added up in a thread. They stay; one warpgroup
+// copies heads, slab by slab, for the others, which compute: what it copies, all of them read.
+constexpr int KEYS = 256, QUERIES = 64;
 constexpr int COLUMNS = 128, COLUMN_BITS = 7;
-constexpr int STEPS = INDEX_SLABS * 4;  // of 16 elements of the index dimension
+constexpr i32 COMPUTING = 2 * KEYS, COPYING = 128;  // threads
 constexpr u32 KEY_SLAB = KEYS * 128, COLUMN_SLAB = COLUMNS * 128;  // bytes
-static_assert(KEYS == SCORERS / 2 && QUERIES == 64, "two warpgroups, two words of queries");
-static_assert(COLUMNS == 1 << COLUMN_BITS, "heads are told by bits");
+constexpr int SLOTS = INDEXED_64 ? 8 : INDEXED_128 ? 8 : INDEXED_256 ? 5 : 0;  // slabs of heads in flight
+constexpr int BEHIND = SLOTS - INDEX_SLABS < 4 ? SLOTS - INDEX_SLABS : 4;
+static_assert(COMPUTING + COPYING == 640, "a warpgroup has 64 keys");
+static_assert(COLUMNS == 1 << COLUMN_BITS && COLUMNS == COPYING, "heads are told by bits");
+static_assert(BEHIND > 0, "who copies would wait for a slab that he has not handed over");
 
 struct Shared {
     unsigned char keys[INDEX_SLABS * KEY_SLAB];
-    unsigned char heads[2][INDEX_SLABS * COLUMN_SLAB];
-    float weight[2][COLUMNS];
-    u32 live[2];  // which queries may choose one of the keys
+    unsigned char heads[SLOTS][COLUMN_SLAB];
+    float weight[SLOTS][COLUMNS];  // of a step, with its first slab
+    u64 full[SLOTS], empty[SLOTS];
+    i32 first, last;  // queries that may choose one of the keys, and those between
 };
 
-// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
-// the operands of all products, which then take two moves each.
-extern __shared__ __align__(1024) unsigned char memory[];
-FN struct Shared &shared_memory() {
-    u32 address;
-    asm volatile("mov.u32 %0, memory;" : "=r"(address));
-    return *(struct Shared *)__cvta_shared_to_generic(address);
-}
+// Turns through a ring of places in shared memory.
+template <int COUNT>
+struct Ring {
+    i32 at = 0;
+    u32 turn = 0;  // parity
+    FN void next() {
+        at = at + 1 == COUNT ? 0 : at + 1;
+        turn ^= at == 0;
+    }
+};
 
 FN float relu(float x) {  // NaN stays NaN
     float y;
@@ -473,10 +504,13 @@ FN struct Part part_of(const struct Gathered &p, i32 block) {
 struct Step {
     i32 query, head;
 };
-FN struct Step step_at(const struct Part &part, i32 step) {
-    if (part.heads <= COLUMNS) return {step << (COLUMN_BITS - part.bits), 0};
-    const i32 query = step * COLUMNS / part.heads;
-    return {query, step * COLUMNS - query * part.heads};
+FN struct Step step_of(const struct Part &part, i32 query) {
+    return {query >> (COLUMN_BITS - part.bits) << (COLUMN_BITS - part.bits), 0};
+}
+FN struct Step step_after(const struct Part &part, struct Step step) {
+    const i32 head = step.head + COLUMNS;
+    if (head < part.heads) return {step.query, head};
+    return {step.query + (1 << (COLUMN_BITS - part.bits)), 0};
 }
 // And another one.
 struct Column {
@@ -489,140 +523,239 @@ FN struct Column column_at(const struct Gathered &p, const struct Part &part, st
     return {query, head, head < p.heads && query < part.queries};
 }
 
-// A row of 16-bit elements, in eight threads; zeros past its end.
-FN void copy_row(const struct Gathered &p, u32 tile, u32 slab, u32 row, const void *rows,
-                 i64 offset, bool real) {
-    const i32 own = threadIdx.x % 8;
-    const unsigned char *const from = (const unsigned char *)rows + 2 * (real ? offset : 0);
-#pragma unroll
-    for (int i = 0; i < INDEX_SLABS; i++) {
-        const bool inside = real && 8 * (8 * i + own) < p.index_dim;
-        copy_piece(tile + i * slab + swizzled(row, own), from + (inside ? 16 * (8 * i + own) : 0),
-                   inside);
+// Which queries may choose one of the keys.
+FN void find_live(struct Shared &shared, const struct Gathered &p, const struct Mask &m,
+                  const struct Part &part) {
+    const i32 own = threadIdx.x, end = min_i32(part.first_key + KEYS, p.n_kv);
+    if (own == 0) shared.first = QUERIES, shared.last = 0;
+    __syncthreads();
+    if (own < part.queries
+        && may_choose(m, part.query + own, part.first_key, end, p.n_q, p.n_kv)) {
+        atomicMin(&shared.first, own);
+        atomicMax(&shared.last, own + 1);
     }
-}
-FN void copy_keys(struct Shared &shared, const struct Gathered &p, const struct Part &part) {
-#pragma unroll
-    for (int row = threadIdx.x / 8; row < KEYS; row += SCORERS / 8) {
-        const i32 key = part.first_key + row;
-        copy_row(p, shared_address(shared.keys), KEY_SLAB, row, p.index_k,
-                 part.batch * p.index_k_stride[0] + key * p.index_k_stride[1], key < p.n_kv);
-    }
-}
-FN void copy_heads(struct Shared &shared, const struct Gathered &p, const struct Part &part,
-                   struct Step step, i32 stage) {
-#pragma unroll
-    for (int row = threadIdx.x / 8; row < COLUMNS; row += SCORERS / 8) {
-        const struct Column at = column_at(p, part, step, row);
-        copy_row(p, shared_address(shared.heads[stage]), COLUMN_SLAB, row, p.index_q,
-                 part.batch * p.index_q_stride[0] + at.head * p.index_q_stride[1]
-                     + (part.query + at.query) * p.index_q_stride[2], at.real);
-    }
-    copies_commit();
+    __syncthreads();
 }
 
-FN float weight_at(const struct Gathered &p, const struct Part &part, struct Step step,
-                   i32 column) {
-    const struct Column at = column_at(p, part, step, column);
+// ---------------------------------------------------------------- who copies
+
+// Eight threads copy the 128 bytes that a row has in a slab; zeros past the row's end.
+FN void copy_part(const struct Gathered &p, u32 slab, u32 row, const unsigned char *from,
+                  i32 number, bool real) {
+    const i32 own = threadIdx.x % 8, piece = 8 * number + own;
+    const bool inside = real && 8 * piece < p.index_dim;
+    copy_piece(slab + swizzled(row, own), from + (inside ? 16 * piece : 0), inside);
+}
+// By the threads that compute.
+FN void copy_keys(const struct Gathered &p, const struct Part &part) {
+#pragma unroll
+    for (int row = threadIdx.x / 8; row < KEYS; row += COMPUTING / 8) {
+        const i32 key = min_i32(part.first_key + row, p.n_kv - 1);
+        const unsigned char *const from = (const unsigned char *)p.index_k
+            + 2 * (part.batch * p.index_k_stride[0] + key * p.index_k_stride[1]);
+#pragma unroll
+        for (int i = 0; i < INDEX_SLABS; i++)
+            copy_part(p, shared_address(shared_memory().keys) + i * KEY_SLAB, row, from, i,
+                      part.first_key + row < p.n_kv);
+    }
+    copies_commit();
+    copies_wait<0>();
+    publish_writes();
+    sync_threads(1, COMPUTING);
+}
+
+// The rows of a step that a thread copies.
+constexpr int TURNS = COLUMNS / (COPYING / 8);
+struct Heads {
+    const unsigned char *from[TURNS];
+    bool real[TURNS];
+};
+FN struct Heads heads_of(const struct Gathered &p, const struct Part &part, struct Step step) {
+    struct Heads heads;
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const i32 column = threadIdx.x % COPYING / 8 + i * (COPYING / 8);
+        const struct Column at = column_at(p, part, step, column);
+        const i64 offset = part.batch * p.index_q_stride[0] + at.head * p.index_q_stride[1]
+            + (part.query + at.query) * p.index_q_stride[2];
+        heads.from[i] = (const unsigned char *)p.index_q + 2 * (at.real ? offset : 0);
+        heads.real[i] = at.real;
+    }
+    return heads;
+}
+FN float weight_at(const struct Gathered &p, const struct Part &part, struct Step step) {
+    const struct Column at = column_at(p, part, step, threadIdx.x % COPYING);
     if (!at.real) return 0.0f;
     return element_at(p.index_w, part.batch * p.index_w_stride[0] + at.head * p.index_w_stride[1]
                                      + (part.query + at.query) * p.index_w_stride[2],
                       p.weight_code);
 }
 
-// The first step from `step` on that has a query which may choose one of the keys; -1: none.
-FN i32 live_step(u64 live, const struct Part &part, i32 step) {
-    const u64 all = (1ull << (1 << (COLUMN_BITS - part.bits))) - 1;  // queries of a step
+// Products read what ordinary writes left only after the writing threads' fence, so a slab is
+// handed over when BEHIND later ones have begun to be copied.
+FN void hand_over(struct Shared &shared, Ring<SLOTS> &told) {
+    publish_writes();
+    arrive(shared.full[told.at]);
+    told.next();
+}
+FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct Part &part,
+                   i32 first, i32 last) {
+    Ring<SLOTS> ring, told;
+    i32 begun = 0;
 #pragma unroll 1
-    for (;; step++) {
-        const i32 query = step_at(part, step).query;
-        if (query >= part.queries) return -1;
-        if (live >> query & all) return step;
+    for (struct Step at = step_of(part, first); at.query < last; at = step_after(part, at)) {
+        const float weight = weight_at(p, part, at);
+        const struct Heads heads = heads_of(p, part, at);
+#pragma unroll
+        for (int slab = 0; slab < INDEX_SLABS; slab++) {
+            wait(shared.empty[ring.at], ring.turn ^ 1);
+#pragma unroll
+            for (int i = 0; i < TURNS; i++)
+                copy_part(p, shared_address(shared.heads[ring.at]),
+                          threadIdx.x % COPYING / 8 + i * (COPYING / 8), heads.from[i], slab,
+                          heads.real[i]);
+            copies_commit();
+            if (slab == 0) shared.weight[ring.at][threadIdx.x % COPYING] = weight;
+            ring.next();
+            if (++begun <= BEHIND) continue;
+            copies_wait<BEHIND>();
+            hand_over(shared, told);
+        }
     }
+    copies_wait<0>();
+#pragma unroll 1
+    while (told.at != ring.at || told.turn != ring.turn) hand_over(shared, told);
 }
 
-// Adds the heads of a step to the sums of a thread's two keys, and writes those that are complete.
+// ---------------------------------------------------------------- who computes
+
+// The heads of a step, eight columns after eight: those of both of a thread's keys are added up.
+struct Target {
+    float *to;  // the score of the thread's first key
+    i32 query;
+};
+// Writes the scores of a query whose heads are complete.
+FN void write_scores(float (&sum)[2], struct Target &target, const struct Gathered &p,
+                     const struct Part &part) {
+    const i32 lane = threadIdx.x % 32;
+    const i32 key = part.first_key + threadIdx.x / 32 * 16 + lane / 4;
+    const bool real = lane % 4 == 0 && target.query < part.queries;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float total = quad_sum(sum[r]);
+        if (real && key + 8 * r < p.n_kv) target.to[8 * r] = total;
+        sum[r] = 0.0f;
+    }
+    target.to += p.pitch;
+    target.query++;
+}
+FN struct Target target_of(const struct Gathered &p, const struct Part &part, i32 query) {
+    const i32 key = part.first_key + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    return {p.scores + (part.row + query) * p.pitch + key, query};
+}
+
+// Any number of heads. Padding may give NaN: it has no part in a sum.
 FN void add_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
                   const struct Gathered &p, const struct Part &part, struct Step step) {
-    const i32 lane = threadIdx.x % 32, own = lane % 4 * 2;
-    const i32 key = part.first_key + threadIdx.x / 32 * 16 + lane / 4;
-    i32 query = step.query, head = step.head;
+    const i32 own = threadIdx.x % 4 * 2;
+    const i32 last = part.heads - step.head - 8;  // the query's last eight heads
+    struct Target target = target_of(p, part, step.query);
 #pragma unroll
     for (int i = 0; i < COLUMNS / 8; i++) {
         const float2 w = *(const float2 *)(weight + 8 * i + own);
+        const i32 at = 8 * i & ((1 << part.bits) - 1), head = step.head + at + own;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float a = relu(x[4 * i + 2 * r]), b = relu(x[4 * i + 2 * r + 1]);
-            if (head + 8 <= p.heads) {
-                sum[r] = fmaf(w.y, b, fmaf(w.x, a, sum[r]));
-            } else {  // padding may give NaN: it has no part in a sum
-                if (head + own < p.heads) sum[r] = fmaf(w.x, a, sum[r]);
-                if (head + own + 1 < p.heads) sum[r] = fmaf(w.y, b, sum[r]);
-            }
+            if (head < p.heads) sum[r] = fmaf(w.x, a, sum[r]);
+            if (head + 1 < p.heads) sum[r] = fmaf(w.y, b, sum[r]);
         }
-        head += 8;
-        if (head < part.heads) continue;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float total = quad_sum(sum[r]);
-            if (lane % 4 == 0 && query < part.queries && key + 8 * r < p.n_kv)
-                p.scores[(part.row + query) * p.pitch + key + 8 * r] = total;
-            sum[r] = 0.0f;
-        }
-        head = 0;
-        query++;
+        if (at == last) write_scores(sum, target, p, part);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SCORERS, INDEX_SLABS > 2 ? 1 : 2)
-gather_scores(const __grid_constant__ struct Gathered p) {
-    struct Shared &shared = *(struct Shared *)memory;
-    const struct Part part = part_of(p, blockIdx.x);
-    const struct Mask m = mask_of(p);
-    if (threadIdx.x < QUERIES) {
-        const i32 query = part.query + (i32)threadIdx.x;
-        const bool live = (i32)threadIdx.x < part.queries
-            && may_choose(m, query, part.first_key, min_i32(part.first_key + KEYS, p.n_kv), p.n_q,
-                          p.n_kv);
-        const u32 word = __ballot_sync(0xffffffff, live);
-        if (threadIdx.x % 32 == 0) shared.live[threadIdx.x / 32] = word;
+// A multiple of 64 heads, none of which is padding: nothing is asked before half a step is over.
+FN void add_all_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
+                      const struct Gathered &p, const struct Part &part, struct Step step) {
+    float half[2][2] = {sum[0], sum[1], 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 8; i++) {
+        const float2 w = *(const float2 *)(weight + 8 * i + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float &to = half[i / (COLUMNS / 16)][r];
+            const float a = relu(x[4 * i + 2 * r]), b = relu(x[4 * i + 2 * r + 1]);
+            to = fmaf(w.y, b, fmaf(w.x, a, to));
+        }
     }
-    __syncthreads();
-    const u64 live = (u64)shared.live[1] << 32 | shared.live[0];
-    i32 step = uniform(live_step(live, part, 0)), stage = 0;
-    if (step < 0) return;
-    struct Step at = step_at(part, step);
-    const i32 group = uniform(threadIdx.x / 128), column = threadIdx.x % COLUMNS;
-    const u64 keys = along_columns(shared_address(shared.keys) + group * 64 * SLAB_ROW);
-    copy_keys(shared, p, part);
-    copy_heads(shared, p, part, at, 0);
-    if (threadIdx.x < COLUMNS) shared.weight[0][column] = weight_at(p, part, at, column);
+    struct Target target = target_of(p, part, step.query);
+    if (part.bits < COLUMN_BITS) {
+        write_scores(half[0], target, p, part);
+        write_scores(half[1], target, p, part);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) sum[r] = half[0][r] + half[1][r];
+        if (step.head + COLUMNS == part.heads) write_scores(sum, target, p, part);
+    }
+}
+
+FN void score_steps(struct Shared &shared, const struct Gathered &p, const struct Part &part,
+                    i32 first, i32 last) {
+    const u32 group = uniform(threadIdx.x / 128);
+    const u64 keys =
+        along_columns(shared_address(shared_memory().keys) + group * 64 * SLAB_ROW);
+    const bool whole = part.heads == p.heads && part.bits >= COLUMN_BITS - 1;
+    Ring<SLOTS> ring;
     float sum[2] = {}, x[COLUMNS / 2];
 #pragma unroll 1
-    while (step >= 0) {
-        copies_wait<0>();
-        publish_writes();
-        __syncthreads();
-        const i32 next = uniform(live_step(live, part, step + 1));
-        const struct Step coming = step_at(part, next);
-        float weight = 0.0f;
-        if (next >= 0) {
-            copy_heads(shared, p, part, coming, 1 - stage);
-            if (threadIdx.x < COLUMNS) weight = weight_at(p, part, coming, column);
-        }
-        const u64 heads = along_columns(shared_address(shared.heads[stage]));
+    for (struct Step at = step_of(part, first); at.query < last; at = step_after(part, at)) {
+        const Ring<SLOTS> begin = ring;
         pin(x);
-        products_begin();
 #pragma unroll
-        for (int i = 0; i < STEPS; i++)
-            multiply_keys(x, keys + column_step(i, KEY_SLAB), heads + column_step(i, COLUMN_SLAB),
-                          i > 0);
+        for (int slab = 0; slab < INDEX_SLABS; slab++) {
+            wait(shared.full[ring.at], ring.turn);
+            const u64 heads =
+                along_columns(shared_address(shared_memory().heads) + ring.at * COLUMN_SLAB);
+            if (slab == 0) products_begin();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                multiply_keys(x, keys + column_step(4 * slab + i, KEY_SLAB),
+                              heads + column_step(i, COLUMN_SLAB), slab + i > 0);
+            ring.next();
+        }
         products_commit();
-        if (next >= 0 && threadIdx.x < COLUMNS) shared.weight[1 - stage][column] = weight;
         products_wait<0>();
         pin(x);
-        add_heads(x, sum, shared.weight[stage], p, part, at);
-        step = next, at = coming, stage = 1 - stage;
+        const float *const weight = shared.weight[begin.at];
+        if (whole)
+            add_all_heads(x, sum, weight, p, part, at);
+        else
+            add_heads(x, sum, weight, p, part, at);
+        __syncwarp();
+        Ring<SLOTS> read = begin;
+#pragma unroll
+        for (int slab = 0; slab < INDEX_SLABS; slab++, read.next())
+            if (threadIdx.x % 32 == 0) arrive(shared.empty[read.at]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(COMPUTING + COPYING, 1)
+gather_scores(const __grid_constant__ struct Gathered p) {
+    struct Shared &shared = shared_memory();
+    const struct Part part = part_of(p, blockIdx.x);
+    if (threadIdx.x < SLOTS) {
+        barrier_init(shared.full[threadIdx.x], COPYING);
+        barrier_init(shared.empty[threadIdx.x], COMPUTING / 32);
+        barriers_ready();
+    }
+    find_live(shared, p, mask_of(p), part);
+    const i32 first = uniform(shared.first), last = uniform(shared.last);
+    if (first >= last) return;
+    if (uniform(threadIdx.x / 128) == COMPUTING / 128) {
+        copy_steps(shared, p, part, first, last);
+    } else {
+        copy_keys(p, part);
+        score_steps(shared, p, part, first, last);
     }
 }
 #endif
@@ -654,6 +787,38 @@ FN float score_of(const struct Gathered &p, const struct Row &row, i32 key) {
     return __fdiv_rn(sum, (float)p.heads);
 #endif
 }
+// Those of four keys, the first a multiple of four; anything for keys that are not there.
+FN float4 scores_at(const struct Gathered &p, const struct Row &row, i32 key) {
+#if INDEXED
+    return *(const float4 *)(p.scores + (i64)blockIdx.x * p.pitch + key);
+#else
+    const i32 last = p.n_kv - 1;
+    return make_float4(score_of(p, row, key), score_of(p, row, min_i32(key + 1, last)),
+                       score_of(p, row, min_i32(key + 2, last)),
+                       score_of(p, row, min_i32(key + 3, last)));
+#endif
+}
+
+// A sample tells about how high a score has to be; candidates that are so high are listed in shared
+// memory in one walk over the scores, and the last one to be chosen is found among them. Counts
+// say whether the sample was wrong: then, or where a list would not hold as many as are wanted,
+// scores are walked over again and again instead.
+constexpr i32 LISTED = 6144;           // candidates
+constexpr i32 SAMPLED = 32;            // one key in so many; more where a list would not hold them
+constexpr i32 STRETCH = 1 << 17;       // keys that have their bits at a time
+constexpr int BITS = 11, BINS = 1 << BITS, OWN_BINS = BINS / THREADS;
+constexpr int AHEAD = 4;               // loads under way in a thread
+
+struct Choice {
+    u64 list[LISTED];
+    union {
+        i32 bins[BINS];
+        u32 kept[STRETCH / 32];
+    };
+};
+FN struct Choice &choice_memory() { return *(struct Choice *)memory; }
+
+// ---------------------------------------------------------------- candidates
 
 // Ascends with the score: 0 for NaN, one number for both zeros.
 FN u32 rank_of(float score) {
@@ -661,37 +826,41 @@ FN u32 rank_of(float score) {
     if ((bits & 0x7fffffff) > 0x7f800000) return 0;
     return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
+FN float score_with(u32 rank) {
+    return __uint_as_float(rank & 0x80000000 ? rank ^ 0x80000000 : ~rank);
+}
 // A candidate as one number: the better one is the larger, and none equals another.
-FN u64 candidate(u32 rank, i32 key) { return (u64)rank << 32 | (0xffffffff - (u32)key); }
+FN u64 candidate(float score, i32 key) {
+    return (u64)rank_of(score) << 32 | (0xffffffff - (u32)key);
+}
+FN i32 key_of(u64 x) { return (i32)(0xffffffff - (u32)x); }
+
+FN bool may(const struct Gathered &p, const struct Mask &m, const struct Row &row,
+            const struct Hull &hull, i32 key) {
+    return key < hull.last && allowed(m, row.query, key, p.n_q, p.n_kv);
+}
+
+// Scores with their keys, all of a hull and a few around it.
+template <class Act>
+FN void each_score(const struct Gathered &p, const struct Row &row, const struct Hull &hull,
+                   const Act &act) {
+    const i32 end = hull.last - 1 & ~3;
+#pragma unroll 1
+    for (i32 first = (hull.first & ~3) + 4 * (i32)threadIdx.x; first < hull.last;
+         first += AHEAD * 4 * THREADS) {
+        float4 x[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            x[i] = scores_at(p, row, min_i32(first + i * 4 * THREADS, end));
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const i32 key = first + i * 4 * THREADS;
+            act(x[i].x, key), act(x[i].y, key + 1), act(x[i].z, key + 2), act(x[i].w, key + 3);
+        }
+    }
+}
 
 // ---------------------------------------------------------------- the last one to be chosen
-
-constexpr int BITS = 11, BINS = 1 << BITS, OWN_BINS = BINS / THREADS;
-
-// Sums over the threads before, and in all.
-struct Before {
-    i32 before, all;
-};
-FN struct Before sums_before(i32 x) {
-    __shared__ i32 parts[WARPS];
-    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i32 sum = x;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const i32 other = __shfl_up_sync(ALL, sum, step);
-        if (lane >= step) sum += other;
-    }
-    if (lane == 31) parts[warp] = sum;
-    __syncthreads();
-    struct Before found = {sum - x, 0};
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) {
-        if (i < warp) found.before += parts[i];
-        found.all += parts[i];
-    }
-    __syncthreads();
-    return found;
-}
 
 // The bin, from the last one down, that the `wanted`-th candidate lies in.
 struct Bin {
@@ -701,95 +870,202 @@ struct Bin {
 FN struct Bin bin_of(const i32 *bins, i32 wanted) {
     __shared__ struct Bin found;
     const i32 last = BINS - 1 - OWN_BINS * (i32)threadIdx.x;
-    i32 own = 0;
+    i32 own = 0, all;
 #pragma unroll
     for (int i = 0; i < OWN_BINS; i++) own += bins[last - i];
-    const struct Before sums = sums_before(own);
-    if (threadIdx.x == 0) found.all = sums.all;
-    if (sums.before < wanted && wanted <= sums.before + own) {
-        i32 above = sums.before, bin = last;
+    const i32 before = block_before(own, all);
+    if (before < wanted && wanted <= before + own) {
+        i32 above = before, bin = last;
         while (above + bins[bin] < wanted) above += bins[bin--];
         found.bin = bin, found.above = above, found.inside = bins[bin];
     }
     __syncthreads();
-    const struct Bin result = found;
+    struct Bin result = found;
+    result.all = all;
     __syncthreads();
     return result;
 }
 
-// What the candidates reach that are chosen, exactly: bits are found from the first on, those of
-// the score and then, among equal ones, of the key. 0: all are.
-FN u64 least_chosen(const struct Gathered &p, const struct Mask &m, const struct Row &row) {
-    __shared__ i32 bins[BINS];
-    const struct Hull hull = choice_hull(m, row.query, p.n_q, p.n_kv);
-    u64 prefix = 0;
-    i32 wanted = p.wanted, known = 0;
-    if (wanted == 0) return ~0ull;
+// What the candidates reach that are chosen, all of which lie between `low` and `high`; 0 where
+// all are. `each` hands every candidate over, as often as it is called.
+template <class Each>
+FN u64 least_of(i32 *bins, u64 low, u64 high, i32 wanted, const Each &each) {
 #pragma unroll 1
-    while (known < 64) {
-        // Digits end with the score's bits and with the key's: 11, 11 and 10 of each.
-        const i32 bits = known % 32 == 22 ? BITS - 1 : BITS, shift = 64 - known - bits;
+    for (bool first = true;; first = false) {
+        const u64 range = high - low;
+        const i32 shift = max_i32(64 - __clzll(range) - BITS, 0);
         for (i32 i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
         __syncthreads();
-#pragma unroll 8
-        for (i32 key = hull.first + (i32)threadIdx.x; key < hull.last; key += THREADS) {
-            if (!allowed(m, row.query, key, p.n_q, p.n_kv)) continue;
-            const u64 x = candidate(rank_of(score_of(p, row, key)), key);
-            if (known == 0 || (x ^ prefix) >> (shift + bits) == 0)
-                atomicAdd(bins + (i32)(x >> shift & ((1 << bits) - 1)), 1);
-        }
+        each([&](u64 x) {
+            if (x - low <= range) atomicAdd(bins + (i32)(x - low >> shift), 1);
+        });
         __syncthreads();
         const struct Bin bin = bin_of(bins, wanted);
-        if (known == 0 && bin.all <= wanted) return 0;
+        if (first && bin.all <= wanted) return 0;
         wanted -= bin.above;
-        prefix |= (u64)bin.bin << shift;
-        known += bits;
-        if (bin.inside == wanted) break;
+        low += (u64)bin.bin << shift;
+        if (bin.inside == wanted || shift == 0) return low;
+        high = low + (1ull << shift) - 1;
     }
-    return prefix;
+}
+FN u64 least_listed(struct Choice &c, i32 count, i32 wanted) {
+    __shared__ u32 low;
+    __shared__ u32 high;
+    if (count <= wanted) return 0;
+    if (threadIdx.x == 0) low = ALL, high = 0;
+    __syncthreads();
+    u32 least = ALL, most = 0;
+    for (i32 i = threadIdx.x; i < count; i += THREADS) {
+        const u32 rank = c.list[i] >> 32;
+        least = rank < least ? rank : least, most = rank > most ? rank : most;
+    }
+    least = __reduce_min_sync(ALL, least), most = __reduce_max_sync(ALL, most);
+    if (threadIdx.x % 32 == 0) atomicMin(&low, least), atomicMax(&high, most);
+    __syncthreads();
+    return least_of(c.bins, (u64)low << 32, (u64)high << 32 | ALL, wanted, [&](const auto &act) {
+        for (i32 i = threadIdx.x; i < count; i += THREADS) act(c.list[i]);
+    });
+}
+
+// ---------------------------------------------------------------- the candidates that are listed
+
+// What the best candidates of a query reach; they are in the list, or where `count` is -1 nowhere.
+struct Best {
+    u64 least;
+    i32 count;
+};
+
+// A rank that rather more keys reach than are wanted, and fewer than a list holds, as far as a
+// sample tells; 0: all are to be listed.
+FN u32 sampled_rank(struct Choice &c, const struct Gathered &p, const struct Mask &m,
+                    const struct Row &row, const struct Hull &hull, i32 &count) {
+    const i32 length = hull.last - hull.first;
+    if (length <= LISTED) return 0;
+    const i32 step = max_i32(SAMPLED, (length + LISTED - 1) / LISTED);
+    for (i32 i = threadIdx.x; i < length / step; i += THREADS) {
+        // Somewhere in its step, lest a pattern of the keys is met in step.
+        const u32 beside = (u64)((u32)i * 0x9e3779b1u) * (u32)step >> 32;
+        const i32 key = hull.first + i * step + (i32)beside;
+        if (may(p, m, row, hull, key))
+            c.list[atomicAdd(&count, 1)] = candidate(score_of(p, row, key), key);
+    }
+    __syncthreads();
+    const i32 sampled = count, place = max_i32((p.wanted + LISTED) / 2 / step, 1);
+    const u64 least = least_listed(c, sampled, place);
+    __syncthreads();
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    return least >> 32;
+}
+
+FN struct Best best_of(struct Choice &c, const struct Gathered &p, const struct Mask &m,
+                       const struct Row &row) {
+    __shared__ i32 count;
+    const struct Hull hull = choice_hull(m, row.query, p.n_q, p.n_kv);
+    if (p.wanted == 0) return {~0ull, 0};
+    if (p.wanted < LISTED / 5 * 4 || hull.last - hull.first <= LISTED) {
+        if (threadIdx.x == 0) count = 0;
+        __syncthreads();
+        const u32 rank = sampled_rank(c, p, m, row, hull, count);
+        const bool all = rank == 0;
+        const float bound = score_with(rank);
+        each_score(p, row, hull, [&](float x, i32 key) {
+            if (!(all || x >= bound) || !may(p, m, row, hull, key)) return;
+            const i32 place = atomicAdd(&count, 1);
+            if (place < LISTED) c.list[place] = candidate(x, key);
+        });
+        __syncthreads();
+        const i32 found = count;
+        if (found <= LISTED && (all || found >= p.wanted))
+            return {least_listed(c, found, p.wanted), found};
+    }
+    const u64 least = least_of(c.bins, 0, ~0ull, p.wanted, [&](const auto &act) {
+        each_score(p, row, hull, [&](float x, i32 key) {
+            if (may(p, m, row, hull, key)) act(candidate(x, key));
+        });
+    });
+    return {least, -1};
 }
 
 // ---------------------------------------------------------------- the list
 
-FN bool keeps(const struct Gathered &p, const struct Mask &m, const struct Row &row, u64 least,
-              i32 key) {
-    const bool best = allowed(m, row.query, key, p.n_q, p.n_kv)
-        && candidate(rank_of(score_of(p, row, key)), key) >= least;
-    return best ? chosen(m, row.query, key, p.n_q, p.n_kv)
-                : beside(m, row.query, key, p.n_q, p.n_kv);
+// The bits of some keys: what the mask keeps beside the best, if anything.
+FN void begin_bits(struct Choice &c, const struct Gathered &p, const struct Mask &m,
+                   const struct Row &row, i32 from, i32 to) {
+    const i32 words = (to - from + 31) / 32;
+    for (i32 word = threadIdx.x; word < words; word += THREADS) c.kept[word] = 0;
 }
 
-// A block lists the keys of one query. Each warp has a stretch of consecutive ones.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+// One of the best sets its bit or clears it.
+FN void settle_bit(struct Choice &c, const struct Gathered &p, const struct Mask &m,
+                   const struct Row &row, i32 from, i32 key) {
+    u32 *const word = c.kept + (key - from) / 32;
+    const u32 bit = 1u << (key - from) % 32;
+    if (chosen(m, row.query, key, p.n_q, p.n_kv))
+        atomicOr(word, bit);
+    else
+        atomicAnd(word, ~bit);
+}
+FN void settle_bits(struct Choice &c, const struct Gathered &p, const struct Mask &m,
+                    const struct Row &row, const struct Best &best, i32 from, i32 to) {
+    for (i32 i = threadIdx.x; i < best.count; i += THREADS) {
+        const i32 key = key_of(c.list[i]);
+        if (c.list[i] >= best.least && key >= from && key < to)
+            settle_bit(c, p, m, row, from, key);
+    }
+    if (best.count >= 0) return;
+    struct Hull hull = choice_hull(m, row.query, p.n_q, p.n_kv);
+    hull.first = max_i32(hull.first, from), hull.last = min_i32(hull.last, to);
+    each_score(p, row, hull, [&](float x, i32 key) {
+        if (candidate(x, key) >= best.least && may(p, m, row, hull, key))
+            settle_bit(c, p, m, row, from, key);
+    });
+}
+
+// Lists the keys whose bits are set, in order; how many they are. A warp has consecutive words.
+FN i32 list_bits(const struct Choice &c, i32 *list, i32 from, i32 to) {
+    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (to - from + 31) / 32;
+    const i32 own = (words + THREADS - 1) / THREADS * 32;
+    const i32 first = warp * own + lane, last = min_i32((warp + 1) * own, words);
+    i32 count = 0, all;
+    for (i32 word = first; word < last; word += 32) count += __popc(c.kept[word]);
+    i32 place = __shfl_sync(ALL, block_before(count, all), 0);  // the warp's first
+#pragma unroll 1
+    for (i32 word = first; word - lane < last; word += 32) {
+        u32 bits = word < last ? c.kept[word] : 0;
+        const i32 set = __popc(bits);
+        i32 after = set;
+#pragma unroll
+        for (int by = 1; by < 32; by *= 2) {
+            const i32 other = __shfl_up_sync(ALL, after, by);
+            after += lane >= by ? other : 0;
+        }
+        i32 *at = list + place + after - set;
+        for (; bits; bits &= bits - 1) *at++ = from + 32 * word + __ffs((i32)bits) - 1;
+        place += __shfl_sync(ALL, after, 31);
+    }
+    return all;
+}
+
+// A block lists the keys of one query.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 gather_lists(const __grid_constant__ struct Gathered p) {
-    __shared__ i32 counts[WARPS];
+    struct Choice &c = choice_memory();
     const struct Row row = row_at(p, blockIdx.x);
     const struct Mask m = mask_of(p);
-    const u64 least = least_chosen(p, m, row);
+    const struct Best best = best_of(c, p, m, row);
     const struct Hull hull = kept_hull(m, row.query, p.n_q, p.n_kv);
-    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const i32 length = max_i32(hull.last - hull.first, 0);
-    const i32 stretch = (length + THREADS - 1) / THREADS * 32;
-    const i32 first = hull.first + warp * stretch, last = min_i32(first + stretch, hull.last);
-    i32 count = 0;
-#pragma unroll 8
-    for (i32 key = first + lane; key < last; key += 32) count += keeps(p, m, row, least, key);
-    count = __reduce_add_sync(ALL, count);
-    if (lane == 0) counts[warp] = count;
-    __syncthreads();
-    i32 place = 0, all = 0;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) {
-        if (i < warp) place += counts[i];
-        all += counts[i];
-    }
-    if (threadIdx.x == 0) p.counts[row.number] = all;
     i32 *const list = p.lists + row.number * p.room;
-#pragma unroll 8
-    for (i32 key = first; key < last; key += 32) {
-        const bool kept = key + lane < last && keeps(p, m, row, least, key + lane);
-        const u32 others = __ballot_sync(ALL, kept);
-        if (kept) list[place + __popc(others & ((1u << lane) - 1))] = key + lane;
-        place += __popc(others);
+    i32 count = 0;
+#pragma unroll 1
+    for (i32 from = hull.first & ~31; from < hull.last; from += STRETCH) {
+        const i32 to = min_i32(from + STRETCH, hull.last);
+        __syncthreads();
+        begin_bits(c, p, m, row, from, to);
+        __syncthreads();
+        settle_bits(c, p, m, row, best, from, to);
+        __syncthreads();
+        count += list_bits(c, list + count, from, to);
     }
+    if (threadIdx.x == 0) p.counts[row.number] = count;
 }
