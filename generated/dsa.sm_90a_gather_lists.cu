@@ -445,7 +445,8 @@ constexpr int KEYS = 256, QUERIES = 64;
 constexpr int COLUMNS = 128, COLUMN_BITS = 7;
 constexpr i32 COMPUTING = 2 * KEYS, COPYING = 128;  // threads
 constexpr u32 KEY_SLAB = KEYS * 128, COLUMN_SLAB = COLUMNS * 128;  // bytes
-constexpr int SLOTS = INDEXED_64 ? 8 : INDEXED_128 ? 8 : INDEXED_256 ? 5 : 0;  // slabs of heads in flight
+// Slabs of heads in flight.
+constexpr int SLOTS = INDEXED_64 ? 8 : INDEXED_128 ? 8 : INDEXED_256 ? 5 : 0;
 constexpr int BEHIND = SLOTS - INDEX_SLABS < 4 ? SLOTS - INDEX_SLABS : 4;
 static_assert(COMPUTING + COPYING == 640, "a warpgroup has 64 keys");
 static_assert(COLUMNS == 1 << COLUMN_BITS && COLUMNS == COPYING, "heads are told by bits");
