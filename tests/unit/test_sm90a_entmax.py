@@ -18,7 +18,8 @@ LOGITS = frozenset({Feature.softcap, Feature.alibi})
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Passes have nothing to overlap: what the gate asks of a softmax does not hold."""
+    """Only the pass with the values overlaps anything, and has no maxima nor exponentials to: what
+    the gate asks of a softmax does not hold."""
     monkeypatch.setattr(sources, "overlap_faults", lambda job, main: [])
 
 
@@ -73,6 +74,18 @@ def test_weights_of_alpha_three_halves_take_few_instructions() -> None:
     kinds, sweeps = 4, 3  # the fourth kind has no x; a first, a middle and a last pass
     assert sass.count(text, r"FFMA\.SAT") >= (kinds - 1) * sweeps * scores
     assert sass.count(text, "FMNMX") >= scores
+
+
+def test_weights_are_computed_under_the_products_of_the_last_ones() -> None:
+    if sass.disassembler() is None:
+        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
+    from maskc.build import build
+
+    source = unit("causal", FORWARD, 64)
+    main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
+    (part,) = sass.under_products(main["attention_forward"])
+    kinds = 3  # of alpha, whose weights a saturating product gives
+    assert sass.count(part, r"FFMA\.SAT") >= kinds * source.tile.k // 2
 
 
 def test_a_list_takes_three_instructions_a_score():
