@@ -19,20 +19,23 @@ from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
 from maskc.layout.spans import Spans
-from maskc.layout.work import MAX_ITEMS, Work, most_tiles
+from maskc.layout.work import MAX_ITEMS, Work, heads_per_group, most_tiles
 
-HEADS = 16
-"""Key/value heads whose columns are taken side by side."""
-AT_ONCE = 8
-"""Columns of a head that are then under way at a time, on a card that they occupy."""
+BLOCKS = 128
+"""Columns that are under way at a time on a card that they occupy, of all heads."""
+FEWEST = 8
+"""Of them that belong to one head."""
 LATER = 2
 """Steps after which others know that a column has added to a tile of dq."""
 MOST_TRIED = 1 << 16
 """Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
 
 
-def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkList) -> Work:
-    """Items of a deterministic backward pass: tile columns of key/value heads.
+def ordered_work(
+    spans: Spans, of_head: np.ndarray, heads_kv: int, n_q: int, rule: WorkList
+) -> Work:  # fmt: skip
+    """Items of a deterministic backward pass: tile columns of key/value heads, which run in groups
+    whose queries are `rule.group_tokens` tokens.
 
     An item has all query heads of its key/value head and all their tiles, `count` in all; or,
     `shared`, from `first` on `count` tiles of one head's own list, counted inside of that list.
@@ -41,6 +44,7 @@ def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkLis
         spans: the live tiles of every tile column.
         of_head: int [batch, heads_q] which list a head of a sequence has.
         heads_kv: key/value heads.
+        n_q: queries per sequence.
 
     Raises:
         TooMuchWork: more items than 32 bits index.
@@ -49,7 +53,7 @@ def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkLis
     number, columns, size = batch * heads_kv, spans.count.shape[1], heads_q // heads_kv
     lists = of_head.reshape(number, size).astype(np.int64)
     most = size * most_tiles(spans, rule)  # parts of a column in memory are as many for any size
-    head, column = _order(number, columns)
+    head, column = _order(number, columns, heads_per_group(rule, n_q, number))
     own = lists[head]
     long = (spans.count > most)[own, column[:, None]].any(axis=1)
     whole = _fields(len(head))
@@ -71,7 +75,7 @@ def ordered_work(spans: Spans, of_head: np.ndarray, heads_kv: int, rule: WorkLis
 
 
 def in_turn(
-    ptr: np.ndarray, tiles: np.ndarray, plain: bool
+    ptr: np.ndarray, tiles: np.ndarray, n_q: int, rule: WorkList
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Lists by columns in the order in which their tiles should be taken, and their turns.
 
@@ -80,7 +84,7 @@ def in_turn(
 
     Args:
         ptr, tiles: lists by columns, as `kernel_lists` gives them.
-        plain: whether tiles stay in their order.
+        n_q: queries per sequence.
 
     Returns:
         int32 tiles; int32, of the same shape, how many columns add to the row's dq before.
@@ -94,24 +98,28 @@ def in_turn(
     first = np.flatnonzero(begins)
     turn = np.empty(len(tiles), np.int32)
     turn[order] = np.arange(len(tiles)) - np.repeat(first, np.diff(first, append=len(tiles)))
-    if plain or len(tiles) > MOST_TRIED:
+    if rule.plain or len(tiles) > MOST_TRIED:
         return tiles, turn
     following = np.full(len(tiles), -1)
     following[order[:-1]] = np.where(begins[1:], -1, order[1:])
+    at_once = BLOCKS // max(1, min(rule.group_tokens // max(1, n_q), BLOCKS // FEWEST))
     taken = np.concatenate([
-        _tried_out(each, following, turn) for each in ptr.tolist()
+        _tried_out(each, following, turn, at_once) for each in ptr.tolist()
     ]) if len(tiles) else order  # fmt: skip
     return tiles[taken], turn[taken]
 
 
-def _tried_out(ptr: list[int], following: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """The order in which the columns of a list come to their tiles, if AT_ONCE of them are under
-    way: a column takes the first tile of its own whose turn has come.
+def _tried_out(
+    ptr: list[int], following: np.ndarray, turn: np.ndarray, at_once: int
+) -> np.ndarray:  # fmt: skip
+    """The order in which the columns of a list come to their tiles, if some of them are under way
+    at a time: a column takes the first tile of its own whose turn has come.
 
     Args:
         ptr: where columns begin in the tiles of all lists.
         following: which tile is next to be added to the same tile of dq; -1 for none.
         turn: how many are before.
+        at_once: columns under way.
     """
     after, columns = following[ptr[0] : ptr[-1]].tolist(), len(ptr) - 1
     own = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
@@ -121,7 +129,7 @@ def _tried_out(ptr: list[int], following: np.ndarray, turn: np.ndarray) -> np.nd
     told: deque[list[int]] = deque([[] for _ in range(LATER)], LATER)
     while sum(left):
         under_way = [column for column in under_way if left[column]]
-        under_way += [c for _, c in zip(range(AT_ONCE - len(under_way)), waiting, strict=False)]
+        under_way += [c for _, c in zip(range(at_once - len(under_way)), waiting, strict=False)]
         for i in told.popleft():
             heappush(ready[own[i - ptr[0]]], i)
         added = []
@@ -145,10 +153,10 @@ def _fields(count: int) -> np.ndarray:
     return np.zeros((count, len(WORK_FIELDS)), np.int32)
 
 
-def _order(heads: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+def _order(heads: int, columns: int, together: int) -> tuple[np.ndarray, np.ndarray]:
     """(key/value head, column) of all, in the order in which they are taken."""
     head, column = (x.ravel() for x in np.indices((heads, columns)))
-    order = np.lexsort((head, -column, head // HEADS))
+    order = np.lexsort((head, -column, head // together))
     return head[order], column[order]
 
 

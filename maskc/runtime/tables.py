@@ -182,7 +182,7 @@ def make_tables(
     elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
-        parts = _in_turn(unit, parts)
+        parts = _in_turn(unit, parts, sizes.n_q)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
@@ -235,7 +235,7 @@ def _box_tables(
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
-    parts = _in_turn(unit, parts)
+    parts = _in_turn(unit, parts, sizes.n_q)
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
     parts += _work_parts(work)
@@ -280,13 +280,15 @@ def _lists(
         yield "col_tiles", col_tiles
 
 
-def _in_turn(unit: SourceUnit, parts: list[tuple[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]:
+def _in_turn(
+    unit: SourceUnit, parts: list[tuple[str, np.ndarray]], n_q: int
+) -> list[tuple[str, np.ndarray]]:
     """The same, and who adds to dq after whom, where that matters."""
     if unit.work is None or not unit.work.ordered:
         return parts
     named = dict(parts)
     named["col_tiles"], named["col_turns"] = in_turn(
-        named["col_ptr"], named["col_tiles"], unit.work.plain
+        named["col_ptr"], named["col_tiles"], n_q, unit.work
     )
     return [*named.items()]
 
@@ -300,7 +302,7 @@ def _work(
     step = cases if len(spans.count) > cases else 0
     lists = step * np.arange(sizes.batch)[:, None] + case
     if rule.ordered:
-        return ordered_work(spans, lists, sizes.heads_kv, rule)
+        return ordered_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,13 @@ def calls(draw):
         live[:, 0] = True
     batch, kv, size = (draw(st.integers(1, 3)) for _ in range(3))
     of_head = rng.integers(0, lists, (batch, kv * size))
-    rule = WorkList(1, draw(st.sampled_from([0, 1, 5])), 0, draw(st.sampled_from([0, 2])), True)
+    rule = WorkList(
+        draw(st.integers(1, 100)),
+        draw(st.sampled_from([0, 1, 5])),
+        0,
+        draw(st.sampled_from([0, 2])),
+        True,
+    )
     return live, of_head, kv, rule
 
 
@@ -34,7 +41,7 @@ def test_everything_once_and_in_turn(call):
     live, of_head, kv, rule = call
     count = live.sum(axis=2)
     nothing = np.zeros_like(count)
-    work = ordered_work(Spans(nothing, count, nothing, nothing), of_head, kv, rule)
+    work = ordered_work(Spans(nothing, count, nothing, nothing), of_head, kv, 20, rule)
     size = of_head.shape[1] // kv
     seen, shares = [], {}
     for tile, head, first, steps, _, _, heads, shared in work.items.tolist():
@@ -76,7 +83,7 @@ def test_turns_of_a_row_follow_the_items(call, plain):
     ends = np.concatenate([[0], live.sum(axis=2).ravel().cumsum()])
     ptr = ends[np.arange(lists)[:, None] * columns + np.arange(columns + 1)]
     words = 2 * np.nonzero(live)[2].astype(np.int32) + 1
-    tiles, turn = in_turn(ptr.astype(np.int32), words, plain)
+    tiles, turn = in_turn(ptr.astype(np.int32), words, 20, replace(call[3], plain=plain))
     assert tiles.dtype == turn.dtype == np.int32
     assert not plain or np.array_equal(tiles, words)
     for which, own in np.ndindex(lists, columns):
@@ -110,7 +117,7 @@ def taken(live):
     """The rows of every column as they are taken."""
     words = 2 * np.nonzero(live)[1].astype(np.int32)
     ptr = np.concatenate([[0], live.sum(axis=1).cumsum()])
-    tiles, _ = in_turn(ptr[None].astype(np.int32), words, False)
+    tiles, _ = in_turn(ptr[None].astype(np.int32), words, 1, WorkList(16))
     return [tiles[a:b] >> 1 for a, b in pairwise(ptr)]
 
 
