@@ -115,6 +115,20 @@ def random_blocks(blocks: int, share: float) -> np.ndarray:
     )
 
 
+def index(heads: int, n_q: int, n_kv: int, dim: int) -> dict[str, object]:
+    """fp32 arrays that an indexer ranks by, so coarse that its scores are exact in fp32."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "index_q": (1, heads, n_q, dim),
+        "index_k": (1, n_kv, dim),
+        "index_w": (1, heads, n_q),
+    }
+    return {
+        name: np.rint(4 * rng.standard_normal(shape, dtype=np.float32)) / 4
+        for name, shape in shapes.items()
+    }
+
+
 def document_ids(n: int) -> np.ndarray:
     """int32 [n]: packed documents of 64 to 4095 tokens."""
     torch, seeded = _generator()
@@ -244,6 +258,19 @@ DOCUMENTS = tuple(
     for promise in (False, True)
 )
 """Short documents in tiles of one size, and in those that a promised length chooses."""
+
+SELECTIONS = (
+    Anchor("topk512_8k", lambda: topk(512, causal()), 1, 16, 8192, 64),
+    Anchor("blocks16_64_32k", lambda: topk(16, causal(), score="block_mean", block=64, q_block=64,
+           share="group"), 1, 32, 32768, 128, kv_heads=2),
+    Anchor("moba512_4_8k", lambda: moba(512, 4), 1, 16, 8192, 128),
+    *(
+        Anchor(f"dsa2048_{n // 1024}k", lambda: topk(2048, causal(), score="indexer", share="all"),
+               1, 128, n, 128, lambda n=n: index(64, 32768, n, 128), kv_heads=1, n_q=32768)
+        for n in (32768, 131072)
+    ),
+)  # fmt: skip
+"""Keys, and blocks of 64 and of 512, that each query chooses at run time."""
 
 ANCHORS = (*SEVENTEEN[:2], *DENSE, *SEVENTEEN[2:])
 """The anchor suite: twenty-one cases."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from maskc import driver
+from maskc.bench.alone import count, owned, owner, seen, selection_alone
 from maskc.bench.case import Case
 from maskc.bench.tensors import Tensors, host, like
 from maskc.core.bundle import LayoutRecipe
@@ -39,20 +41,37 @@ class ChosenPairs:
         known = driver.understood(case.mask, case.heads)
         self.masks, self.of_head = known.masks, known.of_head
         self._nodes = [node for node in walk(case.mask) if isinstance(node, N.TopK)]
+        self._alone = selection_alone(case)
+        self._key: tuple[int, bytes] | None = None
+        self._latest: dict[N.TopK, np.ndarray] = {}
+        self._best: dict[int, np.ndarray] = {}
 
     def rows(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
         """bool [len(rows), n_kv]: what these queries of one head see, by the reference."""
         case, size = self.case, int(np.lcm.reduce([node.q_block for node in self._nodes]))
         whole = np.flatnonzero(np.isin(np.arange(case.n_q) // size, rows // size))
+        scores = self._known(batch, whole)
+        if self._alone is not None:
+            own = owner(case, self._alone, head)
+            if own not in self._best:
+                mine = owned(case, self._alone, own, scores[self._alone])
+                self._best = {own: seen(case, self._alone, rows, mine)}
+            return self._best[own]
         scope = {
             "q": whole[:, None], "k": np.arange(case.n_kv)[None, :],
             "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
         }  # fmt: skip
-        scores = {node: self._scores(node, batch, whole) for node in self._nodes}
         place = Place(
             case.n_q, case.n_kv, head, case.heads, case.kv_heads, dict(case.data), scope, scores
         )
         return keep(case.mask, place)[np.isin(whole, rows)]
+
+    def _known(self, batch: int, rows: np.ndarray) -> dict[N.TopK, np.ndarray]:
+        """Scores by selection; those of the latest rows are kept."""
+        if self._key != (batch, rows.tobytes()):
+            self._key, self._best = (batch, rows.tobytes()), {}
+            self._latest = {node: self._scores(node, batch, rows) for node in self._nodes}
+        return self._latest
 
     def _scores(self, node: N.TopK, batch: int, whole: np.ndarray) -> np.ndarray:
         """float64 [heads or 1, rows, columns] of some queries, whole blocks of them."""
@@ -79,6 +98,8 @@ class ChosenPairs:
     @cached_property
     def _live(self) -> int:
         case, total = self.case, 0
+        if self._alone is not None:
+            return self._live_alone(self._alone)
         extent = Extent(case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv)
         for number, ir in enumerate(self.masks):
             params = {name: case.data.get(name, default) for name, default in ir.params.items()}
@@ -95,6 +116,17 @@ class ChosenPairs:
                 for head in mine_too:
                     own = sequence_arrays(recipe, arrays, batch, head)
                     total += _count(recipe, env | own, case.n_q, case.n_kv)
+        return total
+
+    def _live_alone(self, node: N.TopK) -> int:
+        case, total = self.case, 0
+        if node.block == node.q_block == 1:
+            return count(case, node, None) * case.batch * case.heads
+        for batch in range(case.batch):
+            scores = self._known(batch, np.arange(case.n_q))[node]
+            owners = Counter(owner(case, node, head) for head in range(case.heads))
+            for own, heads in owners.items():
+                total += heads * count(case, node, owned(case, node, own, scores))
         return total
 
 

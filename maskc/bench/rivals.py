@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.bench.case import Case, Form, form_of
 from maskc.bench.pairs import Pairs
-from maskc.bench.tensors import Tensors
+from maskc.bench.tensors import Tensors, data_on_device
 from maskc.driver import selects
 
 if TYPE_CHECKING:
@@ -80,18 +80,18 @@ def maskc_contenders(
     case: Case, tensors: Tensors, attn: CompiledMask, backward: bool
 ) -> list[Contender]:
     """The compiled mask, always with its log-sum-exp; on a GPU its deterministic backward too."""
-    inputs = tensors.qkv
+    inputs, data = tensors.qkv, data_on_device(case, tensors)
 
     def forward() -> Any:
-        return attn(*inputs, return_lse=True, **case.data)
+        return attn(*inputs, return_lse=True, **data)
 
     kept = cache(forward)
 
     def gradient(dout: Any) -> tuple[Any, ...]:
-        return attn.backward(*inputs, *kept(), dout, **case.data)
+        return attn.backward(*inputs, *kept(), dout, **data)
 
     def repeatable(dout: Any) -> tuple[Any, ...]:
-        return attn.backward(*inputs, *kept(), dout, deterministic=True, **case.data)
+        return attn.backward(*inputs, *kept(), dout, deterministic=True, **data)
 
     def sources() -> tuple[str, ...]:
         count = Counter(attn.last_sources)

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from maskc.bench import calibration, correctness
-from maskc.bench.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, SM80, Anchor
+from maskc.bench.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, SELECTIONS, SM80, Anchor
 from maskc.bench.contest import Ask, Measured, Progress
 from maskc.bench.environment import environment
 from maskc.bench.grids import GRIDS
@@ -53,6 +53,9 @@ SUITES = {
     "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),
+    "selections": Suite(
+        SELECTIONS, "sm_90a", DType.bfloat16, ("maskc", "topk", "dense"), directions=("fwd",)
+    ),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
 """Timed suites by name; the others are `correctness`, and `calibration` of the cost model."""

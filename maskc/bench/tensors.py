@@ -88,6 +88,17 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+def data_on_device(case: Case, tensors: Tensors) -> dict[str, Any]:
+    """What a case reads, with what an indexer ranks by where the tensors are: its products, as a
+    model has them, in their dtype."""
+    found = dict(case.data)
+    for name in ("index_q", "index_k", "index_w"):
+        if name in found and has_torch():
+            values = like(tensors.q, np.asarray(found[name]))
+            found[name] = values if name == "index_w" else values.to(tensors.q.dtype)
+    return found
+
+
 def library(x: Any) -> Any:
     """torch or numpy, whichever the array is of; both know where, exp, amax, stack, ..."""
     if hasattr(x, "detach"):

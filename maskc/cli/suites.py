@@ -15,8 +15,8 @@ import click
 from maskc.core.errors import UsageMistake
 
 SUITES_HELP = (
-    "A suite of cases, not a pattern: cpu, sm80, anchors, decoding, documents, grids, "
-    "calibration or correctness."
+    "A suite of cases, not a pattern: cpu, sm80, anchors, decoding, documents, selections, "
+    "grids, calibration or correctness."
 )
 Command = Callable[..., Any]
 Report = dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from maskc.runtime.fallback import FallbackWarning, NumPyKernel
 from maskc.runtime.launch_cpu import CpuKernel
 from maskc.runtime.launch_cuda import CudaKernel, device_arch
 from maskc.runtime.plans import Kernel
-from maskc.runtime.untried import outside, warn_if_untried
 
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
@@ -111,7 +111,6 @@ class Kernels:
         _, mode, features, device = key
         passes = unit.directions
         if self._target.language == "cuda":
-            warn_if_untried(unit, features)
             arch = device_arch(unit.target, device)
             binary = build(unit, features, passes, arch, mode)
             self._reports[key] = binary.report
@@ -183,3 +182,11 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     """The modes that calls with these features may run in."""
     whole = Feature.entmax in features and Direction.forward in unit.directions
     return tuple(dict(unit.modes)) if unit.modes and not whole else ("usual",)
+
+
+def outside() -> int:
+    """The stack level of the user's own code, counted from the function that asks."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
+        frame, level = frame.f_back, level + 1
+    return level

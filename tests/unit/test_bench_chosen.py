@@ -16,7 +16,12 @@ from maskc.reference.attention import attention
 
 MASKS = {
     "keys": mc.topk(7, mc.causal()) | mc.window(2),
+    "keys alone": mc.topk(7, mc.causal()),
     "blocks": mc.topk(2, mc.causal(), score="block_mean", block=8) | mc.chunked(16),
+    "blocks of groups": mc.topk(
+        2, mc.causal(), score="block_mean", block=8, q_block=5, share="group"
+    ),
+    "blocks of all": mc.topk(3, mc.window(20), score="block_mean", block=6, share="all"),
     "together": mc.topk(3, mc.causal(), block=4, q_block=8, share="group"),
     "indexer": mc.topk(5, mc.causal(), score="indexer", share="all"),
     "given": mc.topk(2, mc.causal(), score="given", block=16, q_block=2),
