@@ -1428,8 +1428,9 @@ FN float one_less_exp(float x) {
 // Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
 template <Alpha ALPHA, bool KEEP>
 FN void add_row(Scores &s, int r, float unit, float a, struct Search &sums) {
-    // Without a key so far all scores are minus infinity, and weights nothing at any level.
-    const float level = sums.level[r] == MINUS_INFINITY ? 0.0f : sums.level[r];
+    // Without a key so far all scores are minus infinity, and weights nothing at any level. What
+    // this makes of a level does not wait in a register beside it.
+    const float met = anew_float(sums.level[r]), level = met == MINUS_INFINITY ? 0.0f : met;
     const float offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
     const float sharpness = LOG2E / a;
     float p = 0.0f, u = 0.0f, count = 0.0f;
@@ -1550,8 +1551,9 @@ constexpr u32 LIST_STEP = 4 * 128 * GROUPS;  // bytes from one score of a thread
 constexpr u32 LIST = STAGES * K_BYTES / LIST_STEP;
 
 struct Lists {
-    u32 free[2];  // the first place of each row that is, in shared memory
-    bool full;    // the same in a warp, and for good
+    u32 free[2];     // the first place of each row that is, in shared memory
+    float least[2];  // what a score must be above to have a weight
+    bool full;       // the same in a warp, and for good
 };
 
 // Where the lists of a thread's rows begin. Computed where it is used.
@@ -1562,18 +1564,47 @@ FN u32 first_place(int r) {
 FN float &shared_float(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
 
-// With alpha near 1 every key has a weight.
-FN void start_lists(struct Lists &x, float a) {
-    x.free[0] = first_place(0), x.free[1] = first_place(1);
-    x.full = a < 0x1p-7f;
+// Calls f(row, score, place is taken) for the lists, both rows at once: a loop waits for shared
+// memory once a turn. Where a list has ended scores are minus infinity.
+constexpr int AT_ONCE = 4;
+template <typename F>
+FN void for_lists(const u32 (&free)[2], const F &f) {
+    u32 at[2] = {first_place(0), first_place(1)};
+#pragma unroll 1
+    while (at[0] < free[0] || at[1] > free[1]) {
+        float y[2][AT_ONCE];
+        bool taken[2][AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                taken[r][i] = r ? at[1] > free[1] : at[0] < free[0];
+                y[r][i] = taken[r][i] ? shared_float(at[r]) : MINUS_INFINITY;
+                at[r] = next_in_list(r, at[r]);
+            }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) f(r, y[r][i], taken[r][i]);
+    }
 }
 
-// What a score must be above to have a weight.
-FN float least_score(float level, float unit) { return (level - 1.0f) / unit; }
+FN void set_least(struct Lists &lists, const struct Search &x, float unit) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) lists.least[r] = (x.level[r] - 1.0f) / unit;
+}
+
+// With alpha near 1 every key has a weight.
+FN void start_lists(struct Lists &lists, const struct Search &x, float unit, float a) {
+    lists.free[0] = first_place(0), lists.free[1] = first_place(1);
+    lists.full = a < 0x1p-7f;
+    set_least(lists, x, unit);
+}
 
 // Keeps the scores of row r of a tile. What is not a number is kept too. Where there is no place
 // left the last one is written again and again.
-FN void keep_scores(const Scores &s, int r, float least, struct Lists &x) {
+FN void keep_scores(const Scores &s, int r, struct Lists &x) {
+    const float least = x.least[r];
     u32 free = x.free[r];
     const u32 last = x.free[1 - r];
 #pragma unroll
@@ -1589,40 +1620,34 @@ FN void keep_scores(const Scores &s, int r, float least, struct Lists &x) {
 }
 
 // Forgets those that have no weight any more.
-FN void drop_scores(struct Lists &x, int r, float least) {
-    u32 to = first_place(r);
-#pragma unroll 1
-    for (u32 at = to; at != x.free[r]; at = next_in_list(r, at)) {
-        const float y = shared_float(at);
-        shared_float(to) = y;
-        if (!(y <= least)) to = next_in_list(r, to);
-    }
-    x.free[r] = to;
+FN void drop_scores(struct Lists &x) {
+    const u32 end[2] = {x.free[0], x.free[1]};
+    x.free[0] = first_place(0), x.free[1] = first_place(1);
+    for_lists(end, [&](int r, float y, bool taken) {
+        if (!taken || y <= x.least[r]) return;
+        shared_float(x.free[r]) = y;
+        x.free[r] = next_in_list(r, x.free[r]);
+    });
 }
 
 // The levels rise to the largest scores: no weight is above 1.
 FN void raise_to_lists(const struct Lists &lists, float unit, struct Search &x) {
+    float peak[2] = {MINUS_INFINITY, MINUS_INFINITY};
+    for_lists(lists.free, [&](int r, float y, bool) { peak[r] = max_or_nan(peak[r], y); });
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float peak = MINUS_INFINITY;
-#pragma unroll 1
-        for (u32 at = first_place(r); at != lists.free[r]; at = next_in_list(r, at))
-            peak = max_or_nan(peak, shared_float(at));
-        x.level[r] = max_or_nan(x.level[r], quad_max_or_nan(peak) * unit);
-    }
+    for (int r = 0; r < 2; r++)
+        x.level[r] = max_or_nan(x.level[r], quad_max_or_nan(peak[r]) * unit);
 }
 
 FN void add_lists(const struct Lists &lists, float unit, float a, struct Search &x) {
     clear_sums(x);
     by_alpha(a, [&](auto kind) {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll 1
-            for (u32 at = first_place(r); at != lists.free[r]; at = next_in_list(r, at)) {
-                const struct Weight w =
-                    weigh<decltype(kind)::value>(shared_float(at), unit, x.level[r], a);
-                x.p[r] += w.p, x.u[r] += w.u, x.count[r] += w.p > 0.0f ? 1.0f : 0.0f;
-            }
+        constexpr Alpha ALPHA = decltype(kind)::value;
+        if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
+        for_lists(lists.free, [&](int r, float y, bool) {
+            const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
+            x.p[r] += w.p, x.u[r] += w.u, x.count[r] += w.p > 0.0f ? 1.0f : 0.0f;
+        });
     });
     sum_over_quads(x);
 }
@@ -1632,10 +1657,9 @@ FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &
     raise_to_lists(lists, unit, x);
     add_lists(lists, unit, a, x);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        x.level[r] += newton_step(a, x.p[r], x.u[r]);
-        drop_scores(lists, r, least_score(x.level[r], unit));
-    }
+    for (int r = 0; r < 2; r++) x.level[r] += newton_step(a, x.p[r], x.u[r]);
+    set_least(lists, x, unit);
+    drop_scores(lists);
 }
 
 constexpr int MOST_STEPS = 12;  // of a search; a pass with the values judges what it found
@@ -1657,35 +1681,42 @@ FN void search_lists(struct Lists &lists, float unit, float a, struct Search &x)
     }
 }
 
-FN void keep_rows(const Scores &s, float unit, struct Lists &lists, const struct Search &x) {
+FN void keep_rows(const Scores &s, struct Lists &lists) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) keep_scores(s, r, least_score(x.level[r], unit), lists);
+    for (int r = 0; r < 2; r++) keep_scores(s, r, lists);
 }
 // Whether a warp's lists have room for less than so many scores.
 FN bool fewer_places(const struct Lists &lists, u32 places) {
     return __any_sync(0xffffffff, lists.free[1] - lists.free[0] < places * LIST_STEP);
 }
 
-// The first pass over a tile. Its own scores raise the level before they are kept where a row has
-// none, where there are no places for them, and where lists were given up.
-FN void list_scores(Scores &s, float unit, float a, struct Lists &lists, struct Search &x) {
-    const struct Lists before = lists;
+// Levels are raised where the tiles so far are a power of two, which is early enough for most lists
+// and finds all warps at it together, and where places get few.
+FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
+    return tiles > 1 && (tiles & (tiles - 1)) == 0 || fewer_places(lists, LIST / 8);
+}
+
+// The first pass over a tile; `tiles` counts it. Its own scores raise the level before they are
+// kept where a row has none, where there are no places for them, and where lists were given up.
+FN void list_scores(Scores &s, i32 tiles, float unit, float a, struct Lists &lists,
+                    struct Search &x) {
+    const u32 before[2] = {lists.free[0], lists.free[1]};
     const bool begins = x.level[0] == MINUS_INFINITY || x.level[1] == MINUS_INFINITY;
     bool carefully = lists.full || __any_sync(0xffffffff, begins);
     if (!carefully) {
-        keep_rows(s, unit, lists, x);
+        keep_rows(s, lists);
         carefully = fewer_places(lists, 1);
     }
     if (carefully) {
-        lists = before;
+        lists.free[0] = before[0], lists.free[1] = before[1];
         if (!lists.full) add_lists(lists, unit, a, x);
         start_levels(s, unit, a, x);
         if (lists.full) return;
-#pragma unroll
-        for (int r = 0; r < 2; r++) drop_scores(lists, r, least_score(x.level[r], unit));
-        keep_rows(s, unit, lists, x);
+        set_least(lists, x, unit);
+        drop_scores(lists);
+        keep_rows(s, lists);
         lists.full = fewer_places(lists, 1);
-    } else if (fewer_places(lists, LIST / 4)) {
+    } else if (time_to_raise(lists, tiles)) {
         raise_and_drop(lists, unit, a, x);
     }
 }
@@ -1742,6 +1773,13 @@ FN Pass agreed(struct Shared &shared, Pass wish, i32 passes) {
 
 // ---------------------------------------------------------------- the warp that copies
 
+// Tile i of a pass: it begins in the middle of the list, where most masks hide nothing and every
+// row finds a level.
+FN i32 tile_of_pass(const struct Attention &p, const struct Work &work, i32 i) {
+    const i32 place = i + work.count / 2;
+    return word_at(p, work, place < work.count ? place : place - work.count);
+}
+
 // One thread. Keys of the next pass follow before it is known which one that is.
 FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const struct Work work = item(p, blockIdx.x);
@@ -1765,7 +1803,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
         for (i32 i = 0; i < work.count + most_ahead; i++) {
             const bool next_pass = i >= work.count;
             if (i == work.count) first_ahead = k_stage;
-            const i32 word = word_at(p, work, next_pass ? i - work.count : i);
+            const i32 word = tile_of_pass(p, work, next_pass ? i - work.count : i);
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (next_pass || i >= ahead) {
                 wait(shared.k_free[k_stage.at], k_stage.turn ^ 1);
@@ -1804,32 +1842,49 @@ struct Rows {
     struct Search x;
 };
 
-// The scores of the next tile.
-FN void take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
+// A tile whose scores are being computed.
+struct Tile {
+    i32 word, query;
+    struct Seen seen;
+};
+FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attention &p,
+                          struct Rows &w) {
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
     wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
-    const i32 word = uniform(shared.next[w.k_stage.at]);
-    const i32 query = anew(w.query);
-    const struct Seen seen = look_early(p, w.row, query, word);
+    struct Tile tile;
+    tile.word = uniform(shared.next[w.k_stage.at]);
+    tile.query = anew(w.query);
+    tile.seen = look_early(p, w.row, tile.query, tile.word);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
+    take_turn(w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
-    products_wait<0>();
+    return tile;
+}
+// Its product is done.
+FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
+                    const struct Attention &p, struct Rows &w) {
     pin(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
     w.k_stage.next();
-    finish_scores(s, p, w.row, query, word, seen);
+    finish_scores(s, p, w.row, tile.query, tile.word, tile.seen);
+}
+FN void take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
+    const struct Tile tile = begin_tile(s, shared, p, w);
+    pass_turn(w.group);
+    products_wait<0>();
+    finish_tile(s, tile, shared, p, w);
 }
 
 // The first pass. Returns the one that these rows need next.
 FN Pass pass_to_start(struct Shared &shared, const struct Attention &p, struct Rows &w) {
     struct Lists lists;
-    start_lists(lists, w.a);
+    start_lists(lists, w.x, w.unit, w.a);
     clear_sums(w.x);
 #pragma unroll 1
     for (i32 i = 0; i < w.tiles; i++) {
         Scores s;
         take_scores(s, shared, p, w);
-        list_scores(s, w.unit, w.a, lists, w.x);
+        list_scores(s, i + 1, w.unit, w.a, lists, w.x);
     }
     if (!lists.full) search_lists(lists, w.unit, w.a, w.x);
     publish_writes();  // before values are copied to where lists were
@@ -1846,26 +1901,45 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct 
     }
 }
 
+FN void begin_values(Output &o, Weights &weights, struct Shared &shared, const struct Rows &w) {
+    const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
+    wait(shared.v_full[w.v_stage.at], w.v_stage.turn);
+    begin_output(o, weights, v_tiles + w.v_stage.at * (K_BYTES >> 4));
+}
+FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct Rows &w) {
+    products_wait<0>();
+    pin(weights);
+    pin(o);
+    if (threadIdx.x % 128 == 0) arrive(shared.v_free[w.v_stage.at]);
+    w.v_stage.next();
+}
+
+// The scores of a tile are computed before the product of the last one's weights, under which they
+// become weights themselves: but not where logits need the registers.
+constexpr bool CROWDED = GROUPS == 3 && (WITH_SOFTCAP || WITH_ALIBI);
 FN void pass_over_values(Output &o, struct Shared &shared, const struct Attention &p,
                          struct Rows &w) {
-    const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
+    Scores s;
+    Weights weights;
     clear_sums(w.x);
     clear(o);
+    take_scores(s, shared, p, w);
+    add_tile<true>(s, w.unit, w.a, w.x);
+    to_weights(weights, s);
 #pragma unroll 1
-    for (i32 i = 0; i < w.tiles; i++) {
-        Scores s;
-        Weights weights;
-        take_scores(s, shared, p, w);
+    for (i32 i = 1; i < w.tiles; i++) {
+        const struct Tile tile = begin_tile(s, shared, p, w);
+        begin_values(o, weights, shared, w);
+        pass_turn(w.group);
+        products_wait<1>();
+        if (CROWDED) finish_values(o, weights, shared, w);
+        finish_tile(s, tile, shared, p, w);
         add_tile<true>(s, w.unit, w.a, w.x);
+        if (!CROWDED) finish_values(o, weights, shared, w);
         to_weights(weights, s);
-        wait(shared.v_full[w.v_stage.at], w.v_stage.turn);
-        begin_output(o, weights, v_tiles + w.v_stage.at * (K_BYTES >> 4));
-        products_wait<0>();
-        pin(weights);
-        pin(o);
-        if (threadIdx.x % 128 == 0) arrive(shared.v_free[w.v_stage.at]);
-        w.v_stage.next();
     }
+    begin_values(o, weights, shared, w);
+    finish_values(o, weights, shared, w);
 }
 
 // Rows without keys have no weights; a level that is no number makes all of a row not a number.
@@ -1883,6 +1957,7 @@ FN void store_rows(Output &o, struct Shared &shared, const struct Attention &p,
 FN void compute_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                        i32 group) {
     struct Rows w;
+    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
     wait(shared.started, 0);
     w.tiles = uniform(shared.first_word);
     if (w.tiles == 0) return;

@@ -1158,12 +1158,11 @@ struct alignas(16) Item {
 constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
 
 #if DETERMINISTIC
-// Additions to a tile of dq happen in the order in which blocks take the columns of a head: whoever
-// waits for a turn waits for a block already under way. Columns come in groups, descending inside
-// of each: most masks let later columns reach a tile row first, so blocks that start together
-// seldom wait. Groups ascend, as their columns mostly get shorter. Heads too come in groups.
-constexpr i32 HEADS_TOGETHER = 16;   // key/value heads
-constexpr i32 COLUMNS_TOGETHER = 8;  // of each; both together occupy a card
+// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from the
+// last to the first: whoever waits for a turn waits for a block already under way. In most masks a
+// later column begins at a later row, so that it is ahead. Key/value heads come in groups whose
+// queries are so many tokens.
+constexpr i32 GROUP_TOKENS = 32768;
 typedef struct TileList List;
 
 FN void find_list(List &list, const struct Attention &p, const struct Work &work, i32 head) {
@@ -1188,11 +1187,11 @@ FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
         return;
     }
     if (index >= p.batch * p.heads_kv * p.tile_cols) return;
-    const i32 first = index / (HEADS_TOGETHER * p.tile_cols) * HEADS_TOGETHER;
-    const i32 width = min_i32(HEADS_TOGETHER, p.batch * p.heads_kv - first);
+    const i32 together = max_i32(1, GROUP_TOKENS / p.n_q);
+    const i32 first = index / (together * p.tile_cols) * together;
+    const i32 width = min_i32(together, p.batch * p.heads_kv - first);
     index -= first * p.tile_cols;
-    const i32 place = index / width, group = place / COLUMNS_TOGETHER * COLUMNS_TOGETHER;
-    item.work.tile = group + min_i32(COLUMNS_TOGETHER, p.tile_cols - group) - 1 - (place - group);
+    item.work.tile = p.tile_cols - 1 - index / width;
     item.work.heads = p.heads_q / p.heads_kv;
     item.work.head = (first + index % width) * item.work.heads;
     item.work.shared = item.steps = 0;
@@ -1204,41 +1203,24 @@ FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     }
 }
 
+// How many tile columns add to a tile of dq before this one: those behind it.
 FN i32 column_at(const struct TileList &list, i32 i) { return __ldg(list.tiles + i) >> 1; }
-// How many columns of a list come before one. A step waits for memory once and leaves a quarter.
-FN i32 before(const struct TileList &list, i32 column) {
+FN i32 behind(const struct TileList &list, i32 column) {  // a step leaves a quarter to be searched
     i32 low = 0, high = list.count;
     while (low < high) {
         const i32 step = (high - low + 3) / 4, last = high - 1;
         i32 passed = 0;
 #pragma unroll
         for (int i = 1; i < 4; i++)
-            passed += column_at(list, min_i32(low + i * step - 1, last)) < column;
+            passed += column_at(list, min_i32(low + i * step - 1, last)) <= column;
         if (passed < 3) high = min_i32(low + (passed + 1) * step - 1, high);
         low = min_i32(low + passed * step, last + 1);
     }
-    return low;
+    return list.count - low;
 }
-// How many of those from `first` on come behind a column, but before `end`.
-FN i32 behind(const struct TileList &list, i32 first, i32 column, i32 end) {
-    i32 count = 0;
-#pragma unroll
-    for (int i = 0; i < COLUMNS_TOGETHER; i++) {
-        const i32 other = first + i < list.count ? column_at(list, first + i) : end;
-        count += other > column && other < end;
-    }
-    return count;
-}
-
-// How many tile columns add to a tile of dq before this one: those of earlier groups, and of its
-// own group those behind it.
 FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     const struct Place at = place_of(head, p.heads_q);
-    const struct TileList list =
-        row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row);
-    const i32 group = column / COLUMNS_TOGETHER * COLUMNS_TOGETHER;
-    const i32 earlier = before(list, group);
-    return earlier + behind(list, earlier, column, group + COLUMNS_TOGETHER);
+    return behind(row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row), column);
 }
 // The same, of tile `i` of a column's list; where the host made the lists it is written there.
 FN i32 turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row, i32 column) {
@@ -1298,7 +1280,7 @@ struct Shared {
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
-    u64 dq_full[GROUPS], dq_free[GROUPS];
+    u64 dq_full[GROUPS], dq_free[GROUPS], dq_asked;
     struct Item item[ITEMS];
     struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
@@ -1328,6 +1310,7 @@ struct Ring {
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.column_full, 1);
     barrier_init(shared.column_free, GROUPS);
+    barrier_init(shared.dq_asked, 1);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.dout_full[i], 1);
@@ -1462,9 +1445,9 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
 FN void sync_both() { sync_threads(1, 256); }
 FN void sync_group(i32 group) { sync_threads(2 + group, 128); }
 
-// The thread that adds what the warpgroups stage to dq in memory.
-FN void add_staged(struct Shared &shared, const struct Attention &p) {
 #if STAGED
+// The thread that adds what the warpgroups stage to dq in memory.
+FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
     float *const dq = workspace(p).dq;
 #pragma unroll 1
     for (Ring<1> staged;; staged.next()) {
@@ -1493,13 +1476,38 @@ FN void add_staged(struct Shared &shared, const struct Attention &p) {
 #endif
     }
     stores_done<0>();
-#endif
 }
+#elif DETERMINISTIC
+// The thread that waits for the turns of this column while warpgroups compute, and passes them on
+// once both have added to dq in memory: neither waits for what is far away.
+FN void keep_turns(struct Shared &shared, const struct Attention &p) {
+#pragma unroll 1
+    for (Ring<1> asked;; asked.next()) {
+        wait_asleep(shared.dq_asked, asked.turn());
+        const i32 row = shared.dq_row;
+        if (row < 0) break;
+        i32 *const turn = turn_of(p, row, 0);
+        wait_for_turn(turn, shared.dq_rank);
+        for (i32 group = 0; group < GROUPS; group++) arrive(shared.dq_free[group]);
+        for (i32 group = 0; group < GROUPS; group++)
+            wait_asleep(shared.dq_full[group], asked.turn());
+        pass_turn(turn);
+    }
+}
+// Asks for the turn of a step, or says with a negative row that there are no more.
+FN void ask_turn(struct Shared &shared, i32 row, i32 rank) {
+    if (threadIdx.x != 128) return;
+    shared.dq_row = row, shared.dq_rank = rank;
+    arrive(shared.dq_asked);
+}
+#endif
 
-// A warp's part of what is staged becomes visible to copies, and is there.
+// A warp's part of a tile of dq is there: staged, and visible to copies, or in memory.
 FN void publish_dq(struct Shared &shared, i32 group) {
 #if STAGED
     publish_writes();
+#endif
+#if STAGED || DETERMINISTIC
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(shared.dq_full[group]);
 #endif
@@ -1517,8 +1525,8 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
     if (threadIdx.x == 128) shared.dq_row = step.row, shared.dq_rank = step.rank;
 #else
 #if DETERMINISTIC
-    if (thread == 0) wait_for_turn(turn_of(p, step.row, group), step.rank);
-    sync_group(group);
+    wait(shared.dq_free[group], staged.turn());
+    staged.next();
 #endif
     float *const to = workspace(p).dq + (i64)anew(step.row) * TILE_FLOATS + anew(group) * SHARE;
 #endif
@@ -1537,11 +1545,6 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
     if (WITH_ALIBI) to[512 * dq_pieces(group) + thread] = slope;
 #else
     if (WITH_ALIBI) atomicAdd(to + 512 * dq_pieces(group) + thread, slope);
-#if DETERMINISTIC
-    __threadfence();
-    sync_group(group);
-    if (thread == 0) pass_turn(turn_of(p, anew(step.row), group));
-#endif
 #endif
 }
 
@@ -1695,6 +1698,9 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     if (LSE_EARLY) read_rows(lse, shared.lse[at] + first_row(group));
     begin_scores(s, tiles.k, tiles.q + q_stage(at));
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
+#if DETERMINISTIC && !STAGED
+    ask_turn(shared, step.row, step.rank);
+#endif
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : shared.delta[at] + first_row(group);
@@ -1758,6 +1764,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     wait(shared.dq_free[group], staged.turn() ^ 1);
     if (threadIdx.x == 128) shared.dq_row = -1;
     publish_dq(shared, group);
+#elif DETERMINISTIC
+    ask_turn(shared, -1, 0);
 #endif
     if (thread == 0) stores_done<0>();
 }
@@ -1980,8 +1988,12 @@ attention_backward(const __grid_constant__ struct Attention p,
         const i32 warp = uniform(threadIdx.x / 32);
         if (warp == 0) {
             if (elected()) load_items(shared, p, maps);
-        } else if (STAGED && warp == 1) {
-            if (elected()) add_staged(shared, p);
+        } else if (warp == 1) {
+#if STAGED
+            if (elected()) add_dq_tiles(shared, p);
+#elif DETERMINISTIC
+            if (elected()) keep_turns(shared, p);
+#endif
         }
     } else {
         take_registers<COMPUTE_REGISTERS>();
