@@ -148,6 +148,20 @@ def test_scores_that_are_odd(capture, kind):
     assert (capture.found[-1].bits[0][0, 0, :, : want.shape[1]] == want).all()
 
 
+def test_keys_that_are_not_finite(capture):
+    """Spoil the blocks where a query may choose them, and no other."""
+    mask = mc.topk(1, mc.window(50), block=16, q_block=8, share="group")
+    attn = compiled(mask, 64, heads=4)
+    q, k, v = made(120, 120)
+    k[:, :, 40], k[:, 0, 75, 3] = NAN, INF
+    run(attn, (q, k, v), {})
+    with np.errstate(invalid="ignore"):
+        want = blocks_of(dense(mask, q, k, {}), 8, 16)
+    found = capture.found[-1].bits[0][..., : want.shape[-1]]
+    assert (found == want).all()
+    assert want[:, :, 4, 2].any()  # keys 32 to 39 for as many queries: what comes next is NaN
+
+
 @pytest.mark.parametrize("options", [{}, {"q_block": 8}, {"score": "block_mean", "q_block": 4}])
 def test_scores_that_round(capture, options):
     """No block is left out that is better than one chosen by more than what fp32 rounds."""
