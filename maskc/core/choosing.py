@@ -9,7 +9,10 @@ THREADS = 128
 ROWS = 16
 """Blocks of queries that a block of threads ranks for, at most: four for every warp."""
 FEW_ROWS = 4
-"""The same where there are too many blocks of keys for so many: one for every warp."""
+"""The same where there are too many blocks of keys for so many, or too few blocks of threads: one
+for every warp."""
+MANY_BLOCKS = 512
+"""Blocks of threads below which each ranks for FEW_ROWS, so that all of a card has work."""
 COLUMNS = 32
 """Blocks of keys that are scored at a time: a word of bits."""
 CHUNK = 1024

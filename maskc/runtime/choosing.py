@@ -11,7 +11,16 @@ import numpy as np
 
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
-from maskc.core.choosing import CHUNK, COLUMNS, THREADS, shared_bytes, turn_of
+from maskc.core.choosing import (
+    CHUNK,
+    COLUMNS,
+    FEW_ROWS,
+    MANY_BLOCKS,
+    ROWS,
+    THREADS,
+    shared_bytes,
+    turn_of,
+)
 from maskc.core.selection import Score, Selection
 from maskc.layout import Extent, sharing
 from maskc.runtime.checks import Sizes
@@ -58,10 +67,12 @@ class Vote:
         """Of a row's bits."""
         return -(-self.columns // COLUMNS)
 
-    @property
+    @cached_property
     def turn(self) -> int:
         """Blocks of queries that a block of threads ranks for; 0: too many keys for any."""
-        return turn_of(self.head_dim, self.columns, self.most_shared)
+        fit = turn_of(self.head_dim, self.columns, self.most_shared)
+        blocks = self.batches * self.owners[0] * -(-self.rows // ROWS)
+        return min(fit, FEW_ROWS) if blocks < MANY_BLOCKS else fit
 
     @cached_property
     def batches(self) -> int:

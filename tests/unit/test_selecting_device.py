@@ -13,6 +13,7 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 
 from maskc.core.choosing import turn_of  # noqa: E402
+from maskc.runtime import choosing  # noqa: E402
 from maskc.runtime.foreseen import Foreseen  # noqa: E402
 from maskc.runtime.selected import SelectedPlan  # noqa: E402
 from tests.emulator import machine  # noqa: E402
@@ -105,8 +106,11 @@ ALONE = {
 SIZES = [(1, 1), (70, 61), (33, 230)]
 
 
+@pytest.mark.parametrize("many", [0, 1 << 30])
 @pytest.mark.parametrize("name", ALONE)
-def test_the_choice(capture, name):
+def test_the_choice(capture, monkeypatch, name, many):
+    """For four blocks of queries at a time and for sixteen."""
+    monkeypatch.setattr(choosing, "MANY_BLOCKS", many)
     topk, form = ALONE[name]
     for k in (2, 0, 1, 1000) if name in ("products", "pairs") else (2,):
         mask = topk(k)
