@@ -152,6 +152,14 @@ def test_scores_that_are_odd(capture, kind):
     assert (capture.found[-1].bits[0][0, 0, :, : want.shape[1]] == want).all()
 
 
+def test_dimensions_that_are_no_whole_slabs(capture):
+    mask = mc.topk(2, mc.window(50), block=16, q_block=8)
+    attn, tensors = compiled(mask, 96, heads=4), made(120, 120, dim=96)
+    run(attn, tensors, {})
+    want = blocks_of(dense(mask, *tensors[:2], {}), 8, 16)
+    assert (capture.found[-1].bits[0][..., : want.shape[-1]] == want).all()
+
+
 def test_keys_that_are_not_finite(capture):
     """Spoil the blocks where a query may choose them, and no other."""
     mask = mc.topk(1, mc.window(50), block=16, q_block=8, share="group")
