@@ -100,3 +100,17 @@ def test_a_list_takes_three_instructions_a_score():
     assert sass.count(text, r"@P\d STS") >= kept
     assert sass.count(text, r"@P\d VIADDMNMX") >= kept
     assert sass.count(text, r"FSETP\.GTU") >= kept
+
+
+def test_lists_are_read_without_asking_where_they_end():
+    """Minus infinity lies behind them: their loads have no predicates."""
+    if sass.disassembler() is None:
+        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
+    from maskc.build import build
+
+    source = unit("causal", FORWARD, 64)
+    main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
+    step = "0x600"  # bytes, of three warpgroups
+    loads = rf"LDS R\d+, \[R\d+\+-?{step}\]"
+    assert sass.count(main["attention_forward"], loads) > 0
+    assert sass.count(main["attention_forward"], rf"@!?P\d {loads}") == 0
