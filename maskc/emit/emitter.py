@@ -34,7 +34,7 @@ from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
 from maskc.emit.selecting import select_unit
-from maskc.emit.spec import Iteration, KernelSpec, Lists, ListsSpec, Shape
+from maskc.emit.spec import Cells, Iteration, KernelSpec, Lists, ListsSpec, Shape
 from maskc.plan import documents
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask, selections
@@ -237,6 +237,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
             for slot, name in enumerate(reads)
             if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
         ),
+        cells=_cells(plan, reads),
         distances=plan.distances,
         document_arrays=tuple(map(reads.index, plan.masks[0].ir.data[0].arrays))
         if plan.documents
@@ -270,6 +271,21 @@ def _shape(mask: PlannedMask, plan: Plan, reads: tuple[str, ...]) -> Shape:
         _bounds([i.keys for i in spared]),
         _bounds([i.queries for i in spared]),
     )
+
+
+def _cells(plan: Plan, reads: tuple[str, ...]) -> Cells | None:
+    """The selection that intervals ask for: one formula's alone."""
+    mask = plan.masks[0]
+    asked = [each.chosen for each in mask.intervals or ()]
+    if plan.boxes is not None or asked.count(None) == len(asked):
+        return None
+    (one,) = mask.ir.selections
+    chosen, others = (sum((x is kind) << i for i, x in enumerate(asked)) for kind in (True, False))
+    across = gcd(one.block, plan.tile.k)
+    down = gcd(one.q_block, getattr(plan.schedule, "score_queries", plan.tile.q))
+    return Cells(
+        reads.index(one.name), one.q_block, one.block, across, down, chosen, others
+    )  # fmt: skip
 
 
 def _reads_lists(plan: Plan) -> bool:

@@ -65,6 +65,26 @@ class Lists:
 
 
 @dataclass(frozen=True, slots=True)
+class Cells:
+    """A run-time selection that intervals ask for, as bits of a table."""
+
+    slot: int
+    """Its place among the data arrays."""
+    q_block: int
+    """Queries per row of the table."""
+    block: int
+    """Keys per bit."""
+    across: int
+    """Keys of a tile whose bit is the same, wherever it begins."""
+    down: int
+    """The same of queries; of a backward pass those that a warpgroup has of a tile."""
+    chosen: int
+    """Bit i is set where interval i is of pairs that were chosen."""
+    others: int
+    """Bit i is set where interval i is of pairs that were not."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -85,6 +105,8 @@ class KernelSpec:
     """For each data array what it holds, for the reader."""
     selections: tuple[Lists, ...] = ()
     """Run-time selections among the data arrays."""
+    cells: Cells | None = None
+    """The selection that intervals ask for (sm_90a), if any does."""
     distances: bool = False
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
     document_arrays: tuple[int, ...] = ()

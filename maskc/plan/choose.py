@@ -23,7 +23,7 @@ from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, threshold
 from maskc.plan.boxes import box_note, boxes_for, grid_masks
 from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
-from maskc.plan.intervals import intervals, intervals_beside
+from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
@@ -185,6 +185,8 @@ def _plan(
         _planned(ir, facts, schedule.tile)
         for ir, facts in zip(heads.masks, heads.facts, strict=True)
     )
+    if len({mask.lifted.shape for mask in masks}) > 1:
+        masks = tuple(map(_untold, masks))
     use_ranges = all(mask.ranges for mask in masks)
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     by_distance = _with_distances(masks) if target.family == "sm90a" else None
@@ -337,7 +339,13 @@ def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:
     lifted = lift(ir.keep)
     ranges = row_ranges(lifted.shape, tile) if facts.contiguous_rows.holds else None
     recipe = layout_recipe(ir.keep, tile)
-    return PlannedMask(ir, lifted, recipe, ranges, intervals(lifted.shape))
+    return PlannedMask(ir, lifted, recipe, ranges, intervals(lifted.shape, chosen_atom(ir, lifted)))
+
+
+def _untold(mask: PlannedMask) -> PlannedMask:
+    """The mask without intervals of what was chosen: kernels tell those of one formula alone."""
+    told = any(each.chosen is not None for each in mask.intervals or ())
+    return replace(mask, intervals=None) if told else mask
 
 
 def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
@@ -371,7 +379,12 @@ def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[in
         alike = f", one for {runs[0]} keys" if runs[0] > 1 else ""
         return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
-    return f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row, no pair is tested"
+    told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())
+    more = " and of the chosen blocks" if told else ""
+    return (
+        f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row{more}, "
+        "no pair is tested"
+    )
 
 
 def _why_layout(mask: PlannedMask) -> str:

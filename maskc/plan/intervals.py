@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.ir.lift import Lifted
+from maskc.ir.selecting import chosen
+from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.plan.ranges import TileRange, row_ranges
 
 MOST = 6
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
+
+CELL = 8
+"""Columns that a quad of threads shares, two each: blocks of whole ones are whole bits of all."""
 
 _PAIR = TileShape(1, 1)
 
@@ -26,21 +31,62 @@ class Interval:
     """Of a query, which the formulas call `ti`."""
     queries: TileRange
     """Of a key, `tj`."""
+    chosen: bool | None = None
+    """Whether only pairs of it count that the mask's one selection has chosen, or only those that
+    it has not; None: all do."""
 
 
-def intervals(shape: Expr) -> tuple[Interval, ...] | None:
+def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | None:
     """Intervals whose union is the mask, per query and per key; None where there are too many,
     or rows or columns with gaps that no formula's `or` explains.
 
     Args:
         shape: a lifted formula; its constants stay symbolic.
+        atom: what it has for the pairs that were chosen, if intervals may be of those; see
+            `chosen_atom`.
     """
-    if E.arrays(shape):
+    if set(E.arrays(shape)) - set(E.arrays(atom) if atom else ()):
         return None
     terms = E.alternatives(shape, MOST)
     if terms is None:
         return None
-    return _of_all(terms)
+    if atom is None:
+        return _of_all(terms)
+    return _of_chosen(terms, atom)
+
+
+def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
+    """The comparison that reads the mask's selection, where it has one alone, of blocks whose cells
+    are whole bits of every thread's columns."""
+    if len(ir.selections) != 1 or ir.selections[0].block % CELL:
+        return None
+    source = chosen(ir.selections[0])
+    return next((made for made, found in lifted.sources if found == source), None)
+
+
+def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None:
+    """The same where a term may ask for pairs that were chosen, or were not."""
+    found: list[Interval] = []
+    for term in terms:
+        asked = [taken for taken in (True, False) if _asks(term, atom, taken)]
+        if len(asked) == 2:
+            continue  # no pair is both
+        wanted = asked[0] if asked else None
+        own = _of_all([_fixed(term, atom, wanted) if asked else term])
+        if own is None:
+            return None
+        found += [replace(each, chosen=wanted) for each in own]
+    return tuple(found)
+
+
+def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
+    """Whether a term is dead where pairs were not chosen (or were)."""
+    reads = bool(E.arrays(term))
+    return reads and _fixed(term, atom, not taken) == E.NEVER
+
+
+def _fixed(term: Expr, atom: Expr, taken: bool) -> Expr:
+    return E.substitute(term, {atom: E.Truth(taken), E.negate(atom): E.Truth(not taken)})
 
 
 def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:

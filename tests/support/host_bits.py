@@ -27,6 +27,7 @@ _SHIMS = """
 #include <stdint.h>
 #define FN static inline
 typedef uint32_t u32;
+typedef uint64_t u64;
 struct { unsigned x; } threadIdx;
 template <typename T> FN T __ldg(const T *from) { return *from; }
 FN u32 __funnelshift_r(u32 low, u32 high, u32 by) {
@@ -47,7 +48,7 @@ extern "C" void tile(const Attention *p, int head, int row, int index, unsigned 
     for (int warp = 0; warp < TILE_Q / 16; warp++)
         for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
             const int lane = threadIdx.x, q = 16 * warp + lane / 4;
-            const Seen seen = seen_by(*p, 0, head, row * TILE_Q + q, index * KEY_STEP);
+            const Seen seen = LOOK(*p, 0, head, row * TILE_Q + q, index * KEY_STEP);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < OWN; i++)
                     live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
@@ -94,6 +95,8 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
         mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
+        "#define LOOK(...) seen_by(__VA_ARGS__",
+        ", blocks_by(__VA_ARGS__))\n" if "FN struct Seen blocks_by" in seen else ")\n",
         _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
 
