@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from maskc.core.abi import structure
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.problem import Direction
-from maskc.layout import bind_arrays
+from maskc.layout import Chosen, bind_arrays
 from maskc.runtime.checks import Sizes
 from maskc.runtime.tables import Tables, make_tables
 
@@ -121,12 +121,19 @@ class HostBits:
         self._tile = ctypes.CDLL(str(library)).tile
         self._bundle, self._unit, self._packed = bundle, unit, packed
 
-    def live(self, n_q: int, n_kv: int, heads: int, **data: object) -> np.ndarray:
+    def live(
+        self, n_q: int, n_kv: int, heads: int, chosen: Mapping[str, Chosen] | None = None,
+        **data: object,
+    ) -> np.ndarray:  # fmt: skip
         """bool [heads, n_q * packed, n_kv] as every tile's threads see it; where tiles begin with
-        documents, of the tiles that are listed, full ones included."""
+        documents, of the tiles that are listed, full ones included.
+
+        Args:
+            chosen: what run-time selections have chosen.
+        """
         unit, tile = self._unit, self._unit.tile
         sizes = Sizes(1, heads, heads, n_q, n_kv)
-        arrays = bind_arrays(self._bundle.data, data, n_q, n_kv)
+        arrays = bind_arrays(self._bundle.data, data, n_q, n_kv) | (chosen or {})
         params = dict(self._bundle.params)
         direction = unit.directions[0]
         tables = make_tables(self._bundle, unit, sizes, params, arrays, direction, not unit.ranges)
