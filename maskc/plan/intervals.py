@@ -61,18 +61,20 @@ def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
     if len(ir.selections) != 1 or ir.selections[0].block % CELL:
         return None
     source = chosen(ir.selections[0])
-    return next((made for made, found in lifted.sources if found == source), None)
+    for made, found in lifted.sources:
+        if found in (source, E.negate(source)):
+            return made if found == source else E.negate(made)
+    return None
 
 
 def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None:
     """The same where a term may ask for pairs that were chosen, or were not."""
     found: list[Interval] = []
     for term in terms:
-        asked = [taken for taken in (True, False) if _asks(term, atom, taken)]
-        if len(asked) == 2:
-            continue  # no pair is both
-        wanted = asked[0] if asked else None
-        own = _of_all([_fixed(term, atom, wanted) if asked else term])
+        if term == E.NEVER:
+            continue
+        wanted = next((taken for taken in (True, False) if _asks(term, atom, taken)), None)
+        own = _of_all([term if wanted is None else _fixed(term, atom, wanted)])
         if own is None:
             return None
         found += [replace(each, chosen=wanted) for each in own]
@@ -80,9 +82,8 @@ def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None
 
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
-    """Whether a term is dead where pairs were not chosen (or were)."""
-    reads = bool(E.arrays(term))
-    return reads and _fixed(term, atom, not taken) == E.NEVER
+    """Whether a term is dead but for pairs that were chosen, or that were not."""
+    return bool(E.arrays(term)) and _fixed(term, atom, not taken) == E.NEVER
 
 
 def _fixed(term: Expr, atom: Expr, taken: bool) -> Expr:

@@ -22,8 +22,8 @@ HEADS = 2
 SIZES = [(1, 1), (64, 65), (130, 128), (333, 777), (777, 333), (191, 2300)]
 
 
-def top(block: int, q_block: int, of: mc.Mask | None = None) -> mc.Mask:
-    return mc.topk(3, of=of or mc.causal(), score="block_mean", block=block, q_block=q_block)
+def top(block: int, q_block: int, of: mc.Mask = mc.causal()) -> mc.Mask:
+    return mc.topk(3, of=of, score="block_mean", block=block, q_block=q_block)
 
 
 BY_CELLS = {
@@ -31,7 +31,7 @@ BY_CELLS = {
     "a row each": top(64, 1),
     "a few rows": top(32, 4, mc.full()),
     "wide": top(256, 128),
-    "narrow": top(8, 8),
+    "narrow": top(16, 8),
     "no power of two": top(24, 24),
     "wider than a tile": top(136, 40, mc.window(500, 20)),
     "beside others": mc.chunked(64) | top(64, 32) | mc.sinks(5),
@@ -109,7 +109,7 @@ def test_packed_heads_have_the_same_rows(name, tmp_path):
 def test_no_pair_is_tested(name):
     """Explain says so."""
     plan = planned(BY_CELLS[name])
-    assert "and of the chosen blocks, no pair is tested" in explain(plan)
+    assert "and of the chosen blocks, no pair is tested" in " ".join(explain(plan).split())
     for unit in driver.bundled(plan).units:
         text = unit.text.replace("FN i32 keep(", "")
         assert unit.target != "sm_90a" or "keep(" not in text
@@ -117,7 +117,7 @@ def test_no_pair_is_tested(name):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_are_tested_of(name):
-    assert "no pair is tested" not in explain(planned(PAIRS[name]))
+    assert "pairs are tested" in " ".join(explain(planned(PAIRS[name])).split())
 
 
 def test_what_is_both_chosen_and_not_is_nothing():
