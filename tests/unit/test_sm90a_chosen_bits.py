@@ -22,7 +22,10 @@ HEADS = 2
 SIZES = [(1, 1), (64, 65), (130, 128), (333, 777), (777, 333), (191, 2300)]
 
 
-def top(block: int, q_block: int, of: mc.Mask = mc.causal()) -> mc.Mask:
+CAUSAL = mc.causal()
+
+
+def top(block: int, q_block: int, of: mc.Mask = CAUSAL) -> mc.Mask:
     return mc.topk(3, of=of, score="block_mean", block=block, q_block=q_block)
 
 
@@ -34,7 +37,7 @@ BY_CELLS = {
     "narrow": top(16, 8),
     "no power of two": top(24, 24),
     "wider than a tile": top(136, 40, mc.window(500, 20)),
-    "beside others": mc.chunked(64) | top(64, 32) | mc.sinks(5),
+    "beside others": mc.window(90) | top(64, 32) | mc.sinks(5),
     "in one way or the other": mc.window(90) ^ top(64, 16, mc.full()),
     "without": mc.causal() - top(40, 16),
 }
