@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
@@ -12,7 +12,7 @@ from maskc.ir.lift import Lifted
 from maskc.ir.selecting import chosen
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
-from maskc.plan.ranges import TileRange, row_ranges
+from maskc.plan.ranges import TileRange, one_range, row_ranges
 
 MOST = 6
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
@@ -74,11 +74,44 @@ def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None
         if term == E.NEVER:
             continue
         wanted = next((taken for taken in (True, False) if _asks(term, atom, taken)), None)
-        own = _of_all([term if wanted is None else _fixed(term, atom, wanted)])
-        if own is None:
+        static = term if wanted is None else _fixed(term, atom, wanted)
+        keys, queries = (
+            one_range(_without_floors(static, token), _PAIR, along)
+            for along, token in enumerate(("k", "q"))
+        )
+        if keys is None or queries is None:
             return None
-        found += [replace(each, chosen=wanted) for each in own]
+        found.append(Interval(keys.live, queries.live, wanted))
     return tuple(found)
+
+
+def _without_floors(term: Expr, token: str) -> Expr:
+    """The same formula, whose comparisons divide no sums with this token: its bounds are then seen.
+
+    floor(a / d) + r >= 0 is a + d * r >= 0, and r - floor(a / d) >= 0 is d * r + d - 1 - a >= 0.
+    """
+
+    def spread(node: Expr) -> Expr | None:
+        if not isinstance(node, E.Cmp) or node.op not in (">=", "=="):
+            return None
+        if node.op == "==":
+            halves = [E.ge(node.lhs, E.ZERO), E.le(node.lhs, E.ZERO)]
+            parts = [spread(half) for half in halves]
+            return None if None in parts else E.conj(*parts)
+        terms = node.lhs.terms if isinstance(node.lhs, E.Sum) else ()
+        floors = [
+            (sign, x) for sign, x in terms if isinstance(x, E.FloorDiv) and token in E.symbols(x)
+        ]
+        if len(floors) != 1 or abs(floors[0][0]) != 1:
+            return None
+        ((sign, floor),) = floors
+        rest = E.scale(floor.den, E.sub(node.lhs, E.scale(sign, floor)))
+        if token in E.symbols(rest):
+            return None
+        own = E.scale(sign, floor.num)
+        return E.ge(E.add(rest, own, *([] if sign > 0 else [E.const(floor.den - 1)])), E.ZERO)
+
+    return E.transform(term, spread)
 
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:

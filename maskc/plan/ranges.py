@@ -42,9 +42,20 @@ class RowRange:
 NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 
 
-@cache
 def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
     """Ranges per tile row and per tile column of a lifted formula; None where there are none."""
+    found = _ranges(shape, tile, (0, 1))
+    return None if found is None else (found[0], found[1])
+
+
+def one_range(shape: Expr, tile: TileShape, along: int) -> RowRange | None:
+    """The same per tile row (0) or per tile column (1) alone."""
+    found = _ranges(shape, tile, (along,))
+    return None if found is None else found[0]
+
+
+@cache
+def _ranges(shape: Expr, tile: TileShape, sides: tuple[int, ...]) -> tuple[RowRange, ...] | None:
     if E.arrays(shape):
         return None
     names = sorted(E.symbols(shape) - {"q", "k", "n_q", "n_kv"}, key=lambda name: int(name[1:]))
@@ -53,12 +64,11 @@ def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None
         with budget():
             live = tile_classes(shape, tile, universe).live
             full = solid_tiles(shape, tile, universe)
-            found = [
-                RowRange(_single(live, tile, along), _single(full, tile, along)) for along in (0, 1)
-            ]
+            return tuple(
+                RowRange(_single(live, tile, along), _single(full, tile, along)) for along in sides
+            )
     except (TooHard, NotALoop):
         return None
-    return found[0], found[1]
 
 
 def _single(tiles: isl.Set, tile: TileShape, along: int) -> TileRange:

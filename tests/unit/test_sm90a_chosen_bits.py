@@ -39,6 +39,8 @@ BY_CELLS = {
     "wider than a tile": top(136, 40, mc.window(500, 20)),
     "beside others": mc.window(90) | top(64, 32) | mc.sinks(5),
     "in one way or the other": mc.window(90) ^ top(64, 16, mc.full()),
+    "beside chunks": mc.chunked(64) | top(64, 1, mc.where(lambda q, k: k // 64 < q // 64)),
+    "beside near blocks": top(32, 16) | (CAUSAL & mc.where(lambda q, k: q // 32 - k // 32 <= 2)),
     "without": mc.causal() - top(40, 16),
 }
 PAIRS = {
