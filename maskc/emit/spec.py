@@ -179,8 +179,17 @@ class KernelSpec:
     @property
     def crowded(self) -> bool:
         """Whether pairs are tested by a long formula where registers are few (sm_90a)."""
-        few = getattr(self.schedule, "registers", (255,))[0] < 160
-        return few and self.tests_pairs and not self.short_formulas
+        return self._registers < 160 and self.tests_pairs and not self.short_formulas
+
+    @property
+    def crowded_cells(self) -> bool:
+        """Whether chosen blocks come with too many intervals for the registers that scores leave
+        (sm_90a)."""
+        return self._registers <= 160 and self.cells is not None and self.intervals > 2
+
+    @property
+    def _registers(self) -> int:
+        return getattr(self.schedule, "registers", (255,))[0]
 
 
 @dataclass(frozen=True, slots=True)
