@@ -75,7 +75,7 @@ def count(case: Case, node: N.TopK, scores: np.ndarray | None) -> int:
 
 
 def best(allowed: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    """bool [rows, columns]: the k allowed of the best scores in every row, of equal ones the first."""
+    """bool [rows, columns]: in every row the k best of what is allowed, the first of equal ones."""
     order = np.argsort(np.where(allowed, -scores, np.inf), axis=1, kind="stable")[:, :k]
     chosen = np.zeros_like(allowed)
     np.put_along_axis(chosen, order, True, axis=1)

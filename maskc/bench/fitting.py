@@ -4,7 +4,8 @@ A pass of `rows` tile rows, `tiles` tiles and `masked` tiles with dead pairs is 
 
     launches * launch + (row * rows + tile * tiles + masked * more) / (multiprocessors * clock).
 
-The four are found by least squares of relative errors, none of them negative.
+The four are found by least squares of relative errors, none of them negative; then, as what a launch
+takes is the card's and not a source's, the other three again with the median of all launches.
 """
 
 from __future__ import annotations
@@ -73,20 +74,26 @@ def fits(samples: Sequence[Sample], multiprocessors: int) -> list[Fit]:
     groups: dict[tuple[str, int, str], list[Sample]] = {}
     for each in samples:
         groups.setdefault((each.source, each.head_dim, each.mode), []).append(each)
-    found = [_fit(own, multiprocessors) for own in groups.values() if len(own) >= _FEWEST]
-    if not found:
+    enough = [own for own in groups.values() if len(own) >= _FEWEST]
+    if not enough:
         hint = "run all of the suite `calibration`, without --cases"
         raise UsageMistake(f"fewer than {_FEWEST} times of each source and mode", hint)
-    return found
+    launch = median(_fit(own, multiprocessors, None).launch_us for own in enough)
+    return [_fit(own, multiprocessors, launch) for own in enough]
 
 
-def _fit(samples: Sequence[Sample], multiprocessors: int) -> Fit:
+def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float | None) -> Fit:
+    """Of one mode; where it is known what a launch takes the rest is found beside it."""
     per_cycle = 1 / (multiprocessors * GHZ * 1e6)
     ms = np.array([each.ms for each in samples])
     work = np.array([[each.launches / 1e3, *(per_cycle * x for x in (each.rows, each.tiles,
                                                                     each.masked))]
                      for each in samples])  # fmt: skip
-    launch, *cycles = non_negative(work / ms[:, None], np.ones(len(ms)))
+    shares, launch = work / ms[:, None], launch_us
+    if launch is None:
+        launch, *cycles = non_negative(shares, np.ones(len(ms)))
+    else:
+        cycles = non_negative(shares[:, 1:], 1 - launch * shares[:, 0])
     row, tile, masked = (round(x) for x in cycles)
     predicted = work @ np.array([launch, row, tile, masked])
     first = samples[0]

@@ -19,23 +19,42 @@ from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
 from maskc.layout.spans import Spans
-from maskc.layout.work import MAX_ITEMS, Work, heads_per_group, most_tiles
+from maskc.layout.work import MAX_ITEMS, Work, most_tiles
 
 BLOCKS = 128
 """Columns that are under way at a time on a card that they occupy, of all heads."""
 FEWEST = 8
 """Of them that belong to one head."""
+HOP = 1.5
+"""Steps from one addition to a tile of dq to the next, if somebody waits for it."""
 LATER = 2
 """Steps after which others know that a column has added to a tile of dq."""
 MOST_TRIED = 1 << 16
 """Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
 
 
+def heads_together(
+    count: np.ndarray, row_ptr: np.ndarray | None, n_q: int, rule: WorkList
+) -> int:  # fmt: skip
+    """Key/value heads that run side by side: as many as have `rule.group_tokens` queries between
+    them, which then stay in the L2 cache; more where the additions to one tile of dq, each behind
+    the one before, would take longer than all steps of so few heads.
+
+    Args:
+        count: int64 [lists, columns] live tiles.
+        row_ptr: int [lists, rows + 1], where lists by rows begin; None where there are none.
+        n_q: queries per sequence.
+    """
+    steps = count.sum() / max(1, len(count))
+    adders = count.shape[1] if row_ptr is None else np.diff(row_ptr).max(initial=0)
+    chain = adders * HOP * BLOCKS / max(1, steps)
+    return int(np.clip(max(rule.group_tokens // max(1, n_q), chain), 1, BLOCKS // FEWEST))
+
+
 def ordered_work(
-    spans: Spans, of_head: np.ndarray, heads_kv: int, n_q: int, rule: WorkList
+    spans: Spans, of_head: np.ndarray, heads_kv: int, together: int, rule: WorkList
 ) -> Work:  # fmt: skip
-    """Items of a deterministic backward pass: tile columns of key/value heads, which run in groups
-    whose queries are `rule.group_tokens` tokens.
+    """Items of a deterministic backward pass: tile columns of key/value heads.
 
     An item has all query heads of its key/value head and all their tiles, `count` in all; or,
     `shared`, from `first` on `count` tiles of one head's own list, counted inside of that list.
@@ -44,7 +63,7 @@ def ordered_work(
         spans: the live tiles of every tile column.
         of_head: int [batch, heads_q] which list a head of a sequence has.
         heads_kv: key/value heads.
-        n_q: queries per sequence.
+        together: of these that run side by side.
 
     Raises:
         TooMuchWork: more items than 32 bits index.
@@ -53,7 +72,7 @@ def ordered_work(
     number, columns, size = batch * heads_kv, spans.count.shape[1], heads_q // heads_kv
     lists = of_head.reshape(number, size).astype(np.int64)
     most = size * most_tiles(spans, rule)  # parts of a column in memory are as many for any size
-    head, column = _order(number, columns, heads_per_group(rule, n_q, number))
+    head, column = _order(number, columns, together)
     own = lists[head]
     long = (spans.count > most)[own, column[:, None]].any(axis=1)
     whole = _fields(len(head))
@@ -75,7 +94,7 @@ def ordered_work(
 
 
 def in_turn(
-    ptr: np.ndarray, tiles: np.ndarray, n_q: int, rule: WorkList
+    ptr: np.ndarray, tiles: np.ndarray, together: int, plain: bool
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Lists by columns in the order in which their tiles should be taken, and their turns.
 
@@ -84,7 +103,8 @@ def in_turn(
 
     Args:
         ptr, tiles: lists by columns, as `kernel_lists` gives them.
-        n_q: queries per sequence.
+        together: heads that run side by side.
+        plain: whether tiles stay in their order.
 
     Returns:
         int32 tiles; int32, of the same shape, how many columns add to the row's dq before.
@@ -98,13 +118,12 @@ def in_turn(
     first = np.flatnonzero(begins)
     turn = np.empty(len(tiles), np.int32)
     turn[order] = np.arange(len(tiles)) - np.repeat(first, np.diff(first, append=len(tiles)))
-    if rule.plain or len(tiles) > MOST_TRIED:
+    if plain or len(tiles) > MOST_TRIED:
         return tiles, turn
     following = np.full(len(tiles), -1)
     following[order[:-1]] = np.where(begins[1:], -1, order[1:])
-    at_once = BLOCKS // max(1, min(rule.group_tokens // max(1, n_q), BLOCKS // FEWEST))
     taken = np.concatenate([
-        _tried_out(each, following, turn, at_once) for each in ptr.tolist()
+        _tried_out(each, following, turn, BLOCKS // together) for each in ptr.tolist()
     ]) if len(tiles) else order  # fmt: skip
     return tiles[taken], turn[taken]
 

@@ -30,6 +30,7 @@ from maskc.layout import (
     check_loads,
     distance_words,
     forward_work,
+    heads_together,
     in_turn,
     kernel_lists,
     list_spans,
@@ -193,7 +194,7 @@ def make_tables(
         else:
             spans = stack_spans([_spans(recipe, sizes, params, own, backward)
                                  for recipe, own in seen])  # fmt: skip
-        work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
+        work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
         parts += _work_parts(work)
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
@@ -237,7 +238,7 @@ def _box_tables(
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
     parts = _in_turn(unit, parts, sizes.n_q)
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
-    work = _work(unit.work, spans, of_head, len(cases), sizes, backward)
+    work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
     return Tables(tuple(parts), (), 0, {}, work, _tally_of_lists(layouts))
 
@@ -282,27 +283,28 @@ def _lists(
 
 def _in_turn(
     unit: SourceUnit, parts: list[tuple[str, np.ndarray]], n_q: int
-) -> list[tuple[str, np.ndarray]]:
+) -> list[tuple[str, np.ndarray]]:  # fmt: skip
     """The same, and who adds to dq after whom, where that matters."""
     if unit.work is None or not unit.work.ordered:
         return parts
     named = dict(parts)
-    named["col_tiles"], named["col_turns"] = in_turn(
-        named["col_ptr"], named["col_tiles"], n_q, unit.work
-    )
+    ptr, tiles = named["col_ptr"], named["col_tiles"]
+    together = heads_together(np.diff(ptr), named["row_ptr"], n_q, unit.work)
+    named["col_tiles"], named["col_turns"] = in_turn(ptr, tiles, together, unit.work.plain)
     return [*named.items()]
 
 
 def _work(
     rule: WorkList, spans: Spans, of_head: np.ndarray | None, cases: int, sizes: Sizes,
-    backward: bool,
+    backward: bool, parts: list[tuple[str, np.ndarray]],
 ) -> Work:  # fmt: skip
     """The work list of a call; lists are numbered by sequence, where these differ, and mask."""
     case = np.zeros(sizes.heads_q, np.int64) if of_head is None else of_head.astype(np.int64)
     step = cases if len(spans.count) > cases else 0
     lists = step * np.arange(sizes.batch)[:, None] + case
     if rule.ordered:
-        return ordered_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
+        together = heads_together(spans.count, dict(parts).get("row_ptr"), sizes.n_q, rule)
+        return ordered_work(spans, lists, sizes.heads_kv, together, rule)
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.core.bundle import WorkList
-from maskc.layout import Spans, in_turn, ordered_work
+from maskc.layout import Spans, heads_together, in_turn, ordered_work
 
 
 @st.composite
@@ -36,12 +35,12 @@ def calls(draw):
 
 
 @settings(max_examples=150, deadline=None)
-@given(calls())
-def test_everything_once_and_in_turn(call):
+@given(calls(), st.integers(1, 16))
+def test_everything_once_and_in_turn(call, together):
     live, of_head, kv, rule = call
     count = live.sum(axis=2)
     nothing = np.zeros_like(count)
-    work = ordered_work(Spans(nothing, count, nothing, nothing), of_head, kv, 20, rule)
+    work = ordered_work(Spans(nothing, count, nothing, nothing), of_head, kv, together, rule)
     size = of_head.shape[1] // kv
     seen, shares = [], {}
     for tile, head, first, steps, _, _, heads, shared in work.items.tolist():
@@ -76,14 +75,14 @@ def test_everything_once_and_in_turn(call):
 
 
 @settings(max_examples=100, deadline=None)
-@given(calls(), st.booleans())
-def test_turns_of_a_row_follow_the_items(call, plain):
+@given(calls(), st.integers(1, 16), st.booleans())
+def test_turns_of_a_row_follow_the_items(call, together, plain):
     live = call[0]
     lists, columns, _ = live.shape
     ends = np.concatenate([[0], live.sum(axis=2).ravel().cumsum()])
     ptr = ends[np.arange(lists)[:, None] * columns + np.arange(columns + 1)]
     words = 2 * np.nonzero(live)[2].astype(np.int32) + 1
-    tiles, turn = in_turn(ptr.astype(np.int32), words, 20, replace(call[3], plain=plain))
+    tiles, turn = in_turn(ptr.astype(np.int32), words, together, plain)
     assert tiles.dtype == turn.dtype == np.int32
     assert not plain or np.array_equal(tiles, words)
     for which, own in np.ndindex(lists, columns):
@@ -117,7 +116,7 @@ def taken(live):
     """The rows of every column as they are taken."""
     words = 2 * np.nonzero(live)[1].astype(np.int32)
     ptr = np.concatenate([[0], live.sum(axis=1).cumsum()])
-    tiles, _ = in_turn(ptr[None].astype(np.int32), words, 1, WorkList(16))
+    tiles, _ = in_turn(ptr[None].astype(np.int32), words, 16, False)
     return [tiles[a:b] >> 1 for a, b in pairwise(ptr)]
 
 
@@ -137,3 +136,16 @@ def test_what_needs_no_order_keeps_its_own(reach):
     found = taken(live)
     assert all(np.array_equal(a, np.flatnonzero(b)) for a, b in zip(found, live, strict=True))
     assert waited(live, found)[0] == 0
+
+
+def test_heads_side_by_side():
+    """Two where their queries fill the cache; more where one row has to be added to by all columns,
+    but for each of them there is little else to do; never so many that few columns are left."""
+    rule, causal = WorkList(32768), 2 * np.arange(1, 129)[None]
+    assert heads_together(causal, None, 16384, rule) == 2
+    assert heads_together(causal, None, 1 << 20, rule) == 1
+    few = np.full((1, 128), 10)
+    assert heads_together(few, np.array([[0, 3, 5]]), 16384, rule) == 2
+    assert heads_together(few, np.array([[0, 128]]), 16384, rule) == 16
+    assert heads_together(np.full((3, 4), 10), None, 100, rule) == 16
+    assert heads_together(np.zeros((1, 0), np.int64), np.zeros((1, 1)), 0, rule) == 16
