@@ -1186,10 +1186,10 @@ struct alignas(16) Item {
 constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
 
 #if DETERMINISTIC
-// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from the
-// last to the first: whoever waits for a turn waits for a block already under way. In most masks a
-// later column begins at a later row, so that it is ahead. Key/value heads come in groups whose
-// queries are so many tokens.
+// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
+// the last to the first: whoever waits for a turn waits for a block already under way. In most
+// masks a later column begins at a later row, so that it is ahead. Key/value heads come in groups
+// whose queries are so many tokens.
 constexpr i32 GROUP_TOKENS = 32768;
 typedef struct TileList List;
 

@@ -66,7 +66,7 @@ plan     tiles of keys begin with documents where these are packed; given on the
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call where documents of the length that
          mc.cu_seqlens(x, max_seqlen) promises are predicted to take fewer cycles
-choice   documents of at most 320 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
+choice   documents of at most 448 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
          tiles of 128 x 128
 """
 """What `explain()` returns."""
@@ -169,7 +169,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40},
                 row_floats=130,
                 by_documents=True,
-                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -230,7 +230,7 @@ _MASK = GeneratedMask(
                 row_floats=130,
                 by_documents=True,
                 form="small",
-                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
             ),
             kernel(
                 "sm_90a",

@@ -1554,28 +1554,34 @@ FN u32 first_place(int r) {
 FN float &shared_float(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
 
-// Calls f(row, score, place is taken) for the lists, both rows at once: a loop waits for shared
-// memory once a turn. Where a list has ended scores are minus infinity.
-constexpr int AT_ONCE = 4;
+// Calls f(row, score) for the lists, both rows at once: a loop waits for shared memory once a turn.
+// Behind a list lie so many places with minus infinity, which has no weight, that a turn needs not
+// ask where it ends; one that has ended reads them again. Both lists may have the same ones, and
+// `f` may write to places that were read.
+constexpr u32 AT_ONCE = 4;
 template <typename F>
-FN void for_lists(const u32 (&free)[2], const F &f) {
+FN void for_lists(const struct Lists &lists, const F &f) {
+    const u32 end[2] = {lists.free[0], lists.free[1]};
     u32 at[2] = {first_place(0), first_place(1)};
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; i++) {
+        shared_float(end[0] + i * LIST_STEP) = MINUS_INFINITY;
+        shared_float(end[1] - i * LIST_STEP) = MINUS_INFINITY;
+    }
 #pragma unroll 1
-    while (at[0] < free[0] || at[1] > free[1]) {
+    while (at[0] < end[0] || at[1] > end[1]) {
         float y[2][AT_ONCE];
-        bool taken[2][AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            y[0][i] = shared_float(at[0] + i * LIST_STEP);
+            y[1][i] = shared_float(at[1] - i * LIST_STEP);
+        }
+        at[0] = min(at[0] + AT_ONCE * LIST_STEP, end[0]);
+        at[1] = max(at[1] - AT_ONCE * LIST_STEP, end[1]);
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                taken[r][i] = r ? at[1] > free[1] : at[0] < free[0];
-                y[r][i] = taken[r][i] ? shared_float(at[r]) : MINUS_INFINITY;
-                at[r] = next_in_list(r, at[r]);
-            }
+        for (u32 i = 0; i < AT_ONCE; i++)
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) f(r, y[r][i], taken[r][i]);
+            for (int r = 0; r < 2; r++) f(r, y[r][i]);
     }
 }
 
@@ -1591,12 +1597,15 @@ FN void start_lists(struct Lists &lists, const struct Search &x, float unit, flo
     set_least(lists, x, unit);
 }
 
+// The places that are free beyond those behind the lists.
+constexpr u32 BEHIND = (AT_ONCE - 1) * LIST_STEP;
+
 // Keeps the scores of row r of a tile. What is not a number is kept too. Where there is no place
 // left the last one is written again and again.
 FN void keep_scores(const Scores &s, int r, struct Lists &x) {
     const float least = x.least[r];
     u32 free = x.free[r];
-    const u32 last = x.free[1 - r];
+    const u32 last = r ? x.free[0] + BEHIND : x.free[1] - BEHIND;
 #pragma unroll
     for (int i = 0; i < TILE_K / 4; i++) {
         const float y = s[i / 2 * 4 + 2 * r + i % 2];
@@ -1609,24 +1618,18 @@ FN void keep_scores(const Scores &s, int r, struct Lists &x) {
     x.free[r] = free;
 }
 
-// Forgets those that have no weight any more.
-FN void drop_scores(struct Lists &x) {
-    const u32 end[2] = {x.free[0], x.free[1]};
-    x.free[0] = first_place(0), x.free[1] = first_place(1);
-    for_lists(end, [&](int r, float y, bool taken) {
-        if (!taken || y <= x.least[r]) return;
-        shared_float(x.free[r]) = y;
-        x.free[r] = next_in_list(r, x.free[r]);
-    });
+FN void keep_score(u32 (&free)[2], int r, float y) {
+    shared_float(free[r]) = y;
+    free[r] = next_in_list(r, free[r]);
 }
 
-// The levels rise to the largest scores: no weight is above 1.
-FN void raise_to_lists(const struct Lists &lists, float unit, struct Search &x) {
-    float peak[2] = {MINUS_INFINITY, MINUS_INFINITY};
-    for_lists(lists.free, [&](int r, float y, bool) { peak[r] = max_or_nan(peak[r], y); });
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        x.level[r] = max_or_nan(x.level[r], quad_max_or_nan(peak[r]) * unit);
+// Forgets those that have no weight any more, and nothing that is no number.
+FN void drop_scores(struct Lists &x) {
+    u32 free[2] = {first_place(0), first_place(1)};
+    for_lists(x, [&](int r, float y) {
+        if (!(y <= x.least[r] || y == MINUS_INFINITY)) keep_score(free, r, y);
+    });
+    x.free[0] = free[0], x.free[1] = free[1];
 }
 
 FN void add_lists(const struct Lists &lists, float unit, float a, struct Search &x) {
@@ -1634,22 +1637,41 @@ FN void add_lists(const struct Lists &lists, float unit, float a, struct Search 
     by_alpha(a, [&](auto kind) {
         constexpr Alpha ALPHA = decltype(kind)::value;
         if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
-        for_lists(lists.free, [&](int r, float y, bool) {
+        for_lists(lists, [&](int r, float y) {
             const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
-            x.p[r] += w.p, x.u[r] += w.u, x.count[r] += w.p > 0.0f ? 1.0f : 0.0f;
+            x.p[r] += w.p, x.u[r] += w.u;
+            if (ALPHA == HALF_MORE) x.count[r] += w.u > 0.0f ? 1.0f : 0.0f;
         });
     });
     sum_over_quads(x);
 }
 
-// Rises to the level of the lists, but not past it: what has no weight then has none for good.
+// Rises towards the level of the lists, but not past it: what has no weight then has none for good.
+// The lists are read once: on the way they lose what had no weight at the level before, and scores
+// too far above that count as 1, as if they were lower, which only makes the step smaller. No
+// weight is above 1: the level is not below the largest score either.
 FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &x) {
-    raise_to_lists(lists, unit, x);
-    add_lists(lists, unit, a, x);
+    u32 free[2] = {first_place(0), first_place(1)};
+    float peak[2] = {MINUS_INFINITY, MINUS_INFINITY};
+    clear_sums(x);
+    by_alpha(a, [&](auto kind) {
+        constexpr Alpha ALPHA = decltype(kind)::value;
+        if (ALPHA == NEAR_SOFTMAX) return;
+        for_lists(lists, [&](int r, float y) {
+            const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
+            x.p[r] += w.p, x.u[r] += w.u;
+            peak[r] = max_or_nan(peak[r], y);
+            if (y > lists.least[r]) keep_score(free, r, y);
+        });
+    });
+    sum_over_quads(x);
 #pragma unroll
-    for (int r = 0; r < 2; r++) x.level[r] += newton_step(a, x.p[r], x.u[r]);
+    for (int r = 0; r < 2; r++) {
+        const float raised = x.level[r] + newton_step(a, x.p[r], x.u[r]);
+        x.level[r] = max_or_nan(raised, quad_max_or_nan(peak[r]) * unit);
+        lists.free[r] = free[r];
+    }
     set_least(lists, x, unit);
-    drop_scores(lists);
 }
 
 constexpr int MOST_STEPS = 12;  // of a search; a pass with the values judges what it found
@@ -1677,13 +1699,15 @@ FN void keep_rows(const Scores &s, struct Lists &lists) {
 }
 // Whether a warp's lists have room for less than so many scores.
 FN bool fewer_places(const struct Lists &lists, u32 places) {
-    return __any_sync(0xffffffff, lists.free[1] - lists.free[0] < places * LIST_STEP);
+    const u32 room = lists.free[1] - lists.free[0] - BEHIND;
+    return __any_sync(0xffffffff, room < places * LIST_STEP);
 }
 
-// Levels are raised where the tiles so far are a power of two, which is early enough for most lists
-// and finds all warps at it together, and where places get few.
+// Levels are raised after 2, 3, 5, 8, 16, 32, ... tiles, which is early enough for most lists and
+// finds all warps at it together, and where places get few.
 FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
-    return tiles > 1 && (tiles & (tiles - 1)) == 0 || fewer_places(lists, LIST / 8);
+    const bool power = (tiles & (tiles - 1)) == 0 && tiles != 1 && tiles != 4;
+    return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 8);
 }
 
 // The first pass over a tile; `tiles` counts it. Its own scores raise the level before they are

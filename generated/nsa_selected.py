@@ -100,7 +100,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
          shared memory
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     partial tiles: bits of 3 intervals per row and of the chosen blocks, no pair is tested
 plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
          waits; on the host, which waits, with nan_safe or entmax, and where scores are given
          elsewhere
@@ -224,7 +224,7 @@ _MASK = GeneratedMask(
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
-                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -285,7 +285,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                 row_floats=130,
                 form="small",
-                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
             ),
             kernel(
                 "sm_90a",

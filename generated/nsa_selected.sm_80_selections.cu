@@ -110,10 +110,12 @@ FN float from_half(u16 x) {
 }
 FN float from_bfloat(u16 x) { return __uint_as_float((u32)x << 16); }
 // An element of q or k.
-FN float element(const void *from, i64 place) {
-    const u16 x = ((const u16 *)from)[place];
+FN float number(u16 x) {
     return from_bfloat(x);
 }
+FN float element(const void *from, i64 place) { return number(((const u16 *)from)[place]); }
+#define ELEMENT "bf16"
+constexpr u32 ONE = 0x3f80;
 // An element of a tensor that ranks.
 enum { SCORES, INDEX_Q, INDEX_K, INDEX_W };
 FN float ranked(const struct Selected &p, i32 which, i32 batch, i32 head, i32 row, i32 column) {
@@ -244,24 +246,29 @@ FN i32 heads_alike(const struct Selected &p) {
     return min_i32(p.voters[S::INDEX], p.heads_q / p.heads_kv);
 }
 
+// ---------------------------------------------------------------- products of some pairs
+
 // The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
-// the same keys; by a warp.
+// the same keys; by a warp, and of no key that may not be chosen.
 template <class S>
-FN float sum_products(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
+FN float sum_one_by_one(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
                       i32 batch, i32 head) {
     constexpr i32 PIECES = HEAD_DIM / 32;
     const i32 lane = threadIdx.x % 32, kv = head / (p.heads_q / p.heads_kv);
     const i64 from_q = batch * p.q_stride[0] + head * p.q_stride[1] + lane;
     const i64 from_k = batch * p.k_stride[0] + kv * p.k_stride[1] + lane;
     float sum = 0;
+#pragma unroll 1
     for (i32 q = cell.q; q < cell.q_end; q++) {
         float keys[PIECES] = {};
+#pragma unroll 1
         for (i32 k = cell.k; k < cell.k_end; k++) {
             if (!S::allows(m, q, k, p.n[0], p.n[1])) continue;  // alike in all lanes
 #pragma unroll
             for (int i = 0; i < PIECES; i++)
                 keys[i] += element(p.k, from_k + k * p.k_stride[2] + 32 * i);
         }
+#pragma unroll 1
         for (i32 h = 0; h < heads_alike<S>(p); h++) {
             const i64 row = from_q + h * p.q_stride[1] + q * p.q_stride[2];
 #pragma unroll
@@ -269,6 +276,99 @@ FN float sum_products(const struct Selected &p, const struct Mask &m, const stru
         }
     }
     return warp_sum(sum);
+}
+
+// The keys that each of 16 queries may choose, summed by tensor cores: the mask, of zeros and ones,
+// times keys is exact but for the order of a sum in fp32. SLAB dimensions at a time: of queries
+// l / 4 and l / 4 + 8, lane l has dimensions 8 (l % 4) + t, and those 32 further. Within a product
+// tokens and dimensions are numbered so that all that a lane reads lies together.
+constexpr i32 SLAB = 64, TILES = SLAB / 8, SLABS = (HEAD_DIM + SLAB - 1) / SLAB;
+struct KeySums {
+    float of[TILES][4];  // by t; two for the first query, two for the second
+};
+
+FN void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// One in the low half, one in the high half.
+FN u32 ones(bool low, bool high) { return (low ? ONE : 0) | (high ? ONE << 16 : 0); }
+
+// Of 16 keys from `k` on; `keys` is where dimensions of this lane start.
+template <class S>
+FN void add_keys(const struct Selected &p, const struct Mask &m, const struct Cell &cell, i32 q,
+                 i32 k, const u16 *keys, struct KeySums &sums) {
+    const i32 own_q = q + threadIdx.x % 32 / 4, own_k = k + 4 * (threadIdx.x % 4);
+    u32 read[4][4];
+    bool first[4], second[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const i64 place = min_i32(own_k + i, cell.k_end - 1) * p.k_stride[2];
+        const uint4 row = *(const uint4 *)(keys + place);
+        read[i][0] = row.x, read[i][1] = row.y, read[i][2] = row.z, read[i][3] = row.w;
+        const bool inside = own_k + i < cell.k_end;
+        first[i] = inside && own_q < cell.q_end
+            && S::allows(m, own_q, own_k + i, p.n[0], p.n[1]);
+        second[i] = inside && own_q + 8 < cell.q_end
+            && S::allows(m, own_q + 8, own_k + i, p.n[0], p.n[1]);
+    }
+    const u32 mask[4] = {ones(first[0], first[1]), ones(second[0], second[1]),
+                         ones(first[2], first[3]), ones(second[2], second[3])};
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        const u32 half = t % 2 ? 0x7632 : 0x5410;
+        add_product(sums.of[t], mask, __byte_perm(read[0][t / 2], read[1][t / 2], half),
+                    __byte_perm(read[2][t / 2], read[3][t / 2], half));
+    }
+}
+
+// Of eight dimensions of a query, with one of the sums.
+FN float times_query(const u16 *query, const struct KeySums &sums, i32 which, float sum) {
+    const uint4 row = *(const uint4 *)query;
+    const u32 read[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+        sum += number((u16)(read[t / 2] >> t % 2 * 16)) * sums.of[t][which];
+    return sum;
+}
+
+// The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
+// the same keys; by a warp.
+template <class S>
+FN float sum_products(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
+                      i32 batch, i32 head) {
+    const i32 lane = threadIdx.x % 32, kv = head / (p.heads_q / p.heads_kv);
+    const u16 *const of_q = (const u16 *)p.q + batch * p.q_stride[0] + head * p.q_stride[1]
+        + 8 * (lane % 4);
+    const u16 *const of_k = (const u16 *)p.k + batch * p.k_stride[0] + kv * p.k_stride[1]
+        + 8 * (lane / 8);
+    float part[2] = {};
+#pragma unroll 1
+    for (i32 turn = 0; turn < (S::Q_BLOCK + 15) / 16 * SLABS; turn++) {
+        const i32 q = cell.q + turn / SLABS * 16, d = turn % SLABS * SLAB;
+        const bool whole = d + SLAB <= HEAD_DIM;  // else the further 32 are others, and not used
+        const u16 *const keys = of_k + d + (whole ? lane / 4 % 2 * 32 : 0);
+        struct KeySums sums = {};
+#pragma unroll 1
+        for (i32 i = 0; i < S::BLOCK; i += 16)
+            add_keys<S>(p, m, cell, q, cell.k + i, keys, sums);
+        const i64 first = min_i32(q + lane / 4, cell.q_end - 1) * p.q_stride[2] + d;
+        const i64 second = min_i32(q + lane / 4 + 8, cell.q_end - 1) * p.q_stride[2] + d;
+#pragma unroll 2
+        for (i32 h = 0; h < heads_alike<S>(p); h++) {
+            const u16 *const from = of_q + h * p.q_stride[1];
+            part[0] = times_query(from + first, sums, 0, part[0]);
+            if (whole) part[1] = times_query(from + first + 32, sums, 1, part[1]);
+            part[0] = times_query(from + second, sums, 2, part[0]);
+            if (whole) part[1] = times_query(from + second + 32, sums, 3, part[1]);
+        }
+    }
+    const float sum = warp_sum(part[0] + part[1]);
+    // Nothing times what is not finite is NaN, though no pair of it may be chosen.
+    return sum - sum == 0 ? sum : sum_one_by_one<S>(p, m, cell, batch, head);
 }
 
 // The score of one pair.
@@ -300,6 +400,7 @@ FN u32 key_of_some(const struct Selected &p, const struct Mask &m, const struct 
     if (!count) return 0;
     if (by_cells) return ascending(total / (float)heads);
     if (S::SCORE == PRODUCTS)
+#pragma unroll 1
         for (i32 h = 0; h < heads; h += heads_alike<S>(p))
             sum += sum_products<S>(p, m, cell, at.batch, at.head + h);
     else sum = warp_sum(sum);
@@ -318,6 +419,23 @@ FN float query_of(const struct Selected &p, i32 batch, i32 head, i32 row, i32 d)
     return sum;
 }
 
+// Of a column and so many rows of a warp.
+template <int COUNT>
+FN void multiply(const float4 *key, const float4 *query, float (&total)[OWN]) {
+    float own[COUNT] = {};
+#pragma unroll 2
+    for (int d = 0; d < HEAD_DIM / 4; d++) {
+        const float4 x = key[d];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            const float4 y = query[j * WARPS * (HEAD_DIM / 4) + d];
+            own[j] += x.x * y.x, own[j] += x.y * y.y, own[j] += x.z * y.z, own[j] += x.w * y.w;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) total[j] += own[j];
+}
+
 // Adds the products of what stands for blocks; a lane has the same column for all rows of a warp.
 template <class S>
 FN void add_products(const struct Selected &p, const struct Voters &at, i32 head, i32 chunk,
@@ -328,7 +446,7 @@ FN void add_products(const struct Selected &p, const struct Voters &at, i32 head
     const float *const of_k = p.joined[2 * INDEX + 1]
         + (i64)(at.batch * p.heads_kv + kv) * p.columns[INDEX] * HEAD_DIM;
     __syncthreads();
-    for (i32 i = threadIdx.x; fresh && i < ROWS * HEAD_DIM; i += THREADS) {
+    for (i32 i = threadIdx.x; fresh && i < p.turn[INDEX] * HEAD_DIM; i += THREADS) {
         const i32 row = at.first + i / HEAD_DIM;
         queries[i] = row < rows ? query_of<S>(p, at.batch, head, row, i % HEAD_DIM) : 0;
     }
@@ -340,30 +458,52 @@ FN void add_products(const struct Selected &p, const struct Voters &at, i32 head
     __syncthreads();
     const float4 *const key = (const float4 *)(keys + threadIdx.x % 32 * KEY_ROW);
     const float4 *const query = (const float4 *)(queries + threadIdx.x / 32 * HEAD_DIM);
-    float own[OWN] = {};
-#pragma unroll 2
-    for (int d = 0; d < HEAD_DIM / 4; d++) {
-        const float4 x = key[d];
-#pragma unroll
-        for (int j = 0; j < OWN; j++) {
-            const float4 y = query[j * WARPS * (HEAD_DIM / 4) + d];
-            own[j] += x.x * y.x, own[j] += x.y * y.y, own[j] += x.z * y.z, own[j] += x.w * y.w;
+    if (p.turn[INDEX] <= WARPS) multiply<1>(key, query, total);
+    else multiply<OWN>(key, query, total);
+}
+
+// Whether heads' scores are of whole cells.
+template <class S>
+FN bool has_cells(const struct Selected &p) {
+    return S::SCORE == MEANS || (S::SCORE == GIVEN && p.cells);
+}
+// Whether the key of a cell of a class needs no look at its pairs.
+template <class S>
+FN bool is_plain(const struct Selected &p, i32 kind) {
+    return kind == EVERYTHING && (S::SCORE == PRODUCTS || has_cells<S>(p));
+}
+
+// The keys of the cells of a chunk whose pairs are to be looked at, where their totals are; each
+// by a warp. Not in the same loop as the totals, whose registers the products need.
+template <class S>
+FN void rank_rest(const struct Selected &p, const struct Voters &at, i32 chunk, u32 *keys) {
+    const struct Mask m = load_mask(p);
+    const i32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (i32 turn = threadIdx.x / 32; turn < p.turn[S::INDEX]; turn += WARPS) {
+        const i32 row = at.first + turn, kind = class_of<S>(p, row, COLUMNS * chunk + lane);
+        u32 *const own = keys + turn * 32 * p.words[S::INDEX] + COLUMNS * chunk;
+#pragma unroll 1
+        for (u32 rest = __ballot_sync(ALL, kind && !is_plain<S>(p, kind)); rest; rest &= rest - 1) {
+            const i32 other = __ffs(rest) - 1;
+            const float total = __shfl_sync(ALL, __uint_as_float(own[lane]), other);
+            const u32 key = key_of_some<S>(p, m, at, row, COLUMNS * chunk + other,
+                                           has_cells<S>(p), total);
+            if (lane == other) own[lane] = key;
         }
     }
-#pragma unroll
-    for (int j = 0; j < OWN; j++) total[j] += own[j];
 }
 
 // The keys of all cells, the greatest of which are chosen: rows of 32 per word of bits.
 template <class S>
 FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
     constexpr i32 INDEX = S::INDEX;
-    const struct Mask m = load_mask(p);
     const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = p.voters[INDEX];
-    const bool by_cells = S::SCORE == MEANS || (S::SCORE == GIVEN && p.cells);
+    const bool by_cells = has_cells<S>(p);
     const bool joined = S::SCORE == MEANS || S::SCORE == PRODUCTS;
     const i32 alike = joined ? heads_alike<S>(p) : 1;
     bool fresh = true;  // no queries are in shared memory
+#pragma unroll 1
     for (i32 chunk = 0; chunk < p.words[INDEX]; chunk++) {
         const i32 column = COLUMNS * chunk + lane;
         i32 kind[OWN];
@@ -376,6 +516,7 @@ FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
             some |= kind[j] != NOTHING;
         }
         some = __syncthreads_or(some);
+#pragma unroll 1
         for (i32 h = 0; some && h < heads; h += alike) {
             if (joined) add_products<S>(p, at, at.head + h, chunk, fresh || heads > alike, total);
 #pragma unroll
@@ -387,23 +528,15 @@ FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
         fresh = fresh && !some;
 #pragma unroll
         for (int j = 0; j < OWN; j++) {
-            const i32 turn = warp + WARPS * j, row = at.first + turn;
+            const i32 turn = warp + WARPS * j;
             if (turn >= p.turn[INDEX]) break;
-            const bool plain = kind[j] == EVERYTHING && (joined || by_cells);
-            u32 key = 0;
-            if (plain) {
-                const i32 pairs = by_cells ? 1 : pairs_of(cell_at<S>(p, row, column));
-                key = ascending(total[j] / ((float)pairs * heads));
-            }
-            for (u32 rest = __ballot_sync(ALL, kind[j] && !plain); rest; rest &= rest - 1) {
-                const i32 other = __ffs(rest) - 1;
-                const float sum = __shfl_sync(ALL, total[j], other);
-                const i32 cell = column - lane + other;
-                const u32 found = key_of_some<S>(p, m, at, row, cell, by_cells, sum);
-                if (lane == other) key = found;
-            }
-            keys[turn * 32 * p.words[INDEX] + column] = key;
+            const i32 pairs = by_cells ? 1 : pairs_of(cell_at<S>(p, at.first + turn, column));
+            keys[turn * 32 * p.words[INDEX] + column] =
+                kind[j] == NOTHING ? 0
+                : is_plain<S>(p, kind[j]) ? ascending(total[j] / ((float)pairs * heads))
+                : __float_as_uint(total[j]);
         }
+        if (some) rank_rest<S>(p, at, chunk, keys);
     }
     __syncthreads();
 }

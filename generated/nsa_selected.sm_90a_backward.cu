@@ -890,6 +890,50 @@ struct Seen {
     u32 word[2];
 };
 
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 3;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The queries of key tj.
+FN void queries_of(
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 tj, i32 n_q, i32 n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = max_i32(tj - m.c0, 0);
+    bounds[0].last = min_i32(n_q - 1, 64 * m.c1 + tj - tj % 64 - m.c0 + 63) + 1;
+    bounds[1].first = max_i32(tj - m.c0, 0);
+    bounds[1].last = m.c2 >= tj ? n_q : bounds[1].first;
+    bounds[2].first = max_i32(tj - m.c0, 0);
+    bounds[2].last = n_q;
+}
+
+// The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
+constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
+constexpr i32 CELL = 1;  // queries of a tile that choose together
+constexpr bool KEYS_ALIKE = CHOSEN_K % 16 == 0;  // both of a thread
+// The pairs that count of interval i: those that were chosen, those that were not, or all.
+FN u32 of_interval(int i, u32 chosen) {
+    constexpr u32 OF_CHOSEN = 4, OF_OTHERS = 0;
+    return OF_CHOSEN >> i & 1 ? chosen : OF_OTHERS >> i & 1 ? ~chosen : ~0u;
+}
+
+// Which of a thread's queries have chosen key k. Past the last query they may be any.
+FN u32 choosing(const struct Mask &m, i32 k, i32 first_q, i32 n_q) {
+    const u32 block = (u32)k / CHOSEN_K;
+    const i32 *const words = m.a0 + block / 32;
+    u32 own = 0;
+    const i32 q = first_q + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const u32 row = (u32)min_i32(q + i / 2 * 8 + i % 2, n_q - 1) / CHOSEN_Q;
+        own |= ((u32)words[row * m.row0] >> block % 32 & 1) << i;
+    }
+    return own;
+}
+
 // Whether looking takes the registers in which other numbers could wait.
 constexpr bool SEEN_IS_LONG = true;
 // Keys k and k + 8 against the queries from `first_q` on.
@@ -897,12 +941,17 @@ FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 fi
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-#pragma unroll 1
-    for (int i = 0; i < 2 * OWN; i++) {  // one pair at a time: long formulas need the registers
-        const i32 r = i % 2, own = i / 2, query = min_i32(q + own / 2 * 8 + own % 2, n_q - 1);
-        const u32 live = keep(mask, query, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv) != 0;
-        seen.word[0] |= (r ? 0 : live) << own;
-        seen.word[1] |= (r ? live : 0) << own;
+    u32 own[2];
+    own[0] = choosing(mask, min_i32(k, n_kv - 1), first_q, n_q);
+    own[1] = KEYS_ALIKE ? own[0] : choosing(mask, min_i32(k + 8, n_kv - 1), first_q, n_q);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        struct Bounds queries[INTERVALS];
+        queries_of(queries, mask, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv);
+#pragma unroll
+        for (int i = 0; i < INTERVALS; i++)
+            seen.word[r] |= bits_from(own_before(queries[i].first - q))
+                & bits_before(own_before(queries[i].last - q)) & of_interval(i, own[r]);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -1170,10 +1219,10 @@ struct alignas(16) Item {
 constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
 
 #if DETERMINISTIC
-// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from the
-// last to the first: whoever waits for a turn waits for a block already under way. In most masks a
-// later column begins at a later row, so that it is ahead. Key/value heads come in groups whose
-// queries are so many tokens.
+// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
+// the last to the first: whoever waits for a turn waits for a block already under way. In most
+// masks a later column begins at a later row, so that it is ahead. Key/value heads come in groups
+// whose queries are so many tokens.
 constexpr i32 GROUP_TOKENS = 32768;
 typedef struct TileList List;
 

@@ -595,22 +595,91 @@ FN i32 own_before(i32 column) {
     return x / 8 * 2 + min_i32(x % 8, 2);
 }
 
-constexpr int PAIRS_AT_ONCE = 8;  // columns of a turn of the loop
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 3;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The keys of query ti.
+FN void keys_of(
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 ti, i32 n_q, i32 n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = max_i32(64 * floor_div(m.c0 + ti, 64) - 64 * m.c1, 0);
+    bounds[0].last = min_i32(n_kv - 1, m.c0 + ti) + 1;
+    bounds[1].first = 0;
+    bounds[1].last = min_i32(min_i32(n_kv - 1, m.c0 + ti), m.c2) + 1;
+    bounds[2].first = 0;
+    bounds[2].last = min_i32(n_kv - 1, m.c0 + ti) + 1;
+}
+
+// The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
+constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
+constexpr i32 CELL = 64;  // keys of a tile that are chosen together
+constexpr bool ROWS_ALIKE = !PACKED && CHOSEN_Q % 16 == 0;  // both of a thread
+// The pairs that count of interval i: those that were chosen, those that were not, or all.
+FN u32 of_interval(int i, u32 chosen) {
+    constexpr u32 OF_CHOSEN = 4, OF_OTHERS = 0;
+    return OF_CHOSEN >> i & 1 ? chosen : OF_OTHERS >> i & 1 ? ~chosen : ~0u;
+}
+
+// The blocks of a tile that were chosen: bit 0 is the one with its first key.
+FN u32 blocks_of(const struct Mask &m, i32 row, i32 first_k, i32 n_kv) {
+    const i32 *const words = m.a0 + row / CHOSEN_Q * m.row0;
+    const u32 first = (u32)first_k / CHOSEN_K, low = words[first / 32];
+    if (32 * CHOSEN_K % TILE_K == 0) return low >> first % 32;  // a word has them all
+    const u32 last = (u32)(min_i32(first_k + TILE_K, n_kv) - 1) / CHOSEN_K;
+    return __funnelshift_r(low, words[last / 32], first % 32);
+}
+// Those of queries q and q + 8, in the first words: they are fetched long before they are needed.
+FN struct Seen blocks_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
+    const struct Mask mask = load_mask(&p, batch, head);
+    struct Seen blocks;
+    blocks.word[0][0] = blocks_of(mask, mask_row(p, q), first_k, p.n_kv);
+    if (!ROWS_ALIKE) blocks.word[1][0] = blocks_of(mask, mask_row(p, q + 8), first_k, p.n_kv);
+    return blocks;
+}
+// Which of a thread's columns lie in them.
+FN void cover(u32 (&own)[WORDS], u32 blocks, i32 first_k) {
+    constexpr bool ALIGNED = TILE_K % CHOSEN_K == 0 || CHOSEN_K % TILE_K == 0;
+    const i32 offset = ALIGNED ? 0 : (u32)first_k % CHOSEN_K;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) own[w] = 0;
+#pragma unroll
+    for (int i = 0; i < TILE_K / CELL; i++) {
+        const u32 chosen = blocks >> (offset + CELL * i) / CHOSEN_K & 1;
+        const u64 columns = (((u64)1 << CELL / 4) - 1) << CELL / 4 * i;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) own[w] |= chosen ? (u32)(columns >> 32 * w) : 0;
+    }
+}
+
 // Before the product begins, while scores need no registers, or after it: intervals are cheap.
-constexpr bool LOOK_EARLY = true;
+constexpr bool LOOK_EARLY = false;
 // Queries q and q + 8 against the tile that begins with key `first_k`.
-FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
+FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k,
+                       const struct Seen &blocks) {
     const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
     const i32 rows[2] = {mask_row(p, q), mask_row(p, q + 8)};
     const struct Mask mask = load_mask(&p, batch, head);
-#pragma unroll PAIRS_AT_ONCE
-    for (int i = 0; i < OWN; i++) {
-        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const u32 live = keep(mask, rows[r], inside, n_q, n_kv) != 0;
-            seen.word[r][WORDS > 1 ? i / 32 : 0] |= (live & (column < n_kv)) << i % 32;
+    for (int r = 0; r < 2; r++) {
+        const i32 row = rows[r];
+        struct Bounds keys[INTERVALS];
+        keys_of(keys, mask, row, n_q, n_kv);
+        u32 own[WORDS];
+        cover(own, blocks.word[ROWS_ALIKE ? 0 : r][0], first_k);
+#pragma unroll
+        for (int i = 0; i < INTERVALS; i++) {
+            const i32 from = own_before(keys[i].first - k);
+            const i32 to = own_before(min_i32(keys[i].last, n_kv) - k);
+#pragma unroll
+            for (int w = 0; w < WORDS; w++)
+                seen.word[r][w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w)
+                    & of_interval(i, own[w]);
         }
     }
     return seen;
@@ -857,11 +926,15 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 }
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
-// they wait for the product.
+// they wait for the product,
+// but the words of chosen blocks are on their way before it.
 FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Seen seen;
-    if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
+    if (word & MASKED) {
+        const i32 first_k = (word & INDEX) * KEY_STEP;
+        seen = blocks_by(p, row.batch, row.head, query, first_k);
+        if (LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, first_k, seen);
+    }
     return seen;
 }
 // Scores become logits, and those of dead pairs -inf.
@@ -872,7 +945,8 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
+        if (!LOOK_EARLY)
+            seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP, seen);
         hide_rest(s, seen);
     }
 }

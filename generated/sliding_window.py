@@ -316,7 +316,7 @@ _MASK = GeneratedMask(
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
-                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -363,7 +363,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                 row_floats=130,
                 form="small",
-                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
             ),
             kernel(
                 "sm_90a",

@@ -319,7 +319,7 @@ _MASK = GeneratedMask(
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
-                costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -366,7 +366,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                 row_floats=130,
                 form="small",
-                costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -575,7 +575,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -622,7 +622,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -855,7 +855,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -902,7 +902,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1136,7 +1136,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1183,7 +1183,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1417,7 +1417,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1464,7 +1464,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1698,7 +1698,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1745,7 +1745,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -1979,7 +1979,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2026,7 +2026,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2260,7 +2260,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2307,7 +2307,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2541,7 +2541,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2588,7 +2588,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2822,7 +2822,7 @@ _MASK = GeneratedMask(
                             maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                             row_floats=130,
-                            costs=(("usual", 7507, 2367, 870), ("stream", 4128, 2336, 0)),
+                            costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
                         ),
                         kernel(
                             "sm_90a",
@@ -2869,7 +2869,7 @@ _MASK = GeneratedMask(
                             work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                             row_floats=130,
                             form="small",
-                            costs=(("usual", 3183, 694, 200), ("stream", 2437, 699, 0)),
+                            costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
                         ),
                         kernel(
                             "sm_90a",

@@ -27,6 +27,7 @@ from maskc.bench.tensors import Tensors, has_torch
 from maskc.bench.timing import SECONDS, Timed, take_turns
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.driver import selects
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -101,8 +102,10 @@ class Contest:
         return self._judges[keeps_all]
 
     def heads(self) -> HeadJudges | None:
-        """Of whole heads; None on a CPU, where they take too long."""
-        if self._heads is None and self.tensors.device == "cuda":
+        """Of whole heads; None where they take too long: on a CPU, and where keys are chosen at run
+        time."""
+        slow = self.tensors.device != "cuda" or selects(self.case.mask)
+        if self._heads is None and not slow:
             self._heads = HeadJudges(self.case, self.tensors, self.pairs, self.backward)
         return self._heads
 

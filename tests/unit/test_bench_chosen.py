@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import maskc as mc
 from maskc.bench.case import Case
 from maskc.bench.chosen import ChosenPairs, chosen_by_torch
+from maskc.bench.contest import Ask, Contest, Measured
 from maskc.bench.run import bench_pattern
 from maskc.bench.sample import sample_data, true_mask
 from maskc.bench.tensors import host, make_tensors
 from maskc.core.dtypes import DType
+from maskc.core.target import Target
 from maskc.reference.attention import attention
 
 MASKS = {
@@ -82,3 +86,12 @@ def test_a_pattern_is_timed_and_right(name):
     assert rows["maskc", "fwd"]
     assert rows["maskc", "bwd"]
     assert (("topk", "fwd") in rows) == (name == "keys")
+
+
+def test_whole_heads_are_judged_of_static_masks_only():
+    """The reference would sort for minutes."""
+    case = case_of("keys")
+    tensors = replace(make_tensors(case, "cpu"), device="cuda")
+    ask = Ask(Target.named("sm_90a"), ("fwd",), ("maskc",), 1, 1.0, print)
+    pairs = ChosenPairs(case, tensors)
+    assert Contest(case, ask, tensors, pairs, np.arange(4), Measured()).heads() is None

@@ -1582,8 +1582,8 @@ FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP;
 
 // Calls f(row, score) for the lists, both rows at once: a loop waits for shared memory once a turn.
 // Behind a list lie so many places with minus infinity, which has no weight, that a turn needs not
-// ask where it ends; one that has ended reads them again. Both lists may have the same ones. `f` may
-// write to places that were read.
+// ask where it ends; one that has ended reads them again. Both lists may have the same ones, and
+// `f` may write to places that were read.
 constexpr u32 AT_ONCE = 4;
 template <typename F>
 FN void for_lists(const struct Lists &lists, const F &f) {
@@ -1674,8 +1674,8 @@ FN void add_lists(const struct Lists &lists, float unit, float a, struct Search 
 
 // Rises towards the level of the lists, but not past it: what has no weight then has none for good.
 // The lists are read once: on the way they lose what had no weight at the level before, and scores
-// too far above that count as 1, as if they were lower, which only makes the step smaller. No weight
-// is above 1: the level is not below the largest score either.
+// too far above that count as 1, as if they were lower, which only makes the step smaller. No
+// weight is above 1: the level is not below the largest score either.
 FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &x) {
     u32 free[2] = {first_place(0), first_place(1)};
     float peak[2] = {MINUS_INFINITY, MINUS_INFINITY};
@@ -1729,10 +1729,11 @@ FN bool fewer_places(const struct Lists &lists, u32 places) {
     return __any_sync(0xffffffff, room < places * LIST_STEP);
 }
 
-// Levels are raised where the tiles so far are a power of two, which is early enough for most lists
-// and finds all warps at it together, and where places get few.
+// Levels are raised after 2, 3, 5, 8, 16, 32, ... tiles, which is early enough for most lists and
+// finds all warps at it together, and where places get few.
 FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
-    return tiles > 1 && (tiles & (tiles - 1)) == 0 || fewer_places(lists, LIST / 8);
+    const bool power = (tiles & (tiles - 1)) == 0 && tiles != 1 && tiles != 4;
+    return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 8);
 }
 
 // The first pass over a tile; `tiles` counts it. Its own scores raise the level before they are
