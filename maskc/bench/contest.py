@@ -87,7 +87,8 @@ class Contest:
         self._judges: dict[bool, Judge] = {}
         self._heads: HeadJudges | None = None
         self._verdicts: dict[tuple[Key, str], Verdict] = {}
-        if tensors.device == "cuda":
+        self._whole = tensors.device == "cuda" and not selects(case.mask)
+        if self._whole:
             confirm(case, tensors, pairs, rows, self.live)
 
     def judge(self, keeps_all: bool) -> Judge:
@@ -104,8 +105,7 @@ class Contest:
     def heads(self) -> HeadJudges | None:
         """Of whole heads; None where they take too long: on a CPU, and where keys are chosen at run
         time."""
-        slow = self.tensors.device != "cuda" or selects(self.case.mask)
-        if self._heads is None and not slow:
+        if self._heads is None and self._whole:
             self._heads = HeadJudges(self.case, self.tensors, self.pairs, self.backward)
         return self._heads
 

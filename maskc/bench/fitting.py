@@ -4,8 +4,8 @@ A pass of `rows` tile rows, `tiles` tiles and `masked` tiles with dead pairs is 
 
     launches * launch + (row * rows + tile * tiles + masked * more) / (multiprocessors * clock).
 
-The four are found by least squares of relative errors, none of them negative; then, as what a launch
-takes is the card's and not a source's, the other three again with the median of all launches.
+The four are found by least squares of relative errors, none of them negative; then, as what a
+launch takes is the card's and not a source's, the other three with the median of all launches.
 """
 
 from __future__ import annotations
