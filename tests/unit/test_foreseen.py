@@ -15,8 +15,8 @@ N = 512
 FULL = mc.full()
 
 
-def bundle_of(mask):
-    return mask.compile(64, n_heads=2, target="sm_90a").bundle
+def bundle_of(mask, dim=64):
+    return mask.compile(dim, n_heads=2, target="sm_90a").bundle
 
 
 def foreseen(mask, tile, n=N):
@@ -64,7 +64,7 @@ def test_choices_at_random(tile, block, q_block):
 )
 def test_the_source(block, q_block, small):
     """Small tiles where blocks are as small; large ones where either holds all that there is."""
-    bundle = bundle_of(chosen(16, block, q_block))
+    bundle = bundle_of(chosen(16, block, q_block), 128)
     units = bundle.choice("sm_90a", Direction.forward)
     sizes = Sizes(1, 2, 2, 8192, 8192)
     found = Foreseen(bundle).unit(units, {}, sizes)

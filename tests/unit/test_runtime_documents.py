@@ -267,11 +267,11 @@ def test_the_exact_promise_goes_to_the_device(machine):
 def test_a_promise_leaves_out_tiles_that_are_far_away(machine):
     mask, arrays = compiled(mc.documents("doc")), given(n=3000)
     room = {}
-    for most in (80, 1000, None):
+    for most in (80, 2000, None):
         mask(*arrays, doc=promise(most))
         room[most] = machine.driver.listed.room
     assert room[80] < 47 * (2 * 7 + 1 + 4)  # of 47 x 47 tiles seven in a row
-    assert room[1000] < room[None]  # in larger tiles
+    assert room[2000] < room[None]  # in larger tiles
     mask(*arrays, doc=(promise(80), promise(80)))  # other lengths of queries and keys, perhaps
     assert machine.driver.listed.room > 2 * 47 * 47
     backward(mask, *arrays, doc=promise(80))
