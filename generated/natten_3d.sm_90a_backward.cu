@@ -591,7 +591,7 @@ FN i32 place_in_rows(i32 query) {
 }
 
 // In the control numbers of a tile row: its shares; then, integers, of the first tile how many
-// blocks are through, and how many tile columns added to either group's part of dq.
+// blocks are through, and how many tile columns added to dq.
 enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4 };
 constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
 
@@ -1241,8 +1241,8 @@ FN i32 turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32
     if (p.col_turns) return __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
     return rank_of(p, head, row, column);
 }
-FN i32 *turn_of(const struct Attention &p, i32 row, i32 group) {
-    return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN + group;
+FN i32 *turn_of(const struct Attention &p, i32 row) {
+    return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN;
 }
 FN void wait_for_turn(const i32 *turn, i32 rank) {
     i32 now;
@@ -1472,7 +1472,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             row = shared.dq_row;
             if (row < 0) continue;
 #if DETERMINISTIC
-            if (group == 0) wait_for_turn(turn_of(p, row, 0), shared.dq_rank);
+            if (group == 0) wait_for_turn(turn_of(p, row), shared.dq_rank);
 #endif
             const int place = group * SHARE;
             add_floats(dq + (i64)row * TILE_FLOATS + place, shared_address(shared.dq + place),
@@ -1486,7 +1486,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
         arrive(shared.dq_free[1]);
 #if DETERMINISTIC
         stores_done<0>();
-        pass_turn(turn_of(p, row, 0));
+        pass_turn(turn_of(p, row));
 #endif
     }
     stores_done<0>();
@@ -1500,7 +1500,7 @@ FN void keep_turns(struct Shared &shared, const struct Attention &p) {
         wait_asleep(shared.dq_asked, asked.turn());
         const i32 row = shared.dq_row;
         if (row < 0) break;
-        i32 *const turn = turn_of(p, row, 0);
+        i32 *const turn = turn_of(p, row);
         wait_for_turn(turn, shared.dq_rank);
         for (i32 group = 0; group < GROUPS; group++) arrive(shared.dq_free[group]);
         for (i32 group = 0; group < GROUPS; group++)

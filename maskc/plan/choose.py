@@ -381,10 +381,8 @@ def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[in
     most = max(len(mask.intervals or ()) for mask in masks)
     told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())
     more = " and of the chosen blocks" if told else ""
-    return (
-        f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row{more}, "
-        "no pair is tested"
-    )
+    several = f"{most} interval{'s' * (most != 1)} per row"
+    return f"partial tiles: bits of {several}{more}, no pair is tested"
 
 
 def _why_layout(mask: PlannedMask) -> str:
