@@ -27,7 +27,11 @@ from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
-from maskc.plan.sm90a_backward import backward_schedule, with_thresholds
+from maskc.plan.sm90a_backward import (
+    backward_schedule,
+    small_backward_schedule,
+    with_thresholds,
+)
 from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule, selections
 
 FEW, MANY = 3, 1 << 16
@@ -40,6 +44,7 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
     ("sm90a", _FORWARD, sm90a.CHOOSE): sm90a.choose_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
+    ("sm90a", _BACKWARD, SMALL): small_backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
@@ -47,6 +52,7 @@ _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
     "sm_90a": (
         ("sm_90a", _FORWARD, SMALL),
         ("sm_90a", _BACKWARD, ""),
+        ("sm_90a", _BACKWARD, SMALL),
         ("sm_80", _FORWARD, ""),
     ),
 }
@@ -86,7 +92,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         main = replace(main, parts=_parts(heads, problem, target), reasons=reasons)
         if target.family in documents.FAMILIES and _documents(main):
             main = _listed(main)
-            also = tuple(_listed(each) if each.form == SMALL else each for each in also)
+            also = tuple(_listed(each) if (each.form, each.direction) == (SMALL, _FORWARD) else each
+                         for each in also)
         if target.family in selecting.SHARED and selections(main.masks):
             why = selecting.why_host(main.masks)
             reasons = (*main.reasons, selecting.reason(main.masks))

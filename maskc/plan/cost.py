@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -24,8 +24,11 @@ WHEN = (
 )
 
 
-_COEFFICIENTS = {"": "large", GRID: "large"}
-"""Whose coefficients forms of a forward pass have, where these are not their own."""
+_COEFFICIENTS = {
+    (Direction.forward, SMALL): "small",
+    (Direction.backward, SMALL): "small_backward",
+}
+"""What coefficients of sources are called which are not the largest ones of their pass."""
 
 
 @cache
@@ -40,8 +43,9 @@ def card_of(target: str) -> Card | None:
 
 
 def source_name(direction: Direction, form: str) -> str:
-    """What coefficients call a source: `large`, `small` or `backward`."""
-    return "backward" if direction is Direction.backward else _COEFFICIENTS.get(form, form)
+    """What coefficients call a source: `large`, `small`, `backward` or `small_backward`."""
+    largest = "backward" if direction is Direction.backward else "large"
+    return _COEFFICIENTS.get((direction, form), largest)
 
 
 def costs_of(plan: Plan) -> tuple[Cost, ...]:
@@ -84,13 +88,18 @@ def title(plan: Plan) -> str:
     return f"{'boxes' if plan.boxes else 'tiles'} of {size}"
 
 
+def smaller(plan: Plan) -> Iterator[Plan]:
+    """Of the same pass, in smaller tiles."""
+    return (e for e in plan.also if e.form == SMALL and e.direction is plan.direction)
+
+
 def most_in_small_tiles(plan: Plan) -> int | None:
     """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
     defaults; 0 where none does, None where there is no such choice."""
     from maskc.layout.promises import promises
     from maskc.layout.suited import LONGEST, suited
 
-    small = [each for each in plan.also if each.form == SMALL]
+    small = tuple(smaller(plan))
     if not plan.documents or not small:
         return None
     ir = plan.masks[0].ir

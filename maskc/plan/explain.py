@@ -16,7 +16,7 @@ from maskc.core.problem import Direction
 from maskc.core.selection import Score, Selection, Share
 from maskc.ir.types import Piece
 from maskc.layout import build, obstacle
-from maskc.plan.cost import SMALL, card_of, choice, most_in_small_tiles, title
+from maskc.plan.cost import card_of, choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import Plan, PlannedMask, PlannedPart, selections
 
@@ -156,7 +156,7 @@ def _document_lines(plan: Plan) -> Iterator[str]:
     """Nothing for a mask that is not documents and something that reads no data."""
     most = most_in_small_tiles(plan)
     if most is not None:
-        small = next(each for each in plan.also if each.form == SMALL)
+        small = next(smaller(plan))
         short = f"documents of at most {most} tokens, as max_seqlen says: {title(small)}; other "
         yield from _wrapped("choice", f"{short if most else ''}documents: {title(plan)}")
 

@@ -56,7 +56,7 @@ MERGE_ROWS = 16
 
 _CONTROL_BYTES = 1024
 """Barriers, words and places of tile rows, behind the tiles."""
-_RESERVED_BYTES = 1024
+RESERVED_BYTES = 1024
 """Of a block's shared memory, by the system."""
 _L2_BYTES = 32 * 1024 * 1024
 """Keys and values that blocks running at the same time should have in common."""
@@ -164,7 +164,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     tile, slabs = TileShape(64 * warpgroups, keys), -(-dim // SLAB)
     threads = 128 * (warpgroups + 1)
     room = {q: _shared(tile, slabs, form.stages, q) for q in (1, 2)}
-    most = (target.shared_memory + _RESERVED_BYTES) // form.blocks - _RESERVED_BYTES
+    most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
     if room[1] > most:
         raise SharedMemoryExceeded(room[1], target.name, most)
     modes = [("usual", _mode(Grid.items, threads, room[1], form.blocks, ""))]

@@ -6,6 +6,10 @@ Up to a head dimension of 128 each owns 64 keys of the column, and the gradients
 its registers (`keys`). Beyond that each owns half of the head dimension, and half of the queries
 of a tile while scores become gradients (`columns`).
 
+Where columns are so short that a tile is mostly outside of the mask, a second source has tiles of
+64 x 64: one warpgroup computes, two blocks share a multiprocessor, and dq leaves straight from
+registers. A call takes the source that maskc/plan/cost.toml predicts to be faster.
+
 Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA
 13.0, bf16; cycles of the main kernel, or milliseconds in rounds that took turns):
 
@@ -38,7 +42,7 @@ from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.plan.sm90a import SLAB, Product
+from maskc.plan.sm90a import RESERVED_BYTES, SLAB, Product
 from maskc.plan.types import Schedule
 
 THREADS = 256
@@ -66,8 +70,14 @@ class BackwardSchedule(Schedule):
     """Per thread of a warpgroup that computes, and of the one that copies."""
     slabs: int = 1
     """Of a tile."""
+    warpgroups: int = 2
+    """That compute."""
     split: str = "keys"
-    """What the two warpgroups divide between them: `keys` or `columns`."""
+    """What the warpgroups divide between them: `keys` or `columns`."""
+    shares: int = 2
+    """Of a tile of dq, see templates/sm90a/backward_constants.cuh.j2."""
+    staged: bool = True
+    """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
     parts: tuple[int, ...] = ()
     """Columns of dk, dv and dq that a warpgroup owns where `columns` are divided: whole slabs, and
     then half of the slab in the middle where their number is odd."""
@@ -92,36 +102,64 @@ _TILES = {
 }
 
 
+_SMALL_TILE = TileShape(64, 64)
+_SMALL_BLOCKS = 2
+"""Per multiprocessor."""
+
+
 def backward_schedule(problem: Problem) -> BackwardSchedule:
     """The schedule of a backward pass.
 
     Raises:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
-    dim, target = problem.head_dim, TARGETS["sm_90a"]
-    tile, slabs = _TILES[dim], -(-dim // SLAB)
+    tile = _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
+    how = f"2 warpgroups that divide the {split} and one that copies"
+    return _schedule(problem, tile, 2, split, 1, (240, 24), how)
+
+
+def small_backward_schedule(problem: Problem) -> BackwardSchedule:
+    """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS.
+
+    Raises:
+        SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
+    """
+    how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
+    return _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
+
+
+def _schedule(
+    problem: Problem, tile: TileShape, warpgroups: int, split: str, blocks: int,
+    registers: tuple[int, int], how: str,
+) -> BackwardSchedule:  # fmt: skip
+    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    slabs = -(-dim // SLAB)
+    staged = split == "keys" and warpgroups > 1
+    shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
-    room = _shared(tile, dim, slabs, split)
-    if room > target.shared_memory:
-        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    room = _shared(tile, dim, slabs, warpgroups, split, staged)
+    most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
+    if room > most:
+        raise SharedMemoryExceeded(room, target.name, most)
     queries = tile.q if split == "keys" else tile.q // 2
     return BackwardSchedule(
         tile,
-        f"tiles of {tile.q} x {tile.k}, 2 warpgroups that divide the {split} and one that copies, "
-        f"{room / 1024:g} KiB of shared memory",
-        warps=12,
+        f"tiles of {tile.q} x {tile.k}, {how}, {room / 1024:g} KiB of shared memory",
+        warps=4 * (warpgroups + 1),
         stages=2,
+        min_blocks=blocks,
         shared_bytes=room,
+        registers=registers,
         slabs=slabs,
+        warpgroups=warpgroups,
         split=split,
+        shares=shares,
+        staged=staged,
         parts=parts,
         score_queries=queries,
-        products=_products(dim, queries, parts),
-        modes=(
-            ("usual", _mode(tile, room, "")),
-            ("deterministic", _mode(tile, room, "DETERMINISTIC")),
-        ),
+        products=_products(dim, queries, parts, SLAB if shares > 1 else dim),
+        modes=_modes(tile, room, warpgroups, blocks),
         maps=(
             TensorMap("q", tile.q),
             TensorMap("dout", tile.q),
@@ -132,7 +170,7 @@ def backward_schedule(problem: Problem) -> BackwardSchedule:
         ),
         work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
         # dq and the slopes' sums; lse, delta and the tile's own numbers.
-        row_floats=dim + 2 * SLOPE_SUMS // tile.q + 3,
+        row_floats=dim + shares * SLOPE_SUMS // tile.q + 3,
         key_floats=2 * dim,
     )
 
@@ -147,21 +185,21 @@ def with_thresholds(schedule: BackwardSchedule) -> BackwardSchedule:
     room = schedule.shared_bytes + 2 * 2 * 4 * tile.q
     if room > target.shared_memory:
         raise SharedMemoryExceeded(room, target.name, target.shared_memory)
-    modes = (
-        ("usual", _mode(tile, room, "")),
-        ("deterministic", _mode(tile, room, "DETERMINISTIC")),
-    )
+    modes = _modes(tile, room, schedule.warpgroups, schedule.min_blocks)
     return replace(schedule, shared_bytes=room, modes=modes)
 
 
-def _products(dim: int, queries: int, parts: tuple[int, ...]) -> tuple[Product, ...]:
-    """Matrix products of a warpgroup: transposed scores, gradients of keys and values, dq."""
+def _products(
+    dim: int, queries: int, parts: tuple[int, ...], of_dq: int
+) -> tuple[Product, ...]:  # fmt: skip
+    """Matrix products of a warpgroup: transposed scores, gradients of keys and values, dq (whose
+    columns are `of_dq`)."""
     scores = Product("multiply_scores", queries)
     if not parts:
         return (
             scores,
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
-            Product("multiply_dq", SLAB, b_along_tokens=1),
+            Product("multiply_dq", of_dq, b_along_tokens=1),
         )
     own = []
     for n in parts:
@@ -170,19 +208,32 @@ def _products(dim: int, queries: int, parts: tuple[int, ...]) -> tuple[Product, 
     return (scores, *own)
 
 
-def _mode(tile: TileShape, room: int, macro: str) -> Mode:
+def _modes(
+    tile: TileShape, room: int, warpgroups: int, blocks: int
+) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
+    threads = 128 * (warpgroups + 1)
+    return tuple(
+        (name, _mode(tile, room, threads, blocks, macro))
+        for name, macro in (("usual", ""), ("deterministic", "DETERMINISTIC"))
+    )
+
+
+def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> Mode:
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
-    mean = Launch("attention_backward_mean", Grid.queries, 384, room, tile.q, 1, Feature.entmax)
-    backward = Launch("attention_backward", Grid.stream, 384, room)
+    mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax
+    )
+    backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
     return Mode((prepare, mean, backward, finish, keys), macro)
 
 
-def _shared(tile: TileShape, dim: int, slabs: int, split: str) -> int:
+def _shared(
+    tile: TileShape, dim: int, slabs: int, warpgroups: int, split: str, staged: bool
+) -> int:
     """Bytes of struct Shared: k, v; two stages of q, dout, lse and delta; p (where it is exchanged)
-    and ds, twice; a tile's dq (where it is staged); the control part."""
+    and ds, both twice between two warpgroups; a tile's dq (where it is staged); the control part."""
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
-    exchanged = 2 * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
-    staged = 4 * (tile.q * dim + 2 * SLOPE_SUMS) if split == "keys" else 0
-    return tiles + exchanged + staged + 2 * 2 * 4 * tile.q + _CONTROL_BYTES
+    exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
+    of_dq = 4 * (tile.q * dim + warpgroups * SLOPE_SUMS) if staged else 0
+    return tiles + exchanged + of_dq + 2 * 2 * 4 * tile.q + _CONTROL_BYTES

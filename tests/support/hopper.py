@@ -38,7 +38,7 @@ BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
 
 
 WAYS = ["usual", "stream", "small usual", "small stream"]
-"""Ways to run a forward pass: a mode of the usual source, or of the one with small tiles."""
+"""Ways to run: a mode of the forward pass, with the usual sources or those with small tiles."""
 
 
 # ------------------------------------------------------------------ helpers
@@ -59,10 +59,9 @@ def no_waiting():
 def compiled(
     mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None, row_tiles=None
 ):  # fmt: skip
-    """A compiled mask, made to run forward passes in one of WAYS, to cut columns every `most_tiles`
-    tiles in backward passes, or rows every `row_tiles` in forward passes, whatever the lengths.
-    `mode` may be a form alone (`small`, `large`, or `grid`, then of both passes), which leaves the
-    mode to the lengths. What is
+    """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
+    backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
+    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths. What is
     forced runs whole, not in parts.
 
     Skips where a mask or a head dimension has no such tiles.
@@ -72,10 +71,7 @@ def compiled(
     if mode is not None:
         parts = ()
         form = mode.split()[0] if mode.startswith(("small", "grid")) else ""
-        units = tuple(
-            u for u in units
-            if u.target != TARGET or u.form == form or (_backward(u) and form != "grid")
-        )  # fmt: skip
+        units = tuple(u for u in units if u.target != TARGET or u.form == form)
         if not any(u.target == TARGET and not _backward(u) for u in units):
             pytest.skip(f"no {form} tiles at head dimension {dim}")
         if not mode.endswith(("small", "large", "grid")):

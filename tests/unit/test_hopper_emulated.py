@@ -50,9 +50,9 @@ def test_forms(mode, dim):
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70))
 
 
-@pytest.mark.parametrize("dim", [96, 192, 256])
-def test_head_dimensions(dim):
-    attn = compiled(BAND, dim, "float16")
+@pytest.mark.parametrize("dim,mode", [(96, "large"), (96, "small"), (192, None), (256, None)])
+def test_head_dimensions(dim, mode):
+    attn = compiled(BAND, dim, "float16", mode=mode)
     check(attn, given(140, 140, dim, "float16"), live_pairs(BAND, 140, 140))
 
 
@@ -63,15 +63,18 @@ def test_pairs_tested_one_by_one_and_heads_of_their_own():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_features(deterministic):
-    attn, made, live = compiled(BAND, 64), given(150, 150, 64), live_pairs(BAND, 150, 150)
+@pytest.mark.parametrize("mode,dim", [("large", 64), ("small", 64), ("small", 128)])
+def test_features(mode, dim, deterministic):
+    attn, made = compiled(BAND, dim, mode=mode), given(150, 150, dim)
+    live = live_pairs(BAND, 150, 150)
     both = vectors(["sink_logits", "alibi_slopes"], 2)
     check(attn, made, live, deterministic=deterministic, softcap=3.0, **both)
     check(attn, made, live, deterministic=deterministic, scale=-0.2)
 
 
-def test_the_same_bits_in_any_order(hopper):
-    attn, made = compiled(mc.full(), 64), given(200, 300, 64, heads=4)
+@pytest.mark.parametrize("mode", ["large", "small"])
+def test_the_same_bits_in_any_order(hopper, mode):
+    attn, made = compiled(mc.full(), 64, mode=mode), given(200, 300, 64, heads=4)
     first = called(attn, *made, deterministic=True)
     for seed in (1000, 2000):
         hopper.seed = seed
@@ -80,9 +83,12 @@ def test_the_same_bits_in_any_order(hopper):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("mask", [ARROW, HEADS], ids=["one mask", "several"])
-def test_rows_and_columns_in_parts(hopper, mask, deterministic):
-    attn = compiled(mask, 64, heads=4, row_tiles=1, most_tiles=1)
+@pytest.mark.parametrize(
+    "mask,mode", [(ARROW, "large"), (HEADS, "large"), (HEADS, "small")],
+    ids=["one mask", "several", "small tiles"],
+)  # fmt: skip
+def test_rows_and_columns_in_parts(hopper, mask, mode, deterministic):
+    attn = compiled(mask, 64, heads=4, mode=mode, row_tiles=1, most_tiles=1)
     made = given(300, 300, 64, heads=4, kv_heads=2)
     check(attn, made, live_pairs(mask, 300, 300, heads=4), deterministic=deterministic)
     assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
