@@ -126,7 +126,8 @@ def small_backward_schedule(problem: Problem) -> BackwardSchedule:
         SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
     """
     how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
-    return _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
+    made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
+    return replace(made, work=replace(made.work, uneven_tiles=LONG_COLUMN // _SMALL_BLOCKS))
 
 
 def _schedule(
