@@ -167,6 +167,8 @@ class WorkList:
     powers of two as many, see maskc/layout/work.py. 0: as of any other."""
     ordered: bool = False
     """Whether it is the list of a deterministic pass, see maskc/layout/ordered.py."""
+    resident: int = 1
+    """Blocks that a multiprocessor runs at once."""
     plain: bool = False
     """Whether lists are as a device would make them: nothing is cut, or taken in another order."""
 

@@ -6,7 +6,7 @@ import json
 import textwrap
 from base64 import b85encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from maskc.core import expr as E
 from maskc.core.bundle import Bundle, Launch, LayoutRecipe, SourceUnit, TileLoop, Variant, WorkList
@@ -157,8 +157,8 @@ def _kernel(unit: SourceUnit, key: str) -> str:
         ]
         words.append(_several("maps=(", pairs, 16))
     if unit.work is not None:
-        found = {name: getattr(unit.work, name) for name in WorkList.__dataclass_fields__}
-        kept = [f"{_word(name)}: {n}" for name, n in found.items() if n or name == "group_tokens"]
+        found = [(each, getattr(unit.work, each.name)) for each in fields(WorkList)]
+        kept = [f"{_word(each.name)}: {n}" for each, n in found if n != each.default]
         words.append(f"work={{{', '.join(kept)}}}")
     words += [f"row_floats={unit.row_floats}"] if unit.row_floats else []
     words += [f"key_floats={unit.key_floats}"] if unit.key_floats else []

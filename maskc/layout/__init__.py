@@ -27,6 +27,7 @@ from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents
 from maskc.layout.lists import kernel_lists as kernel_lists
 from maskc.layout.lists import sequence_arrays as sequence_arrays
+from maskc.layout.ordered import BLOCKS as BLOCKS
 from maskc.layout.ordered import heads_together as heads_together
 from maskc.layout.ordered import in_turn as in_turn
 from maskc.layout.ordered import ordered_work as ordered_work

@@ -22,7 +22,8 @@ from maskc.layout.spans import Spans
 from maskc.layout.work import MAX_ITEMS, Work, most_tiles
 
 BLOCKS = 128
-"""Columns that are under way at a time on a card that they occupy, of all heads."""
+"""Columns that are under way at a time on a card that they occupy, of all heads, where a
+multiprocessor runs one block."""
 FEWEST = 8
 """Of them that belong to one head."""
 HOP = 1.5
@@ -47,8 +48,9 @@ def heads_together(
     """
     steps = count.sum() / max(1, len(count))
     adders = count.shape[1] if row_ptr is None else np.diff(row_ptr).max(initial=0)
-    chain = adders * HOP * BLOCKS / max(1, steps)
-    return int(np.clip(max(rule.group_tokens // max(1, n_q), chain), 1, BLOCKS // FEWEST))
+    at_once = BLOCKS * rule.resident
+    chain = adders * HOP * at_once / max(1, steps)
+    return int(np.clip(max(rule.group_tokens // max(1, n_q), chain), 1, at_once // FEWEST))
 
 
 def ordered_work(
@@ -94,7 +96,7 @@ def ordered_work(
 
 
 def in_turn(
-    ptr: np.ndarray, tiles: np.ndarray, together: int, plain: bool
+    ptr: np.ndarray, tiles: np.ndarray, at_once: int, plain: bool
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Lists by columns in the order in which their tiles should be taken, and their turns.
 
@@ -103,7 +105,7 @@ def in_turn(
 
     Args:
         ptr, tiles: lists by columns, as `kernel_lists` gives them.
-        together: heads that run side by side.
+        at_once: columns of a list under way at a time, see `BLOCKS`.
         plain: whether tiles stay in their order.
 
     Returns:
@@ -123,7 +125,7 @@ def in_turn(
     following = np.full(len(tiles), -1)
     following[order[:-1]] = np.where(begins[1:], -1, order[1:])
     taken = np.concatenate([
-        _tried_out(each, following, turn, BLOCKS // together) for each in ptr.tolist()
+        _tried_out(each, following, turn, at_once) for each in ptr.tolist()
     ]) if len(tiles) else order  # fmt: skip
     return tiles[taken], turn[taken]
 

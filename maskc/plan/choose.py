@@ -92,8 +92,10 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         main = replace(main, parts=_parts(heads, problem, target), reasons=reasons)
         if target.family in documents.FAMILIES and _documents(main):
             main = _listed(main)
-            also = tuple(_listed(each) if (each.form, each.direction) == (SMALL, _FORWARD) else each
-                         for each in also)
+            also = tuple(
+                _listed(each) if (each.form, each.direction) == (SMALL, _FORWARD) else each
+                for each in also
+            )
         if target.family in selecting.SHARED and selections(main.masks):
             why = selecting.why_host(main.masks)
             reasons = (*main.reasons, selecting.reason(main.masks))

@@ -131,7 +131,8 @@ def small_backward_schedule(problem: Problem) -> BackwardSchedule:
     """
     how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
-    return replace(made, work=replace(made.work, uneven_tiles=LONG_COLUMN // _SMALL_BLOCKS))
+    return replace(made, work=replace(made.work, uneven_tiles=LONG_COLUMN // _SMALL_BLOCKS,
+                                           resident=_SMALL_BLOCKS))  # fmt: skip
 
 
 def _schedule(
@@ -231,8 +232,7 @@ def _products(
 
 def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> Mode:
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
-    mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax
-    )
+    mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
@@ -242,8 +242,9 @@ def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> 
 def _shared(
     tile: TileShape, dim: int, slabs: int, warpgroups: int, split: str, staged: bool
 ) -> int:
-    """Bytes of struct Shared: k, v; two stages of q, dout, lse and delta; p (where it is exchanged)
-    and ds, both twice between two warpgroups; a tile's dq (where it is staged); the control part."""
+    """Bytes of struct Shared: k, v; two stages of q, dout, lse and delta; ds, and p where it is
+    exchanged, both twice between two warpgroups; a tile's dq where it is staged; the control part.
+    """
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
     of_dq = _staged_bytes(tile, dim, warpgroups) if staged else 0

@@ -22,6 +22,7 @@ from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.layout import (
+    BLOCKS,
     Chosen,
     Spans,
     Work,
@@ -290,7 +291,8 @@ def _in_turn(
     named = dict(parts)
     ptr, tiles = named["col_ptr"], named["col_tiles"]
     together = heads_together(np.diff(ptr), named["row_ptr"], n_q, unit.work)
-    named["col_tiles"], named["col_turns"] = in_turn(ptr, tiles, together, unit.work.plain)
+    at_once = BLOCKS * unit.work.resident // together
+    named["col_tiles"], named["col_turns"] = in_turn(ptr, tiles, at_once, unit.work.plain)
     return [*named.items()]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.core.bundle import WorkList
-from maskc.layout import Spans, heads_together, in_turn, ordered_work
+from maskc.layout import BLOCKS, Spans, heads_together, in_turn, ordered_work
 
 
 @st.composite
@@ -82,7 +82,7 @@ def test_turns_of_a_row_follow_the_items(call, together, plain):
     ends = np.concatenate([[0], live.sum(axis=2).ravel().cumsum()])
     ptr = ends[np.arange(lists)[:, None] * columns + np.arange(columns + 1)]
     words = 2 * np.nonzero(live)[2].astype(np.int32) + 1
-    tiles, turn = in_turn(ptr.astype(np.int32), words, together, plain)
+    tiles, turn = in_turn(ptr.astype(np.int32), words, BLOCKS // together, plain)
     assert tiles.dtype == turn.dtype == np.int32
     assert not plain or np.array_equal(tiles, words)
     for which, own in np.ndindex(lists, columns):
@@ -116,7 +116,7 @@ def taken(live):
     """The rows of every column as they are taken."""
     words = 2 * np.nonzero(live)[1].astype(np.int32)
     ptr = np.concatenate([[0], live.sum(axis=1).cumsum()])
-    tiles, _ = in_turn(ptr[None].astype(np.int32), words, 16, False)
+    tiles, _ = in_turn(ptr[None].astype(np.int32), words, BLOCKS // 16, False)
     return [tiles[a:b] >> 1 for a, b in pairwise(ptr)]
 
 
