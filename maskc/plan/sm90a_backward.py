@@ -47,8 +47,8 @@ from maskc.plan.types import Schedule
 
 THREADS = 256
 """Of the passes before and after, which have a block per tile."""
-SLOPE_SUMS = 4
-"""Sums for the gradient of ALiBi's slope behind each warpgroup's share of dq: one per warp."""
+SLOPE_SUMS = 128
+"""Sums for the gradient of ALiBi's slope behind each warpgroup's share of dq: one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
 LONG_COLUMN = 16
@@ -56,7 +56,7 @@ LONG_COLUMN = 16
 132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one ends
 after 75 where columns are whole, after 44 with 32, after 30 with 16."""
 
-_CONTROL_BYTES = 512
+_CONTROL_BYTES = 1024
 """Barriers and words behind the tiles."""
 _L2_BYTES = 32 * 1024 * 1024
 """Of queries, their gradients and those of the output that running blocks have in common."""
@@ -78,10 +78,6 @@ class BackwardSchedule(Schedule):
     """Of a tile of dq, see templates/sm90a/backward_constants.cuh.j2."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
-    dq_stages: int = 1
-    """Tiles of dq in shared memory in deterministic mode, of which one may wait for its turn."""
-    ordered_bytes: int = 0
-    """Shared memory in that mode."""
     parts: tuple[int, ...] = ()
     """Columns of dk, dv and dq that a warpgroup owns where `columns` are divided: whole slabs, and
     then half of the slab in the middle where their number is odd."""
@@ -149,7 +145,7 @@ def _schedule(
     if room > most:
         raise SharedMemoryExceeded(room, target.name, most)
     queries = tile.q if split == "keys" else tile.q // 2
-    made = BackwardSchedule(
+    return BackwardSchedule(
         tile,
         f"tiles of {tile.q} x {tile.k}, {how}, {room / 1024:g} KiB of shared memory",
         warps=4 * (warpgroups + 1),
@@ -165,6 +161,7 @@ def _schedule(
         parts=parts,
         score_queries=queries,
         products=_products(dim, queries, parts, SLAB if shares > 1 else dim),
+        modes=_modes(tile, room, warpgroups, blocks),
         maps=(
             TensorMap("q", tile.q),
             TensorMap("dout", tile.q),
@@ -175,26 +172,8 @@ def _schedule(
         ),
         work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
         # dq and the slopes' sums; lse, delta and the tile's own numbers.
-        row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + 3,
+        row_floats=dim + shares * SLOPE_SUMS // tile.q + 3,
         key_floats=2 * dim,
-    )
-    return _with_modes(made, room)
-
-
-def _with_modes(schedule: BackwardSchedule, room: int) -> BackwardSchedule:
-    """The same with so much shared memory; a second tile of dq is staged where it fits."""
-    tile, two = schedule.tile, 0
-    if schedule.staged:
-        two = room + _staged_bytes(tile, 64 * schedule.slabs, schedule.shares)
-    stages = 2 if room < two <= TARGETS["sm_90a"].shared_memory else 1
-    ordered = two if stages == 2 else room
-    threads, blocks = 128 * (schedule.warpgroups + 1), schedule.min_blocks
-    modes = (
-        ("usual", _mode(tile, room, threads, blocks, "")),
-        ("deterministic", _mode(tile, ordered, threads, blocks, "DETERMINISTIC")),
-    )
-    return replace(
-        schedule, shared_bytes=room, dq_stages=stages, ordered_bytes=ordered, modes=modes
     )
 
 
@@ -208,7 +187,8 @@ def with_thresholds(schedule: BackwardSchedule) -> BackwardSchedule:
     room = schedule.shared_bytes + 2 * 2 * 4 * tile.q
     if room > target.shared_memory:
         raise SharedMemoryExceeded(room, target.name, target.shared_memory)
-    return _with_modes(schedule, room)
+    modes = _modes(tile, room, schedule.warpgroups, schedule.min_blocks)
+    return replace(schedule, shared_bytes=room, modes=modes)
 
 
 def _products(
@@ -230,6 +210,16 @@ def _products(
     return (scores, *own)
 
 
+def _modes(
+    tile: TileShape, room: int, warpgroups: int, blocks: int
+) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
+    threads = 128 * (warpgroups + 1)
+    return tuple(
+        (name, _mode(tile, room, threads, blocks, macro))
+        for name, macro in (("usual", ""), ("deterministic", "DETERMINISTIC"))
+    )
+
+
 def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> Mode:
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
     mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax)
@@ -247,9 +237,5 @@ def _shared(
     """
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
-    of_dq = _staged_bytes(tile, dim, warpgroups) if staged else 0
+    of_dq = 4 * (tile.q * dim + warpgroups * SLOPE_SUMS) if staged else 0
     return tiles + exchanged + of_dq + 2 * 2 * 4 * tile.q + _CONTROL_BYTES
-
-
-def _staged_bytes(tile: TileShape, dim: int, shares: int) -> int:
-    return 4 * (tile.q * dim + shares * SLOPE_SUMS)
