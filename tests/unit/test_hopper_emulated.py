@@ -50,7 +50,7 @@ def test_forms(mode, dim):
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70))
 
 
-@pytest.mark.parametrize("dim,mode", [(96, "large"), (96, "small"), (192, None), (256, None)])
+@pytest.mark.parametrize(("dim", "mode"), [(96, "large"), (96, "small"), (192, None), (256, None)])
 def test_head_dimensions(dim, mode):
     attn = compiled(BAND, dim, "float16", mode=mode)
     check(attn, given(140, 140, dim, "float16"), live_pairs(BAND, 140, 140))
@@ -63,7 +63,7 @@ def test_pairs_tested_one_by_one_and_heads_of_their_own():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("mode,dim", [("large", 64), ("small", 64), ("small", 128)])
+@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("small", 128)])
 def test_features(mode, dim, deterministic):
     attn, made = compiled(BAND, dim, mode=mode), given(150, 150, dim)
     live = live_pairs(BAND, 150, 150)
@@ -84,7 +84,7 @@ def test_the_same_bits_in_any_order(hopper, mode):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "mask,mode", [(ARROW, "large"), (HEADS, "large"), (HEADS, "small")],
+    ("mask", "mode"), [(ARROW, "large"), (HEADS, "large"), (HEADS, "small")],
     ids=["one mask", "several", "small tiles"],
 )  # fmt: skip
 def test_rows_and_columns_in_parts(hopper, mask, mode, deterministic):

@@ -17,30 +17,34 @@ from maskc.core.bundle import Grid, SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
+from maskc.plan.sm90a import SMALL_HEAD_DIMS
 from maskc.plan.sm90a_backward import (
     LONG_COLUMN,
     MOST_TILES,
     SLOPE_SUMS,
     BackwardSchedule,
     backward_schedule,
+    small_backward_schedule,
 )
 from tests.support import sass
 
 SM_90A = TARGETS["sm_90a"]
 DIMS = SM_90A.head_dims
+SOURCES = [*((dim, "") for dim in DIMS), *((dim, "small") for dim in SMALL_HEAD_DIMS)]
+"""Head dimensions, with the form of a source."""
 BACKWARD = Direction.backward
 LIST = mc.causal() & mc.strided(3)
 """A mask without closed forms: tile lists in memory."""
 
 
-def planned(dim: int) -> BackwardSchedule:
-    return backward_schedule(Problem(dim, dim, DType.bfloat16))
+def planned(dim: int, form: str = "") -> BackwardSchedule:
+    made = small_backward_schedule if form else backward_schedule
+    return made(Problem(dim, dim, DType.bfloat16))
 
 
-def unit(mask: mc.Mask, dim: int, dtype: str = "bfloat16") -> SourceUnit:
+def unit(mask: mc.Mask, dim: int, dtype: str = "bfloat16", form: str = "") -> SourceUnit:
     plan = driver.planned(mask, driver.problem(dim, None, 4, dtype), SM_90A)
-    found = driver.bundled(plan).unit("sm_90a", BACKWARD)
-    assert found is not None
+    (found,) = (u for u in driver.bundled(plan).choice("sm_90a", BACKWARD) if u.form == form)
     return found
 
 
@@ -59,24 +63,41 @@ def test_two_warpgroups_divide_a_tile(dim):
     assert 2 * plan.registers[0] + plan.registers[1] <= 3 * 168, "what a launch of 384 has"
 
 
-@pytest.mark.parametrize("dim", DIMS)
-def test_accumulators_leave_room_for_scores(dim):
+@pytest.mark.parametrize("dim", SMALL_HEAD_DIMS)
+def test_small_tiles_leave_room_for_another_block(dim):
+    """Registers move inside of a block, shared memory has the system's part in every block."""
+    plan = planned(dim, "small")
+    compute, copy = plan.registers
+    assert (plan.warpgroups, plan.min_blocks, plan.staged) == (1, 2, False)
+    assert compute % 8 == copy % 8 == 0
+    assert plan.min_blocks * 128 * (compute + copy) <= 64 * 1024
+    assert plan.min_blocks * (plan.shared_bytes + 1024) <= SM_90A.shared_memory + 1024
+    assert plan.work.resident == plan.min_blocks
+    for _, mode in plan.modes:
+        (main,) = (each for each in mode.launches if each.entry == "attention_backward")
+        assert (main.threads, main.resident) == (256, plan.min_blocks)
+
+
+@pytest.mark.parametrize(("dim", "form"), SOURCES)
+def test_accumulators_leave_room_for_scores(dim, form):
     """Of dk, dv, and the larger of scores with dp and dq."""
-    plan = planned(dim)
+    plan = planned(dim, form)
     size = {product.name: product.registers for product in plan.products}
     scores = size.pop("multiply_scores")
     share = sum(n for name, n in size.items() if "gradient" in name)
     dq = sum(n for name, n in size.items() if "dq" in name)
-    assert 2 * share + max(2 * scores, dq) <= 208 <= plan.registers[0] - 32
+    assert 2 * share + max(2 * scores, dq) <= plan.registers[0] - 32
 
 
-@pytest.mark.parametrize("dim", DIMS)
-def test_workspace_is_what_the_source_reckons_with(dim):
+@pytest.mark.parametrize(("dim", "form"), SOURCES)
+def test_workspace_is_what_the_source_reckons_with(dim, form):
     """Per tile: lse, delta and control numbers, and a tile of dq with the slopes' sums."""
-    plan, text = planned(dim), unit(mc.causal(), dim).text
-    assert plan.row_floats * plan.tile.q == 3 * plan.tile.q + plan.tile.q * dim + 2 * SLOPE_SUMS
+    plan, text = planned(dim, form), unit(mc.causal(), dim, form=form).text
+    of_dq = plan.tile.q * dim + plan.shares * SLOPE_SUMS
+    assert plan.row_floats * plan.tile.q == 3 * plan.tile.q + of_dq
     assert plan.key_floats * plan.tile.k == 2 * plan.tile.k * dim
-    assert "TILE_FLOATS = TILE_Q * HEAD_DIM + 2 * SLOPE_SUMS;" in text
+    assert f"SHARES = {plan.shares}, " in text
+    assert "TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;" in text
     assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
     assert f"SLOPE_SUMS = {SLOPE_SUMS};" in text
 
@@ -118,19 +139,20 @@ def test_maps_are_the_members_of_the_second_parameter(dim):
 
 @pytest.mark.parametrize("mask", [mc.causal(), LIST], ids=["range", "list"])
 @pytest.mark.parametrize("mode", ["usual", "deterministic"])
-@pytest.mark.parametrize("dim", DIMS)
-def test_compiles_without_spills_or_serial_products(dim, mode, mask):
+@pytest.mark.parametrize(("dim", "form"), SOURCES)
+def test_compiles_without_spills_or_serial_products(dim, form, mode, mask):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    source = unit(mask, dim, "float16" if dim == 96 else "bfloat16")
-    binary = build(source, frozenset(), (BACKWARD,), mode=mode)
+    source = unit(mask, dim, "float16" if dim == 96 else "bfloat16", form)
+    plan, binary = planned(dim, form), build(source, frozenset(), (BACKWARD,), mode=mode)
     assert not re.findall(r".*\bC75\d\d\b.*", binary.report.log)
     for use in binary.report.kernels:
         assert (use.name, use.stack, use.spill_stores) == (use.name, 0, 0)
     if sass.disassembler():
         main = sass.functions(sass.disassemble(binary.code))["attention_backward"]
         products, begun = sass.count(main, "HGMMA"), sass.count(main, r"WARPGROUP\.ARRIVE")
-        assert begun == 5, "five products"
-        assert products == steps(planned(dim))
+        own = plan.shares // plan.warpgroups
+        assert begun == 4 + own, "five products, the last one share by share"
+        assert products == steps(plan)
 
 
 def steps(plan: BackwardSchedule) -> int:
@@ -142,7 +164,8 @@ def steps(plan: BackwardSchedule) -> int:
         p.columns for p in plan.products if p.name == "multiply_gradient"
     )  # fmt: skip
     along = {"scores": dim // 16, "gradient": plan.tile.q // 16, "dq": plan.tile.k // 16}
-    return sum(size[name] * along[name] * (1 if name == "dq" else 2) for name in size)
+    times = {"scores": 2, "gradient": 2, "dq": plan.shares // plan.warpgroups}
+    return sum(size[name] * along[name] * times[name] for name in size)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
