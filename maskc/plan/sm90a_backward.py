@@ -233,9 +233,10 @@ def _shared(
     tile: TileShape, dim: int, slabs: int, warpgroups: int, split: str, staged: bool
 ) -> int:
     """Bytes of struct Shared: k, v; two stages of q, dout, lse and delta; ds, and p where it is
-    exchanged, both twice between two warpgroups; a tile's dq where it is staged; the control part.
+    exchanged, both twice between two warpgroups; a tile's dq where it is staged, and zeros for
+    a quarter of one; the control part.
     """
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
-    of_dq = 4 * (tile.q * dim + warpgroups * SLOPE_SUMS) if staged else 0
+    of_dq = 5 * (tile.q * dim + warpgroups * SLOPE_SUMS) if staged else 0
     return tiles + exchanged + of_dq + 2 * 2 * 4 * tile.q + _CONTROL_BYTES

@@ -5,6 +5,8 @@ Few and small cases of what tests/gpu asks of a card; what is drawn here is the 
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -97,6 +99,23 @@ def test_rows_and_columns_in_parts(hopper, mask, mode, deterministic):
         hopper.seed = 1000
         again = called(attn, *made, deterministic=True)
         assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_zeros_are_written_while_other_heads_are_computed(monkeypatch, dim):
+    """As with many heads: all tiles of dq but those of the first one, rows without a key too."""
+    whole = machine.loaded
+
+    def crowded(source, macros):
+        source = source.replace("FEW_ITEMS = 256", "FEW_ITEMS = 0")
+        return whole(re.sub(r"GROUP_TOKENS = \d+", "GROUP_TOKENS = 1", source), macros)
+
+    monkeypatch.setattr(machine, "loaded", crowded)
+    mask = mc.where(lambda q, k: (q - k < 40) & (k - q < 40) & (q > 300))
+    attn = compiled(mask, dim, heads=4, mode="large")
+    live = live_pairs(mask, 400, 400, heads=4)
+    check(attn, given(400, 400, dim, batch=2, heads=4, kv_heads=2), live)
+    check(attn, given(400, 400, dim, heads=4, kv_heads=4), live, **vectors(["alibi_slopes"], 4))
 
 
 def test_heads_packed_into_tiles():
