@@ -6,7 +6,7 @@ Mask: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) &
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 natten_2d.cpu.c, natten_2d.sm_80.cu, natten_2d.sm_90a.cu, natten_2d.sm_90a_small.cu,
-natten_2d.sm_90a_backward.cu.
+natten_2d.sm_90a_backward.cu, natten_2d.sm_90a_small_backward.cu.
 """
 
 from pathlib import Path
@@ -21,6 +21,7 @@ SOURCE = {
     "sm_90a": (_HERE / "natten_2d.sm_90a.cu").read_text(),
     "sm_90a_small": (_HERE / "natten_2d.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "natten_2d.sm_90a_backward.cu").read_text(),
+    "sm_90a_small_backward": (_HERE / "natten_2d.sm_90a_small_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -73,6 +74,9 @@ plan     a product over a grid of N x 64: tiles of consecutive tokens are as goo
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
+         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         lengths are predicted to take fewer cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
 
@@ -427,11 +431,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward", "stream", threads=384, shared=208128),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -446,7 +450,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -456,7 +460,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -483,6 +487,75 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
+                costs=(("usual", 16662, 3978, 1282),),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                ),
+                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=256,
+                    shared=108544,
+                    resident=2,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
+                row_floats=135,
+                key_floats=256,
+                form="small",
+                costs=(("usual", 10879, 2545, 487),),
             ),
         ),
         report=REPORT,

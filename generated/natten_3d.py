@@ -7,7 +7,8 @@ Mask: where(lambda q, k: (max(min(q // 256, n_kv // 256 - 3), 2) >= k // 256 - 2
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 natten_3d.cpu.c, natten_3d.sm_80.cu, natten_3d.sm_90a.cu, natten_3d.sm_90a_grid.cu,
-natten_3d.sm_90a_small.cu, natten_3d.sm_90a_backward.cu, natten_3d.sm_90a_grid_backward.cu.
+natten_3d.sm_90a_small.cu, natten_3d.sm_90a_backward.cu, natten_3d.sm_90a_small_backward.cu,
+natten_3d.sm_90a_grid_backward.cu.
 """
 
 from pathlib import Path
@@ -23,6 +24,7 @@ SOURCE = {
     "sm_90a_grid": (_HERE / "natten_3d.sm_90a_grid.cu").read_text(),
     "sm_90a_small": (_HERE / "natten_3d.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "natten_3d.sm_90a_backward.cu").read_text(),
+    "sm_90a_small_backward": (_HERE / "natten_3d.sm_90a_small_backward.cu").read_text(),
     "sm_90a_grid_backward": (_HERE / "natten_3d.sm_90a_grid_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
@@ -86,6 +88,9 @@ plan     or boxes of a grid, 2 x 4 x 16 queries x 4 x 2 x 16 keys of N x 16 x 16
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
+         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         lengths are predicted to take fewer cycles (never for data given per sequence)
 plan     backward: or boxes of a grid, 2 x 2 x 16 queries x 2 x 4 x 16 keys of N x 16 x 16: taken by
          a call when the exact tiles of its lengths are predicted to take fewer cycles (never for
          data given per sequence)
@@ -296,11 +301,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward", "stream", threads=384, shared=208128),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -315,7 +320,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -325,7 +330,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -352,7 +357,75 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
-                costs=(("usual", 23092, 3983, 30),),
+                costs=(("usual", 16662, 3978, 1282),),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                ),
+                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=256,
+                    shared=108544,
+                    resident=2,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
+                row_floats=135,
+                key_floats=256,
+                form="small",
+                costs=(("usual", 10879, 2545, 487),),
             ),
             kernel(
                 "sm_90a",
@@ -362,11 +435,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward", "stream", threads=384, shared=208128),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -381,7 +454,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -391,7 +464,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -426,7 +499,7 @@ _MASK = GeneratedMask(
                 row_floats=135,
                 key_floats=256,
                 form="grid",
-                costs=(("usual", 23092, 3983, 30),),
+                costs=(("usual", 16662, 3978, 1282),),
                 boxes=((16, 16), (2, 2, 16), (2, 4, 16), 64),
             ),
         ),

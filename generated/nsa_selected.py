@@ -6,7 +6,8 @@ Mask: causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) //
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 nsa_selected.cpu.c, nsa_selected.sm_80.cu, nsa_selected.sm_80_selections.cu, nsa_selected.sm_90a.cu,
-nsa_selected.sm_90a_selections.cu, nsa_selected.sm_90a_small.cu, nsa_selected.sm_90a_backward.cu.
+nsa_selected.sm_90a_selections.cu, nsa_selected.sm_90a_small.cu, nsa_selected.sm_90a_backward.cu,
+nsa_selected.sm_90a_small_backward.cu.
 """
 
 from pathlib import Path
@@ -33,6 +34,7 @@ SOURCE = {
     "sm_90a_selections": (_HERE / "nsa_selected.sm_90a_selections.cu").read_text(),
     "sm_90a_small": (_HERE / "nsa_selected.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "nsa_selected.sm_90a_backward.cu").read_text(),
+    "sm_90a_small_backward": (_HERE / "nsa_selected.sm_90a_small_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -107,6 +109,9 @@ plan     blocks are chosen and tile lists made on the device, in the call's own 
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
+         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         lengths are predicted to take fewer cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
 
@@ -295,11 +300,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward", "stream", threads=384, shared=208128),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -314,7 +319,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -324,7 +329,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -351,6 +356,75 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
+                costs=(("usual", 16662, 3978, 1282),),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                ),
+                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=256,
+                    shared=108544,
+                    resident=2,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
+                row_floats=135,
+                key_floats=256,
+                form="small",
+                costs=(("usual", 10879, 2545, 487),),
             ),
         ),
         selections=(

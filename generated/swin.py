@@ -5,7 +5,7 @@ Mask: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 +
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 swin.cpu.c, swin.sm_80.cu, swin.sm_90a.cu, swin.sm_90a_small.cu, swin.sm_90a_backward.cu,
-swin.sm_90a_grid_backward.cu.
+swin.sm_90a_small_backward.cu, swin.sm_90a_grid_backward.cu.
 """
 
 from pathlib import Path
@@ -20,6 +20,7 @@ SOURCE = {
     "sm_90a": (_HERE / "swin.sm_90a.cu").read_text(),
     "sm_90a_small": (_HERE / "swin.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "swin.sm_90a_backward.cu").read_text(),
+    "sm_90a_small_backward": (_HERE / "swin.sm_90a_small_backward.cu").read_text(),
     "sm_90a_grid_backward": (_HERE / "swin.sm_90a_grid_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
@@ -73,6 +74,9 @@ plan     a product over a grid of N x 64: tiles of consecutive tokens are as goo
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
+plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
+         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         lengths are predicted to take fewer cycles (never for data given per sequence)
 plan     backward: or boxes of a grid, 4 x 16 queries x 4 x 32 keys of N x 64: taken by a call when
          the exact tiles of its lengths are predicted to take fewer cycles (never for data given per
          sequence)
@@ -308,11 +312,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward", "stream", threads=384, shared=208128),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -327,7 +331,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -337,7 +341,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -364,7 +368,75 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=135,
                 key_floats=256,
-                costs=(("usual", 23092, 3983, 30),),
+                costs=(("usual", 16662, 3978, 1282),),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_small_backward"],
+                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                ),
+                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward_finish", "queries", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
+                launch(
+                    "attention_backward_prepare",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_mean",
+                    "queries",
+                    threads=256,
+                    shared=108544,
+                    per_block=64,
+                    feature="entmax",
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=256,
+                    shared=108544,
+                    resident=2,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish",
+                    "queries",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=64,
+                    mode="deterministic",
+                    macro="DETERMINISTIC",
+                ),
+                tile=(64, 64),
+                ranges=False,
+                passes=("backward",),
+                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
+                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
+                row_floats=135,
+                key_floats=256,
+                form="small",
+                costs=(("usual", 10879, 2545, 487),),
             ),
             kernel(
                 "sm_90a",
@@ -374,11 +446,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=199680),
+                launch("attention_backward", "stream", threads=384, shared=208128),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -393,7 +465,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -403,7 +475,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=208128,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -438,7 +510,7 @@ _MASK = GeneratedMask(
                 row_floats=135,
                 key_floats=256,
                 form="grid",
-                costs=(("usual", 23092, 3983, 30),),
+                costs=(("usual", 16662, 3978, 1282),),
                 boxes=((64,), (4, 16), (4, 32), 64),
             ),
         ),

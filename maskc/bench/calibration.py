@@ -24,7 +24,8 @@ from maskc.core.target import Target
 from maskc.dsl.combinators import causal, full, sinks, window
 from maskc.dsl.mask import Mask
 from maskc.layout import build
-from maskc.plan.cost import card_of, source_name, tally_of
+from maskc.layout.tally import tally_of
+from maskc.plan.cost import card_of, source_name
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 
@@ -144,8 +145,7 @@ def _contender(attn: CompiledMask, unit: SourceUnit, mode: str, tensors: Tensors
 def work_of(case: Case, attn: CompiledMask, unit: SourceUnit, mode: str) -> dict[str, Any]:
     """What a pass does: tile rows, tiles and masked tiles of all heads, and launches."""
     layout = build(attn.bundle.variants[0].recipe(unit.tile), case.n_q, case.n_kv, {}, {})
-    backward = Direction.backward in unit.directions
-    tally = tally_of([layout.transpose() if backward else layout])
+    tally = tally_of([layout], unit.directions[0])
     owners = case.batch * case.heads
     return {
         "source": source_name(unit.directions[0], unit.form), "head_dim": case.head_dim,

@@ -1,4 +1,4 @@
-"""What a forward pass is predicted to take, and which of several sources takes least.
+"""What a pass is predicted to take, and which of several sources takes least.
 
 Predictions speak of the mask and the lengths alone: each distinct list of tiles counts once,
 however many heads or sequences have it, and nothing is said of the card. So one mask at one pair of
@@ -20,7 +20,7 @@ class Tally:
     """What the distinct lists of tiles of a pass have in all."""
 
     rows: int
-    """Tile rows with a live tile."""
+    """Tile rows with a live tile; tile columns in a backward pass."""
     tiles: int
     """Live tiles."""
     masked: int
@@ -34,7 +34,7 @@ class Cost:
 
     mode: str
     row: int
-    """Per tile row that has a live tile."""
+    """Per tile row (column) that has a live tile."""
     tile: int
     """Per live tile."""
     masked: int

@@ -28,7 +28,8 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def suited(
-    sources: Sequence[Source], beside: Expr | None, params: Mapping[str, int], longest: int | None
+    sources: Sequence[Source], beside: Expr | None, params: Mapping[str, int], longest: int | None,
+    backward: bool = False,
 ) -> Source:  # fmt: skip
     """The source that takes least for packed documents of about one length.
 
@@ -37,9 +38,11 @@ def suited(
         beside: what the mask asks besides documents, see `beside_documents`.
         params: a value for every parameter.
         longest: tokens of the longest document; None takes LONGEST.
+        backward: whether they are of a backward pass, which takes tile columns.
     """
     ids = _packed(min(longest or LONGEST, LONGEST))
-    return cheapest(sources, lambda each: _tally(each.tile, beside, params, ids), len(ids))
+    return cheapest(sources, lambda each: _tally(each.tile, beside, params, ids, backward),
+                    len(ids))  # fmt: skip
 
 
 def _packed(longest: int) -> np.ndarray:
@@ -51,9 +54,10 @@ def _packed(longest: int) -> np.ndarray:
 
 
 def _tally(
-    tile: TileShape, beside: Expr | None, params: Mapping[str, int], ids: np.ndarray
+    tile: TileShape, beside: Expr | None, params: Mapping[str, int], ids: np.ndarray,
+    backward: bool,
 ) -> Tally:  # fmt: skip
     layout = build(LayoutRecipe(tile, beside, None), len(ids), len(ids), params, {})
     lists = document_lists(layout, ids, ids)
-    rows = int(np.count_nonzero(np.diff(lists.row_ptr)))
+    rows = -(-len(ids) // tile.k) if backward else int(np.count_nonzero(np.diff(lists.row_ptr)))
     return Tally(rows, len(lists.words), int(np.count_nonzero(~lists.words & 1)))

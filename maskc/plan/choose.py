@@ -20,11 +20,12 @@ from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
 from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds
-from maskc.plan.boxes import box_note, boxes_for, grid_masks
-from maskc.plan.cost import GRID, SMALL, WHEN, costs_of
+from maskc.plan.boxes import boxes_for, grid_masks
+from maskc.plan.cost import GRID, SMALL, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
+from maskc.plan.reasons import why_layout, why_lists, why_no_boxes, why_other, why_partial
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import (
@@ -88,7 +89,7 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     if whole:
         forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
         also = tuple(filter(None, (forward, *also, *others)))
-        reasons = main.reasons if forward else (*main.reasons, *_why_no_boxes(main))
+        reasons = main.reasons if forward else (*main.reasons, *why_no_boxes(main))
         main = replace(main, parts=_parts(heads, problem, target), reasons=reasons)
         if target.family in documents.FAMILIES and _documents(main):
             main = _listed(main)
@@ -156,24 +157,9 @@ def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
         if each.target == main.target and each.direction in chosen else each
         for each in also
     )  # fmt: skip
-    reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
+    reasons = (*main.reasons, *(why_other(each) for each in also if each.form))
     costs = costs_of(main) if main.direction in chosen else ()
     return replace(main, also=also, costs=costs, reasons=reasons)
-
-
-def _why_other(plan: Plan) -> str:
-    how = f"boxes of a grid, {box_note(plan.boxes)}" if plan.boxes else plan.schedule.reason
-    which = "backward: " if plan.direction is _BACKWARD else ""
-    return f"{which}or {how}: {documents.WHEN if plan.documents else WHEN}"
-
-
-def _why_no_boxes(plan: Plan) -> tuple[str, ...]:
-    """Something to say only of products over a grid."""
-    found = grid_masks(tuple(mask.ir for mask in plan.masks))
-    if not found or plan.target.family != "sm90a":
-        return ()
-    grid = " x ".join(map(str, ("N", *found[0].extents)))
-    return (f"a product over a grid of {grid}: tiles of consecutive tokens are as good as boxes",)
 
 
 def _plan(
@@ -203,8 +189,8 @@ def _plan(
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
-            schedule.reason, _why_lists(masks, use_ranges), *map(_why_layout, masks),
-            *([_why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
+            schedule.reason, why_lists(masks, use_ranges), *map(why_layout, masks),
+            *([why_partial(masks, distances, runs)] if target.family == "sm90a" else []),
         ), distances, runs, direction, form,
     )  # fmt: skip
 
@@ -357,16 +343,6 @@ def _untold(mask: PlannedMask) -> PlannedMask:
     return replace(mask, intervals=None) if told else mask
 
 
-def _why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
-    if use_ranges:
-        return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
-    if any(mask.ir.selections for mask in masks):
-        return "tile lists in memory (CSR), made at every call: what is chosen decides which live"
-    if any(mask.ir.data for mask in masks):
-        return "tile lists in memory (CSR): which tiles live depends on data given at call time"
-    return "tile lists in memory (CSR): some rows have gaps between their live tiles"
-
-
 def _with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
     """The masks with the intervals that bits over k - q leave; None where a few intervals are
     cheaper, or where some mask is more than such bits and a few intervals."""
@@ -376,32 +352,3 @@ def _with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] |
     if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
         return None
     return tuple(replace(mask, intervals=found) for mask, found in zip(masks, beside, strict=True))
-
-
-def _why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...]) -> str:
-    """How Hopper's kernels treat partial tiles."""
-    if distances:
-        most = max(len(mask.intervals or ()) for mask in masks)
-        more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
-        return f"partial tiles: bits from a table over k - q{more}, no pair is tested"
-    if any(mask.intervals is None for mask in masks):
-        alike = f", one for {runs[0]} keys" if runs[0] > 1 else ""
-        return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
-    most = max(len(mask.intervals or ()) for mask in masks)
-    told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())
-    more = " and of the chosen blocks" if told else ""
-    several = f"{most} interval{'s' * (most != 1)} per row"
-    return f"partial tiles: bits of {several}{more}, no pair is tested"
-
-
-def _why_layout(mask: PlannedMask) -> str:
-    recipe = mask.recipe
-    if mask.ir.selections:
-        return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"
-    if recipe.loops is None:
-        why = "it reads data" if mask.ir.data else "isl's budget or loop form did not suffice"
-        return f"layout by exact numbers, because {why}"
-    forms = f"layout from {len(recipe.loops)} closed-form loops"
-    notes = [f"{name} = {value}" for name, value in recipe.fixed]
-    notes += ["n_q = n_kv"] if recipe.square else []
-    return forms + (f" where {', '.join(notes)}, else by exact numbers" if notes else "")

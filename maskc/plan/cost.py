@@ -8,10 +8,11 @@ from functools import cache
 from importlib.resources import files
 
 from maskc.core.boxes import axis_relations
-from maskc.core.cost import Card, Cost, Tally, cheapest, cycles
-from maskc.core.layout import FULL, BlockLayout
+from maskc.core.cost import Card, Cost, cheapest, cycles
+from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout.documents import beside_documents
+from maskc.layout.tally import tally_of
 from maskc.plan.types import Plan, PlannedMask
 
 SMALL = "small"
@@ -57,15 +58,6 @@ def costs_of(plan: Plan) -> tuple[Cost, ...]:
         Cost(mode, *(found[name] for name in ("row", "tile", "masked")))
         for mode, found in modes.items()
         if mode in dict(getattr(plan.schedule, "modes", ()))
-    )
-
-
-def tally_of(layouts: list[BlockLayout]) -> Tally:
-    """Of all lists of tiles."""
-    return Tally(
-        sum(int((layout.row_ptr[1:] > layout.row_ptr[:-1]).sum()) for layout in layouts),
-        sum(layout.nnz for layout in layouts),
-        sum(int((layout.kind != FULL).sum()) for layout in layouts),
     )
 
 
@@ -124,7 +116,9 @@ def choice(plan: Plan, n_q: int, n_kv: int) -> tuple[Plan, dict[str, int]] | Non
     if len(plans) == 1 or any(mask.ir.data for mask in plan.masks):
         return None
     found = {
-        each.form: tally_of([layout_at(each, mask, n_q, n_kv) for mask in each.masks])
+        each.form: tally_of(
+            (layout_at(each, mask, n_q, n_kv) for mask in each.masks), plan.direction
+        )
         for each in plans
     }
     taken = cheapest(plans, lambda each: found[each.form], n_kv)

@@ -14,7 +14,8 @@ from maskc.core.cost import Cost, Tally
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import Tiled, obstacle, time_in_pairs, views
-from maskc.plan.cost import card_of, costs_of, layout_at, tally_of
+from maskc.layout.tally import tally_of
+from maskc.plan.cost import card_of, costs_of, layout_at
 from maskc.plan.types import Plan, PlannedMask
 
 Tiles = Callable[[Plan, PlannedMask, int, int], BlockLayout]
@@ -86,7 +87,7 @@ def _whole(
         if costs := costs_of(each):
             total = 0.0
             for mask, heads in zip(each.masks, _heads(each, owners), strict=True):
-                tally = _tally(tiles(each, mask, n_q, n_kv), direction)
+                tally = tally_of([tiles(each, mask, n_q, n_kv)], direction)
                 total += heads * _cost(each, costs, tally).cycles(tally)
             found.append((total, launches_of(dict(each.schedule.modes)["usual"])))
     return min(found) if found else None
@@ -103,10 +104,6 @@ def _heads(plan: Plan, owners: int) -> list[float]:
         return [float(owners)]
     count = Counter(plan.of_head)
     return [owners * count[number] / len(plan.of_head) for number in range(len(plan.masks))]
-
-
-def _tally(layout: BlockLayout, direction: Direction) -> Tally:
-    return tally_of([layout.transpose() if direction is Direction.backward else layout])
 
 
 def _cost(plan: Plan, costs: tuple[Cost, ...], tally: Tally) -> Cost:

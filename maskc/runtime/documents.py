@@ -12,7 +12,7 @@ from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import MAX_TILES
-from maskc.core.problem import TileShape
+from maskc.core.problem import Direction, TileShape
 from maskc.layout import (
     NO_PROMISE,
     beside_documents,
@@ -150,7 +150,8 @@ class Suited:
             beside = beside_documents(self._bundle.variants[0].keep, self._bundle.data)
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            found = self._known[key] = suited(units, beside, own, longest)
+            backward = Direction.backward in units[0].directions
+            found = self._known[key] = suited(units, beside, own, longest, backward)
         return found
 
 

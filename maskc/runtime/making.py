@@ -103,7 +103,8 @@ class Maker:
         """The source of a pass: where `unit` is the first of a choice, the one predicted to take
         least for this mask at these lengths; the first, with the largest tiles, where that would
         depend on more."""
-        if unit.by_documents:
+        first = self.bundle.unit(unit.target)
+        if first is not None and first.by_documents:
             return self.suited(unit, wanted, sizes, bound)
         units = self._choice(unit, wanted, sizes)
         if len(units) > 1 and self.chooses(unit.target):

@@ -18,7 +18,7 @@ from maskc.core.data import DataDecl
 from maskc.core.errors import DataRange, DataShape
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr, Param, Sym, const, transform
-from maskc.core.layout import FULL, BlockLayout
+from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.layout import (
@@ -41,6 +41,7 @@ from maskc.layout import (
     stack_spans,
 )
 from maskc.layout.boxes import box_layout, box_words
+from maskc.layout.tally import tally_of, tally_of_spans
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 from maskc.runtime.covering import check_layout, check_spans
@@ -198,7 +199,7 @@ def make_tables(
         work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
         parts += _work_parts(work)
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
-            tally = _tally_of_lists(layouts) if lists else _tally_of_spans(spans)
+            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
 
 
@@ -241,7 +242,7 @@ def _box_tables(
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
-    return Tables(tuple(parts), (), 0, {}, work, _tally_of_lists(layouts))
+    return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
 
 
 def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:
@@ -254,19 +255,6 @@ def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
     [batch, heads, rows, cols]."""
     ranks = {name: decl.rank for decl in bundle.data for name in decl.arrays}
     return any(arrays[name].ndim >= 2 * ranks[name] for name in bundle.arrays)
-
-
-def _tally_of_lists(layouts: list[BlockLayout]) -> Tally:
-    rows = sum(int(np.count_nonzero(np.diff(layout.row_ptr))) for layout in layouts)
-    full = sum(int(np.count_nonzero(layout.kind == FULL)) for layout in layouts)
-    tiles = sum(layout.nnz for layout in layouts)
-    return Tally(rows, tiles, tiles - full)
-
-
-def _tally_of_spans(spans: Spans) -> Tally:
-    full = int((spans.full_last - spans.full_first).clip(0).sum())
-    tiles = int(spans.count.sum())
-    return Tally(int(np.count_nonzero(spans.count)), tiles, tiles - full)
 
 
 def _lists(

@@ -282,7 +282,7 @@ def test_deterministic_is_right_too(dim):
         extra = vectors(["alibi_slopes", "sink_logits"], HEADS)
         check(attn, made, live, deterministic=True)
         check(attn, made, live, deterministic=True, **extra)
-    assert ("sm_90a_backward", "deterministic") in modes(attn)
+    assert any(mode == "deterministic" for _, mode in modes(attn))
 
 
 def as_bshd(x):

@@ -14,8 +14,9 @@ from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 from maskc.layout import build
+from maskc.layout.tally import tally_of
 from maskc.plan import sm90a
-from maskc.plan.cost import choice, tally_of
+from maskc.plan.cost import choice
 from maskc.plan.explain import explain
 from maskc.plan.recipe import layout_recipe
 from maskc.runtime.checks import Sizes
@@ -92,8 +93,10 @@ def tallies(mask: mc.Mask, n: int, dim: int) -> list[tuple[object, Tally]]:
     """Both sources of a mask with their tiles."""
     units = driver.bundled(planned(mask, dim)).choice("sm_90a", Direction.forward)
     keep = driver.lowered(mask).keep
+    layouts = [build(layout_recipe(keep, unit.tile), n, n, {}, {}) for unit in units]
     return [
-        (unit, tally_of([build(layout_recipe(keep, unit.tile), n, n, {}, {})])) for unit in units
+        (unit, tally_of([layout], Direction.forward))
+        for unit, layout in zip(units, layouts, strict=True)
     ]
 
 
