@@ -71,7 +71,7 @@ def compiled(
     if mode is not None:
         parts = ()
         form = mode.split()[0] if mode.startswith(("small", "grid")) else ""
-        units = tuple(u for u in units if u.target != TARGET or u.form == form)
+        units = tuple(u for u in units if not u.directions or u.target != TARGET or u.form == form)
         if not any(u.target == TARGET and not _backward(u) for u in units):
             pytest.skip(f"no {form} tiles at head dimension {dim}")
         if not mode.endswith(("small", "large", "grid")):

@@ -147,28 +147,38 @@ constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // Queries of the transposed scores that a warpgroup computes.
 constexpr int QUERIES = 64;
-// The two warpgroups that compute divide the keys of a column, or else the columns of gradients.
+// The warpgroups that compute divide the keys of a column, or else the columns of gradients.
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
-#ifndef STAGED
-#define STAGED SPLIT_KEYS
-#endif
+#define STAGED 1
 
-constexpr int GROUPS = 2;
+constexpr int GROUPS = 2;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
+// Tiles of dq of all heads but the first ones get their zeros while these are computed.
+#define ZEROES (STAGED && !DETERMINISTIC)
+// Key/value heads come in groups whose queries are so many tokens.
+constexpr i32 GROUP_TOKENS = 32768;
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension
 constexpr int OWN = QUERIES / 4;      // queries of a tile that a thread has for each of two keys
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
 constexpr u32 Q_BYTES = SLABS * Q_SLAB, K_BYTES = SLABS * K_SLAB;
 constexpr u32 PAIR_BYTES = TILE_Q * TILE_K * 2;  // of a tile of p or ds
+// A warpgroup alone waits for nobody: it needs one tile of ds, and stages dk and dv where the
+// queries of its last step were, so that the next column can come meanwhile.
+constexpr bool ALONE = GROUPS == 1;
+constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 
-// A warpgroup's share of a tile of dq in memory, in the order of its threads: DQ_PIECES times four
-// numbers each (fewer in group 1 if the columns are no whole slabs), and a sum for ALiBi's slope.
+// A tile of dq in memory is in shares: one for each warpgroup, or as many as a warpgroup alone
+// makes one after another. They are in the order of its threads: DQ_PIECES times four numbers each
+// (fewer in share 1 if the columns are no whole slabs), and a sum for ALiBi's slope.
+constexpr int SHARES = 2, OWN_SHARES = SHARES / GROUPS;
+constexpr bool CROWDED = OWN_SHARES > 1;  // registers: fewer numbers wait in them
 constexpr int DQ_PIECES = 8;
 constexpr int SLOPE_SUMS = 128;
-constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + 2 * SLOPE_SUMS;
-constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // where that of group 1 begins
+constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
+constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // where share 1 begins
+constexpr u32 ZERO_BYTES = TILE_FLOATS;  // a quarter of a tile
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
@@ -335,9 +345,14 @@ FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
                  "[%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
 }
-// Adds fp32 numbers in shared memory to those in global memory, which are to stay in the L2 cache.
+constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+// Copies fp32 numbers in shared memory to global memory, where they are to stay in the L2 cache.
+FN void put_floats(float *to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
+}
+// The same, added to those that are there.
 FN void add_floats(float *to, u32 from, u32 bytes) {
-    constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
                  "[%0], [%1], %2, %3;"
                  :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
@@ -586,8 +601,9 @@ FN i32 place_in_rows(i32 query) {
 }
 
 // In the control numbers of a tile row: its shares; then, integers, of the first tile how many
-// blocks are through, and how many tile columns added to dq.
-enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4 };
+// blocks are through, and of all tiles how many tile columns added to dq; of a head's first tile
+// how many of the head's have zeros to add to; of the first tile how many were taken up.
+enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4, ZEROED = 5, TAKEN = 6 };
 constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
 
 FN struct Workspace workspace(const struct Attention &p) {
@@ -601,14 +617,40 @@ FN struct Workspace workspace(const struct Attention &p) {
     return w;
 }
 
+FN i32 *control_of(const struct Attention &p, i64 row, int which) {
+    return (i32 *)(workspace(p).control + row * TILE_Q) + which;
+}
+#if ZEROES
+// Tile rows whose zeros come before the main launch: those of the heads that begin, or where only
+// few blocks run all.
+FN i64 zeroed_before(const struct Attention &p) {
+    constexpr i32 FEW_ITEMS = 256;
+    const i64 heads = p.batch * p.heads_q;
+    const i64 first = (i64)max_i32(1, GROUP_TOKENS / p.n_q) * (p.heads_q / p.heads_kv);
+    return (p.items < FEW_ITEMS || first > heads ? heads : first) * p.tile_rows;
+}
+#endif
+
+// One thread tells others what it wrote by adding to a number; they wait until it is so much.
+FN void tell(i32 *number) {
+    asm volatile("fence.proxy.async.global;\n"
+                 "red.release.gpu.global.add.s32 [%0], 1;" :: "l"(number) : "memory");
+}
+FN void wait_until(const i32 *number, i32 is) {
+    i32 now;
+    do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(number) : "memory");
+    while (now != is);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // A warpgroup's columns of dk, dv and dq come in pieces of eight.
 constexpr int PIECES = HEAD_DIM / 8;  // of dk and dv
 FN int column_of(i32, int piece) { return 8 * piece; }
 FN int key_of(i32 group) { return 64 * group; }
-// Of dq it has 64 rows or 64 columns.
-FN int dq_pieces(i32 group) { return group && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
-FN int dq_column(i32 group, int piece) { return (TILE_Q == 64 ? 64 * group : 0) + 8 * piece; }
-FN int dq_query(i32 group) { return TILE_Q == 64 ? 0 : 64 * group; }
+// A share of dq has 64 rows or 64 columns, or is all.
+FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
+FN int dq_column(i32 share, int piece) { return (TILE_Q == 64 ? 64 * share : 0) + 8 * piece; }
+FN int dq_query(i32 share) { return TILE_Q == 64 ? 0 : 64 * share; }
 
 // Whose row a tile row's number stands for.
 FN struct Place place_of_row(const struct Attention &p, i32 row) {
@@ -647,8 +689,8 @@ FN float block_sum(float x) {
     return threadIdx.x < 32 ? warp_sum(x) : 0.0f;
 }
 
-// Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to. With
-// entmax another launch finds delta.
+// Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to, where it
+// is not known who is the first. With entmax another launch finds delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_prepare(const __grid_constant__ struct Attention p,
                            const __grid_constant__ struct Maps) {
@@ -658,7 +700,12 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     const i32 thread = threadIdx.x, lane = thread % LANES;
     const i32 line = blockIdx.x / p.tile_rows, first = blockIdx.x % p.tile_rows * TILE_Q;
     const struct Place at = place_of(line, p.heads_q);
-    fill_zeros(w.dq + row * TILE_FLOATS, TILE_FLOATS, thread, PLAIN_THREADS);
+#if ZEROES
+    const bool zeroes = row < zeroed_before(p);
+#else
+    constexpr bool zeroes = !DETERMINISTIC;
+#endif
+    if (zeroes) fill_zeros(w.dq + row * TILE_FLOATS, TILE_FLOATS, thread, PLAIN_THREADS);
     float sink_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < TILE_Q * LANES / PLAIN_THREADS; i++) {
@@ -713,7 +760,10 @@ FN float4 sum_of(float4 a, float4 b) {
 // to `first`, 2 and 3 to `second`. They are the sum of `parts` tiles that lie side by side.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
                    i32 tokens, int column, const float4 *from, i32 parts, float scale, bool joins) {
-    float4 x[4] = {__ldcs(from), __ldcs(from + 1), __ldcs(from + 2), __ldcs(from + 3)};
+    float4 x[4] = {};
+    if (parts > 0)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
     for (i32 part = 1; part < parts; part++) {
         from += KEY_TILE_FLOATS / 4;
 #pragma unroll
@@ -755,20 +805,22 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     const i32 thread = threadIdx.x, first = blockIdx.x % p.tile_rows * TILE_Q;
     const struct Place at = place_of_row(p, blockIdx.x);
     const float *const tile = w.dq + row * TILE_FLOATS;
+    // Where nobody added to it there is nothing, not even zeros.
+    const i32 tiles = DETERMINISTIC ? min_i32(*control_of(p, row, TURN), 1) : 1;
 #pragma unroll
     for (i32 i = thread; i < TILE_Q * HEAD_DIM / 16; i += PLAIN_THREADS) {
-        const i32 group = i >= 32 * DQ_PIECES, j = i - group * 32 * DQ_PIECES;
-        const i32 pieces = dq_pieces(group), piece = j % pieces, y = j / pieces;
-        const i32 q = first + dq_query(group) + y / 8 * 16 + y % 8;
+        const i32 share = i >= 32 * DQ_PIECES, j = i - share * 32 * DQ_PIECES;
+        const i32 pieces = dq_pieces(share), piece = j % pieces, y = j / pieces;
+        const i32 q = first + dq_query(share) + y / 8 * 16 + y % 8;
         store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
-                   dq_column(group, piece),
-                   (const float4 *)(tile + group * SHARE) + piece * 128 + y * 4, 1, p.scale,
+                   dq_column(share, piece),
+                   (const float4 *)(tile + share * SHARE) + piece * 128 + y * 4, tiles, p.scale,
                    p.joins);
     }
 #if WITH_ALIBI
-    const i32 group = thread / 128;
-    const float *const sums = tile + group * SHARE + 512 * dq_pieces(group);
-    const float sum = block_sum(sums[thread % 128]);
+    const i32 share = thread / 128;
+    const float *const sums = tile + share * SHARE + 512 * dq_pieces(share);
+    const float sum = block_sum(tiles && share < SHARES ? sums[thread % 128] : 0.0f);
     if (thread == 0) w.control[row * TILE_Q + SLOPE_SUM] = sum;
 #endif
 #if WITH_ALIBI || WITH_SINKS
@@ -794,12 +846,12 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const i32 first = work.tile * TILE_K;
     const float4 *const tile = (const float4 *)(w.keys + (i64)work.first * KEY_TILE_FLOATS);
-    for (i32 i = threadIdx.x; i < 2 * 2 * PIECES * 32; i += PLAIN_THREADS) {
+    for (i32 i = threadIdx.x; i < 2 * GROUPS * PIECES * 32; i += PLAIN_THREADS) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
-        const i32 group = part % 2, key = first + key_of(group) + y / 8 * 16 + y % 8;
+        const i32 group = part % GROUPS, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const float4 *const from = tile + (part * PIECES + piece) * 128 + y * 4;
         const i32 to = column_of(group, piece), low = key_at(key), high = key_at(key + 8);
-        if (part < 2)
+        if (part < GROUPS)
             store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, from, work.count, p.scale,
                        p.joins);
         else
@@ -1004,7 +1056,7 @@ FN struct Weight weigh(float score, float unit, float lse, float) {
 
 // A step keeps u, the weight's derivative by its score, times the soft-cap's derivative, from the
 // weights until dp is there: in s, or where registers are short, in storage precision.
-constexpr bool KEEP_U = QUERIES <= 64 && !WITH_ALIBI;
+constexpr bool KEEP_U = QUERIES <= 64 && !WITH_ALIBI && !(CROWDED && WITH_SOFTCAP);
 struct Kept {
     Pairs p;  // without the derivative
 #if WITH_ENTMAX
@@ -1119,7 +1171,7 @@ struct Operands {
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
 [[maybe_unused]] constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
 FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
-FN u32 ds_stage(u32 at) { return at * (PAIR_BYTES >> 4); }
+FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 
 // s = k q^T, begun; likewise v dout^T.
 FN void begin_scores(Scores &s, u64 k, u64 q) {
@@ -1164,14 +1216,14 @@ FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
     products_commit();
 }
 
-// dq = ds k, begun.
-FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at) {
-    const u64 ds = tiles.ds + ds_stage(at);
+// dq = ds k, begun; a warpgroup alone does so for each of its shares.
+FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int share) {
+    const u64 ds = tiles.ds + ds_stage(at), k = tiles.k_tokens + share * (K_SLAB >> 4);
     pin(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
-        multiply_dq(dq, ds + column_step(i, Q_SLAB), tiles.k_tokens + token_step(i), i > 0);
+        multiply_dq(dq, ds + column_step(i, Q_SLAB), k + token_step(i), i > 0);
     products_commit();
 }
 
@@ -1187,9 +1239,7 @@ constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
 #if DETERMINISTIC
 // Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
 // the last to the first: whoever waits for a turn waits for a block already under way. In most
-// masks a later column begins at a later row, so that it is ahead. Key/value heads come in groups
-// whose queries are so many tokens.
-constexpr i32 GROUP_TOKENS = 32768;
+// masks a later column begins at a later row, so that it is ahead.
 typedef struct TileList List;
 
 FN void find_list(List &list, const struct Attention &p, const struct Work &work, i32 head) {
@@ -1242,19 +1292,6 @@ FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
 FN i32 turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row, i32 column) {
     return rank_of(p, head, row, column);
 }
-FN i32 *turn_of(const struct Attention &p, i32 row) {
-    return (i32 *)(workspace(p).control + (i64)row * TILE_Q) + TURN;
-}
-FN void wait_for_turn(const i32 *turn, i32 rank) {
-    i32 now;
-    do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    while (now != rank);
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-FN void pass_turn(i32 *turn) {
-    asm volatile("fence.proxy.async.global;\n"
-                 "red.release.gpu.global.add.s32 [%0], 1;" :: "l"(turn) : "memory");
-}
 #else
 typedef struct Work List;
 
@@ -1284,13 +1321,16 @@ struct Source {
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];
-    // ds, and p where it is exchanged; then, in the same place, dk and dv.
-    unsigned char ds[STAGES][PAIR_BYTES];
+    // ds, and p where it is exchanged; between two warpgroups then, in the same place, dk and dv.
+    unsigned char ds[DS_STAGES][PAIR_BYTES];
 #if !SPLIT_KEYS
     unsigned char weights[STAGES][PAIR_BYTES];
 #endif
 #if STAGED
     float dq[TILE_FLOATS];
+#endif
+#if ZEROES
+    unsigned char zeros[ZERO_BYTES];
 #endif
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
     u64 column_full, column_free;
@@ -1302,7 +1342,7 @@ struct Shared {
     i32 dq_row;                      // of the tile in dq
     i32 rank[STAGES], dq_rank;       // how many columns add to a tile before, if that matters
 };
-static_assert(sizeof(struct Shared) <= 199680, "planned memory");
+static_assert(sizeof(struct Shared) <= 208128, "planned memory");
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -1456,14 +1496,45 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
 
 // ---------------------------------------------------------------- dq leaves
 
-// Named barriers: 1 for both warpgroups, 2 and 3 for each.
-FN void sync_both() { sync_threads(1, 256); }
+// Named barriers: 1 for all that compute, 2 and 3 for each warpgroup.
+FN void sync_both() { sync_threads(1, 128 * GROUPS); }
 FN void sync_group(i32 group) { sync_threads(2 + group, 128); }
+
+#if ZEROES
+// The warp that writes zeros, ahead of who adds to them; a block takes up what is next.
+FN void zero_tiles(struct Shared &shared, const struct Attention &p) {
+    for (u32 i = threadIdx.x % 32; i < ZERO_BYTES / 16; i += 32)
+        ((float4 *)shared.zeros)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    publish_writes();
+    __syncwarp();
+    if (!elected()) return;
+    float *const dq = workspace(p).dq;
+    i32 *const taken = control_of(p, 0, TAKEN);
+    const i64 rows = (i64)p.batch * p.heads_q * p.tile_rows, before = zeroed_before(p);
+    if (before == rows) return;
+#pragma unroll 1
+    for (;;) {
+        const i64 row = before + atomicAdd(taken, 1);
+        if (row >= rows) break;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            put_floats(dq + row * TILE_FLOATS + i * (ZERO_BYTES / 4), shared_address(shared.zeros),
+                       ZERO_BYTES);
+        commit_stores();
+        stores_done<0>();
+        tell(control_of(p, row - row % p.tile_rows, ZEROED));
+    }
+}
+#endif
 
 #if STAGED
 // The thread that adds what the warpgroups stage to dq in memory.
 FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
     float *const dq = workspace(p).dq;
+#if ZEROES
+    const i64 before = zeroed_before(p);
+    i32 head = -1;  // whose tiles have zeros
+#endif
 #pragma unroll 1
     for (Ring<1> staged;; staged.next()) {
         i32 row;
@@ -1473,11 +1544,20 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             row = shared.dq_row;
             if (row < 0) continue;
 #if DETERMINISTIC
-            if (group == 0) wait_for_turn(turn_of(p, row), shared.dq_rank);
+            if (group == 0) wait_until(control_of(p, row, TURN), shared.dq_rank);
+#elif ZEROES
+            if (group == 0 && row / p.tile_rows != head) {
+                head = row / p.tile_rows;
+                i32 *const zeroed = control_of(p, head * p.tile_rows, ZEROED);
+                if (row >= before) wait_until(zeroed, p.tile_rows);
+            }
 #endif
             const int place = group * SHARE;
-            add_floats(dq + (i64)row * TILE_FLOATS + place, shared_address(shared.dq + place),
-                       2048 * dq_pieces(group) + (WITH_ALIBI ? 4 * SLOPE_SUMS : 0));
+            float *const to = dq + (i64)row * TILE_FLOATS + place;
+            const u32 from = shared_address(shared.dq + place);
+            const u32 bytes = 2048 * dq_pieces(group) + (WITH_ALIBI ? 4 * SLOPE_SUMS : 0);
+            if (DETERMINISTIC && shared.dq_rank == 0) put_floats(to, from, bytes);
+            else add_floats(to, from, bytes);
             commit_stores();
         }
         if (row < 0) break;
@@ -1487,7 +1567,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
         arrive(shared.dq_free[1]);
 #if DETERMINISTIC
         stores_done<0>();
-        pass_turn(turn_of(p, row));
+        tell(control_of(p, row, TURN));
 #endif
     }
     stores_done<0>();
@@ -1501,12 +1581,12 @@ FN void keep_turns(struct Shared &shared, const struct Attention &p) {
         wait_asleep(shared.dq_asked, asked.turn());
         const i32 row = shared.dq_row;
         if (row < 0) break;
-        i32 *const turn = turn_of(p, row);
-        wait_for_turn(turn, shared.dq_rank);
+        i32 *const turn = control_of(p, row, TURN);
+        wait_until(turn, shared.dq_rank);
         for (i32 group = 0; group < GROUPS; group++) arrive(shared.dq_free[group]);
         for (i32 group = 0; group < GROUPS; group++)
             wait_asleep(shared.dq_full[group], asked.turn());
-        pass_turn(turn);
+        tell(turn);
     }
 }
 // Asks for the turn of a step, or says with a negative row that there are no more.
@@ -1528,39 +1608,44 @@ FN void publish_dq(struct Shared &shared, i32 group) {
 #endif
 }
 
-// Hands over a warpgroup's share of a tile of dq; `slope` is the thread's share of ALiBi's. What is
-// staged is still to be published.
-FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
-               const struct Step &step, i32 group, Ring<1> &staged) {
-    const i32 thread = threadIdx.x % 128;
+// Waits until a warpgroup may hand over its part of a step's dq.
+FN void await_dq(struct Shared &shared, const struct Step &step, i32 group, Ring<1> &staged) {
 #if STAGED
-    float *const to = shared.dq + group * SHARE;
     wait(shared.dq_free[group], staged.turn() ^ 1);
     staged.next();
     if (threadIdx.x == 128) shared.dq_row = step.row, shared.dq_rank = step.rank;
-#else
-#if DETERMINISTIC
+#elif DETERMINISTIC
     wait(shared.dq_free[group], staged.turn());
     staged.next();
 #endif
-    float *const to = workspace(p).dq + (i64)anew(step.row) * TILE_FLOATS + anew(group) * SHARE;
+}
+
+// Hands over a share of a tile of dq; `slope` is the thread's share of ALiBi's. What is staged is
+// still to be published.
+FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
+               const struct Step &step, i32 share) {
+    const i32 thread = threadIdx.x % 128;
+#if STAGED
+    constexpr bool first = true;
+    float *const to = shared.dq + share * SHARE;
+#else
+    const bool first = DETERMINISTIC && step.rank == 0;  // finds nothing to add to
+    float *const to = workspace(p).dq + (i64)anew(step.row) * TILE_FLOATS + anew(share) * SHARE;
 #endif
 #pragma unroll
     for (int i = 0; i < DQ_PIECES; i++) {
-        if (i >= dq_pieces(1) && group) break;
+        if (i >= dq_pieces(1) && share) break;
         const float *x = dq + 4 * i;
         const float4 four = make_float4(x[0], x[1], x[2], x[3]);
-#if STAGED
-        ((float4 *)to)[i * 128 + thread] = four;
-#else
-        atomicAdd((float4 *)to + i * 128 + thread, four);
-#endif
+        float4 *const own = (float4 *)to + i * 128 + thread;
+        if (first) *own = four;
+        else atomicAdd(own, four);
     }
-#if STAGED
-    if (WITH_ALIBI) to[512 * dq_pieces(group) + thread] = slope;
-#else
-    if (WITH_ALIBI) atomicAdd(to + 512 * dq_pieces(group) + thread, slope);
-#endif
+    if (WITH_ALIBI) {
+        float *const own = to + 512 * dq_pieces(share) + thread;
+        if (first) *own = slope;
+        else atomicAdd(own, slope);
+    }
 }
 
 // ---------------------------------------------------------------- warpgroups that compute
@@ -1584,10 +1669,11 @@ FN float distance(const struct Step &step, const struct Attention &p, i32 tile, 
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.
-constexpr bool EARLY = !WITH_SOFTCAP && (!(WITH_ALIBI || WITH_ENTMAX) || QUERIES <= 64);
+constexpr bool EARLY =
+    !WITH_SOFTCAP && (!(WITH_ALIBI || WITH_ENTMAX) || (QUERIES <= 64 && !CROWDED));
 // Numbers of the rows are read before the products begin, behind whose operands they would wait.
 constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG && !WITH_ENTMAX;
-constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64;
+constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
 
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
                  const Ring<STAGES> &stage, i32 group) {
@@ -1649,16 +1735,26 @@ FN void stage_gradient(const Gradient &d, u32 tile, float scale, i32 group) {
     publish_writes();
 }
 
-FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column &column,
+// Where a warpgroup stages dk or dv. `last` is the stage of a column's last step, whose place a
+// warpgroup alone has not given back yet; a column without steps has that of its keys.
+FN u32 gradient_place(const struct Shared &shared, const struct Column &column, u32 last, int of_k,
+                      i32 group) {
+    if (!ALONE)
+        return shared_address(shared.ds) + (SPLIT_KEYS ? group * SLABS * 64 * SLAB_ROW : 0);
+    if (column.steps == 0) return shared_address(of_k ? shared.k : shared.v);
+    return shared_address(of_k ? shared.q[last] : shared.dout[last]);
+}
+
+FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column &column, u32 last,
                      struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                      i32 group) {
     const struct Place place = place_of(column.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    const u32 tile = shared_address(shared.ds) + (SPLIT_KEYS ? group * SLABS * 64 * SLAB_ROW : 0);
     const bool leader = threadIdx.x % 128 == 0 && (SPLIT_KEYS || group == 0);
-    sync_both();  // all products that read ds are over
+    sync_both();  // all products that read what lies there are over
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+        const u32 tile = gradient_place(shared, column, last, i, group);
         stage_gradient(i ? dk : dv, tile, i ? p.scale : 1.0f, group);
         if (SPLIT_KEYS) sync_group(group);
         else sync_both();
@@ -1672,8 +1768,9 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
                 else store_box(map, from, 64 * j, key, at.head, at.batch);
             }
             commit_stores();
-            stores_read<0>();
+            if (!ALONE || i == 1) stores_read<0>();
         }
+        if (ALONE) continue;
         if (SPLIT_KEYS && i == 0) sync_group(group);
         else sync_both();
     }
@@ -1690,15 +1787,16 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
         for (int j = 0; j < PIECES; j++) {
             const float *x = (i ? dv : dk) + 4 * j;
             const float4 four = make_float4(x[0], x[1], x[2], x[3]);
-            float4 *const own = to + (2 * i * PIECES + j) * 128;
+            float4 *const own = to + (GROUPS * i * PIECES + j) * 128;
             if (DETERMINISTIC) *own = four;
             else atomicAdd(own, four);
         }
 }
 
-// One query tile: shares of dk, dv and dq. Around it no product is under way.
+// One query tile: shares of dk, dv and dq. Around it no product is under way. A place that is kept
+// is not given back to the thread that loads.
 FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
-                  const struct Column &column, const struct Attention &p, i32 group) {
+                  const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
     struct Shared &shared = shared_memory();
     const struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
                                            shared_address(shared.ds), group);
@@ -1720,18 +1818,18 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : shared.delta[at] + first_row(group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
-    store_pairs(shared_address(shared.ds[at]), ds, group);
+    store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
 #endif
     publish_writes();
     sync_both();
-    begin_dq(dq, tiles, at);
+    begin_dq(dq, tiles, at, 0);
 #if SPLIT_KEYS
     products_wait<1>();
     pin(dv);
     pin(kept.p);
-    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
     products_wait<1>();
 #else
@@ -1740,7 +1838,15 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     products_wait<2>();
 #endif
     pin(dq);
-    add_dq(dq, slope, shared, p, step, group, staged);
+    await_dq(shared, step, group, staged);
+    add_dq(dq, slope, shared, p, step, ALONE ? 0 : group);
+#pragma unroll
+    for (int share = 1; share < OWN_SHARES; share++) {
+        begin_dq(dq, tiles, at, share);
+        products_wait<0>();
+        pin(dq);
+        add_dq(dq, 0.0f, shared, p, step, share);
+    }
     publish_dq(shared, group);
     products_wait<0>();
     pin(dk);
@@ -1750,7 +1856,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     pin(dv);
     if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
 #endif
-    if (threadIdx.x % 128 == 0) arrive(shared.q_free[at]);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.q_free[at]);
 }
 
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
@@ -1768,12 +1874,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         clear(dv);
 #pragma unroll 1
         for (i32 left = column.steps; left > 0; left--, stage.next())
-            take_step(dv, dk, stage, staged, column, p, group);
+            take_step(dv, dk, stage, staged, column, p, group, ALONE && left == 1);
         if (column.steps > 0 && thread == 0) arrive(shared.column_free);
+        const u32 last = (stage.steps - 1) % STAGES;
         if (column.shared) add_column(dk, dv, column, p, group);
-        else store_column(dk, dv, column, shared, p, maps, group);
+        else store_column(dk, dv, column, last, shared, p, maps, group);
         // Not before all warps, which met in store_column, have read what the column is.
         if (column.steps == 0 && thread == 0) arrive(shared.column_free);
+        if (ALONE && column.steps > 0 && thread == 0)
+            arrive(shared.dout_free[last]), arrive(shared.q_free[last]);
     }
 #if STAGED
     wait(shared.dq_free[group], staged.turn() ^ 1);
@@ -2008,6 +2117,10 @@ attention_backward(const __grid_constant__ struct Attention p,
             if (elected()) add_dq_tiles(shared, p);
 #elif DETERMINISTIC
             if (elected()) keep_turns(shared, p);
+#endif
+        } else if (warp == 2) {
+#if ZEROES
+            zero_tiles(shared, p);
 #endif
         }
     } else {

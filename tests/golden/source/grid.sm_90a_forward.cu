@@ -277,9 +277,14 @@ FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
                  "[%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
 }
-// Adds fp32 numbers in shared memory to those in global memory, which are to stay in the L2 cache.
+constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+// Copies fp32 numbers in shared memory to global memory, where they are to stay in the L2 cache.
+FN void put_floats(float *to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
+}
+// The same, added to those that are there.
 FN void add_floats(float *to, u32 from, u32 bytes) {
-    constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
                  "[%0], [%1], %2, %3;"
                  :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
