@@ -138,6 +138,9 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // the same bits on every run
 #endif
+#ifndef ONCE
+#define ONCE 0  // no tile of dq has shares of more than one tile column: it is stored, not added up
+#endif
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
 constexpr int TILE_Q = 64;  // queries per step
 constexpr int TILE_K = 128;  // keys of a tile column
@@ -150,7 +153,7 @@ constexpr int QUERIES = 64;
 // The warpgroups that compute divide the keys of a column, or else the columns of gradients.
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
-#define STAGED 1
+#define STAGED (1 && !ONCE)
 
 constexpr int GROUPS = 2;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
@@ -697,7 +700,13 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 #if ZEROES
     const bool zeroes = row < zeroed_before(p);
 #else
-    constexpr bool zeroes = !DETERMINISTIC;
+    constexpr bool zeroes = !DETERMINISTIC && !ONCE;
+#endif
+#if ONCE
+    const bool lonely = row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head,
+                                  blockIdx.x % p.tile_rows).count == 0;
+#else
+    constexpr bool lonely = false;
 #endif
     if (zeroes) fill_zeros(w.dq + row * TILE_FLOATS, TILE_FLOATS, thread, PLAIN_THREADS);
     float sink_sum = 0.0f;
@@ -706,6 +715,8 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = query_at(first + r);
         float sum = 0.0f;
         if (q < p.n_q && lane < HEAD_DIM / 8) {
+            if (lonely)  // nobody else writes what is zero
+                ((uint4 *)p.dq)[row_offset(p.dq_stride, at, q) / 8 + lane] = make_uint4(0, 0, 0, 0);
             const uint4 *out = (const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8;
             const uint4 *dout = (const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8;
             if (!WITH_ENTMAX) sum = dot(__ldg(out + lane), __ldg(dout + lane));
@@ -790,6 +801,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
     }
 }
 
+#if !ONCE
 // After: a tile row of dq in storage precision, and what its queries leave for a whole head.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish(const __grid_constant__ struct Attention p,
@@ -829,6 +841,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
 #endif
 }
+#endif
 
 // After: dk and dv of a tile column that several items share.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -1628,6 +1641,33 @@ FN void await_dq(struct Shared &shared, const struct Step &step, i32 group, Ring
 #endif
 }
 
+#if ONCE
+// Stores a share of a tile of dq, in storage precision at once. Of two pieces, threads side by side
+// exchange halves of their rows, so that four of them have 32 bytes in a row.
+FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
+               const struct Step &step, i32 share) {
+    const i32 thread = threadIdx.x % 128, odd = thread % 2;
+    const i32 first = (step.word & INDEX) * TILE_Q + dq_query(share) + thread / 32 * 16
+                      + thread % 32 / 4;
+    const struct Place at = place_of_row(p, step.row);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const i32 token = query_at(first + 8 * half);
+        u32 *const line = (u32 *)p.dq + row_offset(p.dq_stride, at, token) / 2 + thread % 4 / 2 * 2;
+#pragma unroll
+        for (int i = 0; i < DQ_PIECES; i += 2) {
+            if (i >= dq_pieces(1) && share) break;
+            const float *const x = dq + 4 * i + 2 * half, *const y = x + 4;
+            const u32 low = pack(x[0] * p.scale, x[1] * p.scale);
+            const u32 high = pack(y[0] * p.scale, y[1] * p.scale);
+            const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
+            if (token < p.n_q)
+                *(uint2 *)(line + dq_column(share, i + odd) / 2) =
+                    make_uint2(odd ? theirs : low, odd ? high : theirs);
+        }
+    }
+}
+#else
 // Hands over a share of a tile of dq; `slope` is the thread's share of ALiBi's. What is staged is
 // still to be published.
 FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
@@ -1655,6 +1695,7 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
         else atomicAdd(own, slope);
     }
 }
+#endif
 
 // ---------------------------------------------------------------- warpgroups that compute
 

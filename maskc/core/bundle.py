@@ -121,6 +121,9 @@ class Launch:
 
 PACKED = "packed"
 """The mode in which the query heads of a key/value head are rows of one tile."""
+ONCE = "once"
+"""The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
+added up. It knows no gradients of a whole head (ALiBi's slopes, sink logits)."""
 
 
 @dataclass(frozen=True, slots=True)

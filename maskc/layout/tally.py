@@ -1,4 +1,4 @@
-"""How many tiles a pass has in all: what predictions of its time are made from."""
+"""How many tiles a pass has in all, and whether any row has several."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def tally_of_spans(spans: Spans) -> Tally:
     full = int((spans.full_last - spans.full_first).clip(0).sum())
     tiles = int(spans.count.sum())
     return Tally(int(np.count_nonzero(spans.count)), tiles, tiles - full)
+
+
+def at_most_once(layouts: Iterable[BlockLayout]) -> bool:
+    """Whether no tile row of lists by rows has several tiles."""
+    return all(np.diff(layout.row_ptr).max(initial=0) <= 1 for layout in layouts)
+
+
+def apart(spans: Spans) -> bool:
+    """The same of closed-form ranges by tile columns."""
+    for first, count in zip(spans.first, spans.count, strict=True):
+        order = np.argsort(first[count > 0], kind="stable")
+        starts, ends = (x[count > 0][order] for x in (first, first + count))
+        if np.any(ends[:-1] > starts[1:]):
+            return False
+    return True

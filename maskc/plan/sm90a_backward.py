@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import ONCE, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
@@ -216,7 +216,7 @@ def _modes(
     threads = 128 * (warpgroups + 1)
     return tuple(
         (name, _mode(tile, room, threads, blocks, macro))
-        for name, macro in (("usual", ""), ("deterministic", "DETERMINISTIC"))
+        for name, macro in (("usual", ""), ("deterministic", "DETERMINISTIC"), (ONCE, "ONCE"))
     )
 
 
@@ -226,7 +226,8 @@ def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> 
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
-    return Mode((prepare, mean, backward, finish, keys), macro)
+    more = () if macro == "ONCE" else (finish,)
+    return Mode((prepare, mean, backward, *more, keys), macro)
 
 
 def _shared(

@@ -68,7 +68,7 @@ class Maker:
         if wanted.deterministic and wanted.direction is Direction.backward:
             unit = ordered(unit, plain=self.bundle.list_source(unit.target) is not None)
         tables = self._bound(unit, *rest, not unit.ranges)
-        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables)
+        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables, place.joins)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and unit.ranges:
             tables = self._bound(unit, *rest, True)

@@ -167,20 +167,29 @@ def parted_plan(
 ) -> PartedPlan:
     """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
     steps, unwritten, backward = [], False, direction is Direction.backward
-    for number, part in enumerate(parts):
-        own = features - {Feature.sinks} if number else features
+    order = range(len(parts))
+    if backward and features.isdisjoint(_PER_HEAD):
+        order = _sums_last(parts)
+    for turn, number in enumerate(order):
+        part, own = parts[number], features - {Feature.sinks} if turn else features
         rest = (whole.sizes, whole.strides, itemsize, own)
         for place in slices(part.stride, *rest, keys=part.keys):
-            no_keys = not place.sizes.n_kv and (backward or number)
+            no_keys = not place.sizes.n_kv and (backward or turn)
             if not place.sizes.n_q or no_keys:
-                unwritten |= backward and not number
+                unwritten |= backward and not turn
                 continue
-            plan = make(number, own, replace(place, joins=number > 0))
+            plan = make(number, own, replace(place, joins=turn > 0))
             shifts = tuple(
-                None if number and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
+                None if turn and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
             )
             steps.append(Step(plan, shifts))
     return _in_order(steps, direction, outputs, unwritten)
+
+
+def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
+    """The order of parts in which, of those that have all keys, longer strides are first: where one
+    tile has all keys of a query, dq needs no sum, if nothing is to be joined (see ONCE)."""
+    return sorted(range(len(parts)), key=lambda i: (parts[i].keys is not None, -parts[i].stride))
 
 
 def _in_order(

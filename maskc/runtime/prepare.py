@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
@@ -229,10 +229,13 @@ def ordered(unit: SourceUnit, plain: bool) -> SourceUnit:
     return replace(unit, work=replace(unit.work, ordered=True, plain=plain))
 
 
-def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables) -> str:
-    """The name of the mode a call runs in."""
+def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False) -> str:
+    """The name of the mode a call runs in; `joins` says whether results are joined with others."""
     names = dict(unit.modes)
     if wanted.direction is Direction.backward:
+        of_heads = wanted.features & {Feature.alibi, Feature.sinks}
+        if tables.once and ONCE in names and not (joins or of_heads or wanted.deterministic):
+            return ONCE
         return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
     if Feature.entmax in wanted.features:
         return "usual"

@@ -41,7 +41,7 @@ from maskc.layout import (
     stack_spans,
 )
 from maskc.layout.boxes import box_layout, box_words
-from maskc.layout.tally import tally_of, tally_of_spans
+from maskc.layout.tally import apart, at_most_once, tally_of, tally_of_spans
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 from maskc.runtime.covering import check_layout, check_spans
@@ -97,6 +97,8 @@ class Tables:
     """What the distinct lists have, where a call may choose its source by it: not where sequences
     bring data of their own, whose choice would depend on the others of the batch, nor where tiles
     begin with documents."""
+    once: bool = False
+    """Whether it is known of a backward pass that no tile row has several tiles."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
@@ -200,7 +202,8 @@ def make_tables(
         parts += _work_parts(work)
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans)
-    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally)
+    once = backward and work is not None and (at_most_once(layouts) if lists else apart(spans))
+    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, once)
 
 
 def _slots(
@@ -242,7 +245,8 @@ def _box_tables(
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
-    return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
+    once = backward and at_most_once(layouts)
+    return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction), once)
 
 
 def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:

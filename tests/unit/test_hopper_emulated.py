@@ -28,10 +28,11 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import BAND, WAYS, check, compiled, half  # noqa: E402
+from tests.support.hopper import BAND, WAYS, check, compiled, half, modes  # noqa: E402
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
+APART = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
 
 
@@ -118,6 +119,21 @@ def test_zeros_are_written_while_other_heads_are_computed(monkeypatch, dim):
     check(attn, given(400, 400, dim, heads=4, kv_heads=4), live, **vectors(["alibi_slopes"], 4))
 
 
+@pytest.mark.parametrize(
+    ("dim", "mode"),
+    [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (192, None)],
+)
+def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
+    """They are stored, not added up; rows of tiles without a key are zeros."""
+    attn, made = compiled(APART, dim, mode=mode), given(330, 270, dim, heads=4, kv_heads=2)
+    live = live_pairs(APART, 330, 270)
+    check(attn, made, live, softcap=2.0)
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
+    assert "attention_backward_finish" not in {entry for entry, _ in hopper.launches}
+    check(attn, made, live, **vectors(["alibi_slopes"], 4))
+    assert "attention_backward_finish" in {entry for entry, _ in hopper.launches}
+
+
 def test_heads_packed_into_tiles():
     attn = compiled(mc.causal(), 64)
     check(attn, given(2, 700, 64, heads=16, kv_heads=2), live_pairs(mc.causal(), 2, 700))
@@ -134,6 +150,15 @@ def in_parts(monkeypatch):
 def test_residue_classes(in_parts, n):
     mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
     check(compiled(mask, 64), given(n, n, 64), live_pairs(mask, n, n))
+
+
+@pytest.mark.parametrize("n", [200, 310])
+def test_a_part_that_stores_dq(in_parts, n):
+    """Of a stride whose classes have one tile of keys; the other part joins its own."""
+    mask = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
+    attn = compiled(mask, 64)
+    check(attn, given(n, n, 64), live_pairs(mask, n, n))
+    assert {"once", "usual"} == {mode for name, mode in modes(attn) if "backward" in name}
 
 
 @pytest.mark.parametrize("lengths", [(130, 260), (260, 130)], ids=str)

@@ -120,6 +120,8 @@ def test_launches_in_order():
         ("_finish_keys", Grid.keys, 128),
     ]
     assert modes["deterministic"].launches == modes["usual"].launches
+    finish = "attention_backward_finish"
+    assert modes["once"].launches == tuple(x for x in modes["usual"].launches if x.entry != finish)
     entmax = [each.entry for each in modes["usual"].launched(frozenset({Feature.entmax}))]
     assert entmax[:3] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "")]
     assert modes["deterministic"].macro == "DETERMINISTIC"

@@ -22,7 +22,7 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.build import build
-from maskc.core.bundle import SourceUnit
+from maskc.core.bundle import ONCE, SourceUnit
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -50,7 +50,7 @@ A_ROW = 12
 """Moves to uniform registers that a new row takes at most: what counts where products are few."""
 SMALL = "small"
 SMALL_DIMS = (64, 96, 128)
-"""Head dimensions with a second forward source, for short rows."""
+"""Head dimensions with a second source of each pass, for short rows and columns."""
 
 BY_DOCUMENTS = ("documents", "flamingo")
 """Whose tiles begin with documents; see test_sm90a_by_documents.py."""
@@ -115,8 +115,12 @@ class Job:
         return f"{direction} of {MASKS[self.unit.digest]}: {title} {features}, {self.mode}"
 
 
-def jobs(units: Iterable[SourceUnit], *features: Features) -> list[Job]:
-    return [Job(u, f, name) for u in units for f in features for name, _ in u.modes]
+def jobs(units: Iterable[SourceUnit], *features: Features, once: bool = False) -> list[Job]:
+    """In all modes but the one without sums of dq, which differs little, or in that alone."""
+    return [
+        Job(u, f, name) for u in units for f in features for name, _ in u.modes
+        if once == (name == ONCE)
+    ]  # fmt: skip
 
 
 def gate(wanted: list[Job]) -> None:
@@ -246,6 +250,18 @@ def test_small_tiles(head_dim):
 
 
 @pytest.mark.parametrize("head_dim", SMALL_DIMS)
+def test_small_tiles_backward(head_dim):
+    names = ("streaming", "bigbird_itc")
+    gate(jobs([unit(name, BACKWARD, head_dim, form=SMALL) for name in names], NONE, ALL))
+
+
+def test_dq_without_sums():
+    found = [unit("block_diagonal", BACKWARD, dim) for dim in SM_90A.head_dims]
+    found += [unit("natten_2d", BACKWARD, dim, form=SMALL) for dim in SMALL_DIMS]
+    gate(jobs(found, NONE, once=True))
+
+
+@pytest.mark.parametrize("head_dim", SMALL_DIMS)
 def test_features_of_small_tiles(head_dim):
     wanted = jobs([unit("causal", FORWARD, head_dim, form=SMALL)], *SINGLE, ALL)
     gate([job for job in wanted if job.features == ALL or job.mode == "usual"])
@@ -254,8 +270,15 @@ def test_features_of_small_tiles(head_dim):
 @pytest.mark.matrix
 @pytest.mark.parametrize("head_dim", SMALL_DIMS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_matrix_of_small_tiles(dtype, head_dim):
-    gate(jobs(distinct(FORWARD, head_dim, dtype, SMALL), NONE, ALL, *SINGLE))
+@pytest.mark.parametrize("direction", PASSES)
+def test_matrix_of_small_tiles(direction, dtype, head_dim):
+    gate(jobs(distinct(direction, head_dim, dtype, SMALL), NONE, ALL, *SINGLE))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
+def test_matrix_without_sums(head_dim):
+    gate(jobs(distinct(BACKWARD, head_dim, "bfloat16"), NONE, once=True))
 
 
 def together(direction: Direction, head_dim: int) -> list[Features]:

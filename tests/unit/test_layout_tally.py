@@ -1,0 +1,62 @@
+"""Sums over the tiles of a pass, and whether rows have several, against arrays of all tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core.cost import Tally
+from maskc.core.layout import BlockLayout
+from maskc.core.problem import Direction, TileShape
+from maskc.layout.spans import Spans
+from maskc.layout.tally import apart, at_most_once, tally_of, tally_of_spans
+
+TILE = TileShape(64, 128)
+
+kinds = st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(
+    lambda shape: st.lists(
+        st.lists(st.sampled_from([0, 0, 1, 2]), min_size=shape[1], max_size=shape[1]),
+        min_size=shape[0], max_size=shape[0],
+    )
+)  # fmt: skip
+
+
+def layout_of(dense: np.ndarray) -> BlockLayout:
+    rows, columns = np.nonzero(dense)
+    ptr = np.searchsorted(rows, np.arange(len(dense) + 1))
+    return BlockLayout(
+        TILE.q * dense.shape[0], TILE.k * dense.shape[1], TILE, ptr.astype(np.int32),
+        columns.astype(np.int32), dense[rows, columns].astype(np.uint8),
+    )  # fmt: skip
+
+
+@given(kinds, kinds)
+def test_lists(one, other):
+    dense = [np.array(one), np.array(other)]
+    layouts = [layout_of(each) for each in dense]
+    for direction, axis in ((Direction.forward, 1), (Direction.backward, 0)):
+        lines = sum(int((each > 0).any(axis).sum()) for each in dense)
+        tiles, masked = (sum(int(cond(x).sum()) for x in dense)
+                         for cond in (lambda x: x > 0, lambda x: x == 1))  # fmt: skip
+        assert tally_of(layouts, direction) == Tally(lines, tiles, masked)
+    assert at_most_once(layouts) == all((each > 0).sum(1).max() <= 1 for each in dense)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=1, max_size=5))
+def test_ranges(columns):
+    first, count = np.array(columns).T
+    spans = Spans(first[None], count[None], first[None], (first + count)[None])
+    rows = np.zeros(20, int)
+    for start, length in columns:
+        rows[start : start + length] += 1
+    assert apart(spans) == (rows.max() <= 1)
+    lines = sum(length > 0 for _, length in columns)
+    assert tally_of_spans(spans) == Tally(lines, int(rows.sum()), 0)
+
+
+@pytest.mark.parametrize(("n", "once"), [(64, True), (128, True), (129, False), (1000, False)])
+def test_a_window_within_a_tile_of_keys(n, once):
+    assert at_most_once([mc.window(20).layout(n, n, block=(TILE.q, TILE.k))]) == once
