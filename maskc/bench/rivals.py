@@ -29,7 +29,8 @@ IMPLS = {
     "fa2": "SDPA's flash backend; with its window arguments for a plain window",
     "cudnn": "SDPA's cuDNN backend",
     "fa4": "FlashAttention 4, for full, causal and window masks",
-    "topk": "PyTorch's own topk and unfused attention, for masks that choose at run time",
+    "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax, for "
+    "masks that choose at run time",
 }
 GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
@@ -140,13 +141,13 @@ def make_rival(
 
 
 def _topk(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
-    from maskc.bench.chosen import chosen_by_torch
+    from maskc.bench.unfused import chosen_by_torch, exact_products
 
     call = chosen_by_torch(case, tensors) if selects(case.mask) else None
     if call is None:
         return None
     gradient = differentiated(call, tensors) if backward else None
-    return Contender("topk", partial(call, *tensors.qkv), gradient)
+    return Contender("topk", partial(call, *tensors.qkv), gradient, scope=exact_products)
 
 
 # ------------------------------------------------------------------ SDPA

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.bench import unfused
 from maskc.bench.case import Case
-from maskc.bench.chosen import ChosenPairs, chosen_by_torch
+from maskc.bench.chosen import ChosenPairs
 from maskc.bench.contest import Ask, Contest, Measured
 from maskc.bench.run import bench_pattern
 from maskc.bench.sample import sample_data, true_mask
+from maskc.bench.selection import one_selection, spans
 from maskc.bench.tensors import host, make_tensors
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
@@ -26,6 +28,11 @@ MASKS = {
         2, mc.causal(), score="block_mean", block=8, q_block=5, share="group"
     ),
     "blocks of all": mc.topk(3, mc.window(20), score="block_mean", block=6, share="all"),
+    "joined blocks of groups": mc.window(3)
+    | mc.topk(2, mc.causal(), score="block_mean", block=8, q_block=4, share="group"),
+    "earlier blocks": mc.topk(3, mc.window(30, 2), score="block_mean", block=6, q_block=7)
+    | mc.chunked(5),
+    "keys of all": mc.topk(9, mc.causal() & mc.window(25), share="all"),
     "together": mc.topk(3, mc.causal(), block=4, q_block=8, share="group"),
     "indexer": mc.topk(5, mc.causal(), score="indexer", share="all"),
     "given": mc.topk(2, mc.causal(), score="given", block=16, q_block=2),
@@ -49,7 +56,8 @@ def test_rows_and_counts_are_those_of_the_whole_mask(name):
     found = ChosenPairs(case, tensors)
     rows = np.array([0, 1, 17, 30, 47])
     for batch, head in np.ndindex(case.batch, case.heads):
-        assert (found.rows(batch, head, rows) == truth[batch, head, rows]).all()
+        seen = np.asarray(found.rows(batch, head, rows))
+        np.testing.assert_array_equal(seen, truth[batch, head, rows])
     assert found.live() == truth.sum()
 
 
@@ -61,19 +69,96 @@ def test_inputs_rank_exactly():
     assert (exact == exact.astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("name", ["keys", "blocks"])
-def test_the_rival_chooses_the_same(name):
-    case = case_of(name, batch=1)
+RANKED = [name for name in MASKS if name not in ("together", "given", "heads")]
+
+
+@pytest.mark.parametrize("scores", [1 << 24, 1 << 12], ids=["whole", "in chunks"])
+@pytest.mark.parametrize("name", RANKED)
+def test_the_rival_chooses_the_same(name, scores, monkeypatch):
+    monkeypatch.setitem(unfused._SCORES, "cpu", scores)
+    case = case_of(name)
     tensors = make_tensors(case, "cpu")
-    out = host(chosen_by_torch(case, tensors)(*tensors.qkv))
-    keep = true_mask(case, tensors)[0]
+    with unfused.exact_products():
+        out = host(unfused.chosen_by_torch(case, tensors)(*tensors.qkv))
+    keep = true_mask(case, tensors)
+    keep = keep[:, None] if keep.ndim == 3 and len(keep) == case.batch else keep
     assert np.abs(out - attention(*map(host, tensors.qkv), keep)[0]).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["together", "indexer", "given", "heads"])
+@pytest.mark.parametrize("scores", [1 << 24, 1 << 12], ids=["whole", "in chunks"])
+@pytest.mark.parametrize("score", ["indexer", "qk"])
+def test_the_rival_gathers_keys_that_all_heads_share(score, scores, monkeypatch):
+    monkeypatch.setitem(unfused._SCORES, "cpu", scores)
+    mask = mc.topk(7, mc.causal(), score=score, share="all")
+    data = sample_data(mask, 48, 64)
+    case = Case("shared", mask, 2, 4, 1, 48, 64, 16, DType.float32, data)
+    tensors = make_tensors(case, "cpu")
+    monkeypatch.setattr(unfused, "_masking", None)
+    out = host(unfused.chosen_by_torch(case, tensors)(*tensors.qkv))
+    keep = true_mask(case, tensors)
+    keep = keep[:, None] if keep.ndim == 3 else keep
+    assert np.abs(out - attention(*map(host, tensors.qkv), keep)[0]).max() < 1e-5
+
+
+def test_the_rival_of_half_precision_ranks_exactly():
+    """The largest products of rows of bfloat16 differ by less than bfloat16 can tell."""
+    case = replace(case_of("keys alone"), dtype=DType.bfloat16)
+    tensors = make_tensors(case, "cpu")
+    one = one_selection(case)
+    chosen = np.asarray(unfused.Chooser(one, tensors).table(tensors.q, tensors.k))
+    truth = true_mask(case, tensors)
+    np.testing.assert_array_equal(chosen, truth)
+    exact = tensors.q.double() @ tensors.k.repeat_interleave(2, 1).double().transpose(2, 3)
+    rounded = exact.bfloat16().float().masked_fill(~one_causal(case), -np.inf)
+    kept = np.zeros_like(truth)
+    np.put_along_axis(kept, np.asarray(rounded.topk(7, 3).indices), True, axis=3)
+    assert (kept & np.asarray(one_causal(case)) != truth).any()
+
+
+def one_causal(case: Case):
+    import torch
+
+    return torch.tensor(mc.causal().dense(case.n_q, case.n_kv))
+
+
+def test_equal_scores_go_to_the_lower_index():
+    case = case_of("keys of all", batch=1)
+    tensors = make_tensors(case, "cpu")
+    tensors.q[:] = 0
+    chosen = np.asarray(unfused.Chooser(one_selection(case), tensors).table(*tensors.qkv[:2]))
+    np.testing.assert_array_equal(chosen[0], true_mask(case, tensors)[:1])
+
+
+@pytest.mark.parametrize("name", ["together", "given", "heads"])
 def test_other_masks_have_no_such_rival(name):
     case = case_of(name)
-    assert chosen_by_torch(case, make_tensors(case, "cpu")) is None
+    assert unfused.chosen_by_torch(case, make_tensors(case, "cpu")) is None
+
+
+def test_too_many_scores_of_an_indexer_are_not_ranked(monkeypatch):
+    monkeypatch.setattr(unfused, "_MOST", 4 * 48 * 64 - 1)
+    case = case_of("indexer")
+    assert unfused.chosen_by_torch(case, make_tensors(case, "cpu")) is None
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [mc.full(), mc.causal(), mc.causal(align="start"), mc.window(5), mc.window(None, 3),
+     mc.window(4, 2) & mc.causal()],
+    ids=str,
+)  # fmt: skip
+def test_spans_are_the_keys_of_a_row(mask):
+    case = Case("c", mask, 1, 1, 1, 20, 13, 8, DType.float32)
+    low, high = spans(mask, case, np.arange(20))
+    columns = np.arange(13)
+    found = (columns >= low[:, None]) & (columns < high[:, None])
+    np.testing.assert_array_equal(found, mask.dense(20, 13))
+
+
+def test_other_masks_have_no_spans():
+    case = case_of("keys")
+    for mask in (mc.causal() | mc.window(3), mc.chunked(8), mc.window(mc.param("w", 3))):
+        assert spans(mask, case, np.arange(4)) is None
 
 
 @pytest.mark.parametrize("name", ["keys", "indexer"])
@@ -85,7 +170,8 @@ def test_a_pattern_is_timed_and_right(name):
     rows = {(row["impl"], row["direction"]): row["ok"] for row in report["rows"]}
     assert rows["maskc", "fwd"]
     assert rows["maskc", "bwd"]
-    assert (("topk", "fwd") in rows) == (name == "keys")
+    assert rows["topk", "fwd"]
+    assert rows["topk", "bwd"]
 
 
 def test_whole_heads_are_judged_of_static_masks_only():
