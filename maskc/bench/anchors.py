@@ -48,12 +48,15 @@ class Anchor:
     """As many as of q where 0."""
     n_q: int = 0
     """As many as `n`, the keys, where 0."""
+    alpha: float = 1.0
+    """Of entmax; 1 is softmax."""
 
     def case(self, dtype: DType) -> Case:
         """The problem itself; its data are drawn here."""
         return Case(
             self.name, self.mask(), self.batch, self.heads, self.kv_heads or self.heads,
             self.n_q or self.n, self.n, self.head_dim, dtype, self.data(), self.formula,
+            self.alpha,
         )  # fmt: skip
 
 
@@ -124,8 +127,7 @@ def index(heads: int, n_q: int, n_kv: int, dim: int) -> dict[str, object]:
         "index_w": (1, heads, n_q),
     }
     return {
-        name: np.rint(4 * rng.standard_normal(shape, dtype=np.float32)) / 4
-        for name, shape in shapes.items()
+        name: rng.integers(-8, 9, shape, np.int8) / np.float32(4) for name, shape in shapes.items()
     }
 
 
@@ -271,6 +273,16 @@ SELECTIONS = (
     ),
 )  # fmt: skip
 """Keys, and blocks of 64 and of 512, that each query chooses at run time."""
+
+ENTMAX = (
+    *(
+        Anchor(f"entmax{alpha:g}_window1024_32k", lambda: window.hf(1024), 1, 16, 32768, 64,
+               formula=_W1024, alpha=alpha)
+        for alpha in (1.5, 2.0)
+    ),
+    Anchor("entmax1.5_causal_8k", causal, 1, 16, 8192, 64, formula=by_hand.causal, alpha=1.5),
+)  # fmt: skip
+"""Weights by alpha-entmax in place of softmax; the last is a mask that AdaSplash has, too."""
 
 ANCHORS = (*SEVENTEEN[:2], *DENSE, *SEVENTEEN[2:])
 """The anchor suite: twenty-one cases."""

@@ -32,6 +32,8 @@ class Case:
     """Arrays and parameters the mask reads, by name; arrays on the host."""
     formula: Formula | None = None
     """The mask written a second time, by hand; results are judged by it where there is one."""
+    alpha: float = 1.0
+    """Of entmax, by which scores become weights; 1 is softmax."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "n_q", "n_kv"):

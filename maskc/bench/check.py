@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from maskc.bench import sparse
 from maskc.bench.case import Case
 from maskc.bench.tensors import Tensors, library, like, numpy_dtype, only_rows, wide
 from maskc.core.dtypes import DType
@@ -82,7 +83,7 @@ def sample_rows(n_q: int, n_kv: int) -> np.ndarray:
 
 def attend_head(
     q: Array, k: Array, v: Array, keep: Array, dout: Array | None, scale: float,
-    store: Callable[[Array], Array],
+    store: Callable[[Array], Array], alpha: float = 1.0,
 ) -> list[Array]:  # fmt: skip
     """[out, lse] of one head, and [dq, slide, dk, dv] given dout; `store` rounds every
     intermediate.
@@ -90,23 +91,34 @@ def attend_head(
     Args:
         q, dout: [rows, D]; k, v: [keys, D]; all fp64 or all fp32.
         keep: bool [rows, keys].
+        alpha: of entmax; 1 is softmax.
     """
-    p, lse = weights(q, k, keep, scale, store)
+    p, lse = weights(q, k, keep, scale, store, alpha)
     found = [store(p @ v), lse]
     if dout is not None:
         dp = store(dout @ v.T)
-        ds = store(p * (dp - (dout * found[0]).sum(1)[:, None]))
+        slopes, slide = p, p @ k * scale
+        mean = (dout * found[0]).sum(1)
+        if alpha > 1:  # whose gradient does not read out
+            slopes, slide = sparse.slopes(p, alpha), q * 0
+            total = slopes.sum(1)
+            mean = (slopes * dp).sum(1) / library(q).where(total == 0, 1.0, total)
+        ds = store(slopes * (dp - mean[:, None]))
         ds = store(ds * scale)
-        found += [store(ds @ k), p @ k * scale, ds.T @ q, p.T @ dout]
+        found += [store(ds @ k), slide, ds.T @ q, p.T @ dout]
     return found
 
 
 def weights(
-    q: Array, k: Array, keep: Array, scale: float, store: Callable[[Array], Array]
-) -> tuple[Array, Array]:
-    """(softmax [rows, keys], its log-sum-exp [rows]) of one head."""
+    q: Array, k: Array, keep: Array, scale: float, store: Callable[[Array], Array],
+    alpha: float = 1.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    """(softmax [rows, keys], its log-sum-exp [rows]) of one head, or those of entmax."""
     xp = library(q)
     s = xp.where(keep, store(store(q @ k.T) * scale), -np.inf)
+    if alpha > 1:
+        p, lse = sparse.weights(s, alpha)
+        return store(p), lse
     top = xp.amax(s, 1)
     base = xp.where(xp.isneginf(top), 0.0, top)[:, None]
     e = xp.exp(s - base)
@@ -135,7 +147,7 @@ def attend(
         for h in range(shared * case.group, (shared + 1) * case.group):
             given = dout[b, h] if backward else None
             seen = like(k, keep(b, h))
-            found = attend_head(q[b, h], k, v, seen, given, case.scale, store)
+            found = attend_head(q[b, h], k, v, seen, given, case.scale, store, case.alpha)
             for values, part in zip(of_rows, found, strict=False):
                 values.append(part)
             sums = [total + part for total, part in zip(sums, found[4:], strict=False)]
@@ -163,7 +175,7 @@ def attend(
             ))  # fmt: skip
         return joined(lost, case.kv_heads)
 
-    return Results(out, lse, dq, dk, dv, slide, slide_keys)
+    return Results(out, lse, dq, dk, dv, slide, slide_keys if case.alpha == 1 else None)
 
 
 def _unchanged(values: Array) -> Array:

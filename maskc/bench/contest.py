@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -84,30 +84,40 @@ class Contest:
         """Milliseconds of maskc by direction, where the cost model knows them."""
         self._plan_ms: dict[str, float] = {}
         self._sources: dict[tuple[Key, str], tuple[str, ...]] = {}
-        self._judges: dict[bool, Judge] = {}
-        self._heads: HeadJudges | None = None
+        self._judges: dict[tuple[bool, float], Judge] = {}
+        self._heads: dict[float, HeadJudges] = {}
         self._verdicts: dict[tuple[Key, str], Verdict] = {}
         self._whole = tensors.device == "cuda" and not selects(case.mask)
         if self._whole:
             confirm(case, tensors, pairs, rows, self.live)
 
-    def judge(self, keeps_all: bool) -> Judge:
-        """Of sampled rows of the mask, or of attention to every key."""
-        if keeps_all not in self._judges:
+    def judge(self, contender: Contender | None = None) -> Judge:
+        """Of sampled rows of what a contender computes; None: of what is asked for."""
+        keeps_all = contender is not None and contender.keeps_all
+        key = keeps_all, self._alpha(contender)
+        if key not in self._judges:
             everything = np.ones((len(self.rows), self.case.n_kv), dtype=bool)
-            self._judges[keeps_all] = make_judge(
-                self.case, self.tensors, self.rows,
+            self._judges[key] = make_judge(
+                replace(self.case, alpha=key[1]), self.tensors, self.rows,
                 lambda b, h: everything if keeps_all else self.pairs.rows(b, h, self.rows),
                 self.backward,
             )  # fmt: skip
-        return self._judges[keeps_all]
+        return self._judges[key]
 
-    def heads(self) -> HeadJudges | None:
-        """Of whole heads; None where they take too long: on a CPU, and where keys are chosen at run
-        time."""
-        if self._heads is None and self._whole:
-            self._heads = HeadJudges(self.case, self.tensors, self.pairs, self.backward)
-        return self._heads
+    def heads(self, contender: Contender | None = None) -> HeadJudges | None:
+        """Of whole heads; None where they take too long (on a CPU, and where keys are chosen at run
+        time), and for contenders that compute another mask."""
+        if not self._whole or (contender is not None and contender.keeps_all):
+            return None
+        alpha = self._alpha(contender)
+        if alpha not in self._heads:
+            case = replace(self.case, alpha=alpha)
+            self._heads[alpha] = HeadJudges(case, self.tensors, self.pairs, self.backward)
+        return self._heads[alpha]
+
+    def _alpha(self, contender: Contender | None) -> float:
+        known = None if contender is None else contender.alpha
+        return self.case.alpha if known is None else known
 
     # -------------------------------------------------------------- contenders
 
@@ -169,11 +179,11 @@ class Contest:
     def _forward(self, contender: Contender) -> Verdict:
         start = perf_counter()
         found = contender.forward()
-        if contender.impl == "maskc":
+        if contender.key == ("maskc", ""):
             first = perf_counter() - start
             self._plan_ms["fwd"] = self._beyond_a_call(first, contender.forward)
-        verdicts = [judged_forward(self.judge(contender.keeps_all), self.rows, found)]
-        if not contender.keeps_all and (heads := self.heads()) is not None:
+        verdicts = [judged_forward(self.judge(contender), self.rows, found)]
+        if (heads := self.heads(contender)) is not None:
             verdicts.append(heads.forward(found))
         return worst(verdicts)
 
@@ -185,9 +195,8 @@ class Contest:
             start = perf_counter()
             run(dout)
             self._plan_ms["bwd"] = self._beyond_a_call(perf_counter() - start, lambda: run(dout))
-        judge = self.judge(contender.keeps_all)
-        verdicts = [judged_backward(judge, self.rows, self.tensors, run, out)]
-        if not contender.keeps_all and (heads := self.heads()) is not None:
+        verdicts = [judged_backward(self.judge(contender), self.rows, self.tensors, run, out)]
+        if (heads := self.heads(contender)) is not None:
             verdicts.append(heads.backward(run(dout), out))
         return worst(verdicts)
 

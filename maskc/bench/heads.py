@@ -142,7 +142,8 @@ def _whole(
             span = slice(int(some[0]), int(some[-1]) + 1)
             q, dout = (wide(x[batch, head, span], dtype) for x in (tensors.q, tensors.dout))
             given = dout if backward else None
-            found = attend_head(q, k, v, keep(batch, head, some), given, case.scale, store)
+            seen = keep(batch, head, some)
+            found = attend_head(q, k, v, seen, given, case.scale, store, case.alpha)
             for values, part in zip(parts, found, strict=False):
                 values.append(part)
             if backward:
@@ -164,4 +165,5 @@ def _whole(
                 lost = lost + p.T @ (off[0, i, span][:, None] * q) * case.scale
         return lost[None, None]
 
-    return Results(out, lse, dq, store(dk)[None, None], store(dv)[None, None], slide, slide_keys)
+    dk, dv = (store(x)[None, None] for x in (dk, dv))
+    return Results(out, lse, dq, dk, dv, slide, slide_keys if case.alpha == 1 else None)

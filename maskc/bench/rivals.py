@@ -31,8 +31,10 @@ IMPLS = {
     "fa4": "FlashAttention 4, for full, causal and window masks",
     "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax, for "
     "masks that choose at run time",
+    "entmax": "the package entmax between PyTorch's products, unfused",
+    "adasplash": "AdaSplash, for full and causal masks",
 }
-GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash")
+GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash", "adasplash")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 """Largest boolean mask handed to SDPA."""
 
@@ -63,7 +65,11 @@ class Contender:
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around calls."""
     variant: str = ""
-    """`deterministic`, or nothing."""
+    """Which of several things it is asked for; nothing: what the case says."""
+    alpha: float | None = None
+    """Of entmax, where it is not the case's; 1 is softmax."""
+    also: tuple[Contender, ...] = ()
+    """Its variants."""
     sources: Callable[[], tuple[str, ...]] = tuple
     """Names what the latest call ran."""
 
@@ -82,6 +88,9 @@ def maskc_contenders(
 ) -> list[Contender]:
     """The compiled mask, always with its log-sum-exp; on a GPU its deterministic backward too."""
     inputs, data = tensors.qkv, data_on_device(case, tensors)
+    softmax = partial(attn, *inputs, return_lse=True, **data)
+    if case.alpha > 1:
+        data |= {"normalizer": "entmax", "alpha": case.alpha}
 
     def forward() -> Any:
         return attn(*inputs, return_lse=True, **data)
@@ -102,6 +111,8 @@ def maskc_contenders(
     if backward and tensors.device == "cuda":
         again = Contender("maskc", None, repeatable, variant="deterministic", sources=sources)
         found.append(again)
+    if case.alpha > 1:
+        found.append(Contender("maskc", softmax, None, variant="softmax", alpha=1.0))
     return found
 
 
@@ -114,8 +125,12 @@ def make_rival(
         Unavailable: it could be asked for this case, but cannot run it here.
     """
     if impl == "topk":
-        return _topk(case, tensors, backward)
-    if selects(case.mask) and impl not in ("dense", "topk"):
+        return _topk(case, tensors, backward) if case.alpha == 1 else None
+    if impl in ("entmax", "adasplash"):
+        from maskc.bench.entmax import entmax_contender
+
+        return entmax_contender(impl, case, tensors, backward) if case.alpha > 1 else None
+    if (selects(case.mask) or case.alpha > 1) and impl != "dense":
         return None
     form = form_of(case)
     if impl in ("flex", "flex_flash"):
@@ -164,7 +179,7 @@ def _sdpa(
     call = partial(scaled_dot_product_attention, **options)
     scope = partial(_backend, backend) if backend else nullcontext
     gradient = differentiated(call, tensors) if backward else None
-    return Contender(impl, partial(call, *tensors.qkv), gradient, keeps_all, scope)
+    return Contender(impl, partial(call, *tensors.qkv), gradient, keeps_all, scope, alpha=1.0)
 
 
 def _backend(name: str) -> AbstractContextManager[Any]:

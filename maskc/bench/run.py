@@ -123,7 +123,7 @@ def bench_case(case: Case, ask: Ask) -> Measured:
     contest = Contest(case, ask, tensors, pairs_of(case, tensors), rows, result)
     contest.of_maskc |= {} if compile_ms is None else {"compile_ms": short(compile_ms)}
     contest.of_maskc |= _tile_pairs(attn, contest)
-    if attn is not None:
+    if attn is not None and case.alpha == 1:
         contest.predicted = predicted_ms(case, attn, ask.target)
     result.about |= _about(contest)
     if refused is not None and "maskc" in ask.impls:
@@ -131,7 +131,7 @@ def bench_case(case: Case, ask: Ask) -> Measured:
             contest.broke(("maskc", ""), direction, reason(refused))
     contenders = contest.contenders(attn)
     contest.check(contenders)
-    allowed = contest.judge(False).allowed
+    allowed = contest.judge().allowed
     result.about["allowed"] = {part: short(x) for part, x in allowed.items()}
     contest.time(contenders)
     del contenders, contest
@@ -150,7 +150,7 @@ def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:
     attn = case.mask.compile(
         case.head_dim, n_heads=case.heads, dtype=case.dtype, target=ask.target.name
     )
-    attn.warmup()
+    attn.warmup(("entmax",) if case.alpha > 1 else ())
     here = (perf_counter() - start) * 1e3
     return attn, here if ask.compile_ms is None else ask.compile_ms
 
@@ -193,6 +193,7 @@ def _about(contest: Contest) -> dict[str, Any]:
         "dtype": case.dtype.value, "live_pairs": live,
         "live_share": short(live / everything) if everything else 0.0, "checked": checked,
     }  # fmt: skip
+    found |= {"alpha": case.alpha} if case.alpha > 1 else {}
     tiles = contest.of_maskc.get("tile_pairs")
     return found | ({} if tiles is None else {"tile_pairs": tiles})
 

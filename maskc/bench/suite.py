@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from maskc.bench import calibration, correctness
-from maskc.bench.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, SELECTIONS, SM80, Anchor
+from maskc.bench.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, ENTMAX, SELECTIONS, SM80, Anchor
 from maskc.bench.contest import Ask, Measured, Progress
 from maskc.bench.environment import environment
 from maskc.bench.grids import GRIDS
@@ -46,6 +46,7 @@ class Suite:
     directions: tuple[str, ...] = ("fwd", "bwd")
 
 
+ENTMAX_IMPLS = ("entmax", "adasplash")
 _ALL_GPU = ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4")
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
@@ -54,7 +55,11 @@ SUITES = {
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),
     "selections": Suite(
-        SELECTIONS, "sm_90a", DType.bfloat16, ("maskc", "topk", "dense"), directions=("fwd",)
+        (*SELECTIONS, *ENTMAX),
+        "sm_90a",
+        DType.bfloat16,
+        ("maskc", "topk", "dense", *ENTMAX_IMPLS),
+        directions=("fwd",),
     ),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
