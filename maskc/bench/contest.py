@@ -144,7 +144,7 @@ class Contest:
                 for direction in self.ask.directions:
                     self.broke((impl, ""), direction, reason(error))
             else:
-                found += [made] if made is not None else []
+                found += [made, *made.also] if made is not None else []
         return found
 
     # -------------------------------------------------------------- checks

@@ -67,7 +67,7 @@ def flex_contender(
     heads = case.heads if pairs.by_head else None
     large = case.n_q * case.n_kv > _DENSE_MASK
     options = {"kernel_options": {"BACKEND": "FLASH"}} if flash else {}
-    with _quiet():
+    with quiet():
         keep = formula_of(case, pairs, tensors.device)
         blocks = create_block_mask(
             keep, batch, heads, case.n_q, case.n_kv, device=tensors.device,
@@ -80,10 +80,10 @@ def flex_contender(
         with torch.no_grad():  # else it writes its log-sum-exp, which nobody asked for
             return call(*tensors.qkv)
 
-    with _quiet():
+    with quiet():
         forward()
     gradient = differentiated(call, tensors) if backward else None
-    return Contender("flex_flash" if flash else "flex", forward, gradient, scope=_quiet)
+    return Contender("flex_flash" if flash else "flex", forward, gradient, scope=quiet)
 
 
 def formula_of(case: Case, pairs: Pairs, device: str) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def formula_of(case: Case, pairs: Pairs, device: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Its compiler's warnings speak of PyTorch's own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

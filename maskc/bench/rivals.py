@@ -31,10 +31,12 @@ IMPLS = {
     "fa4": "FlashAttention 4, for full, causal and window masks",
     "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax, for "
     "masks that choose at run time",
+    "flex_table": "PyTorch's operators choose blocks, compiled FlexAttention reads a table of them",
+    "fla_nsa": "the same, with the kernel of native sparse attention of flash-linear-attention",
     "entmax": "the package entmax between PyTorch's products, unfused",
     "adasplash": "AdaSplash, for full and causal masks",
 }
-GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash", "adasplash")
+GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash", "flex_table", "fla_nsa", "adasplash")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 """Largest boolean mask handed to SDPA."""
 
@@ -130,6 +132,14 @@ def make_rival(
         from maskc.bench.entmax import entmax_contender
 
         return entmax_contender(impl, case, tensors, backward) if case.alpha > 1 else None
+    if impl in ("flex_table", "fla_nsa"):
+        from maskc.bench import flex_table
+
+        makers = {
+            "flex_table": flex_table.flex_table_contender,
+            "fla_nsa": flex_table.nsa_contender,
+        }
+        return makers[impl](case, tensors)
     if (selects(case.mask) or case.alpha > 1) and impl != "dense":
         return None
     form = form_of(case)

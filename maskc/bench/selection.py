@@ -62,35 +62,12 @@ class OneSelection:
 
     def queries(self, blocks: np.ndarray) -> np.ndarray:
         """int64, ascending: the queries of some blocks, which ascend."""
-        size = self.node.q_block
-        rows = (blocks[:, None] * size + np.arange(size)).ravel()
-        return rows[rows < self.case.n_q]
+        return _tokens(blocks, self.node.q_block, self.case.n_q)
 
     def cells(self, mask: Mask, blocks: np.ndarray) -> np.ndarray:
         """int64 [len(blocks), columns]: how many pairs of every block of queries and block of keys
         a static mask keeps."""
-        case, node = self.case, self.node
-        several = max(1, _PAIRS // (case.n_kv * node.q_block))
-        if spans(mask, case, np.arange(1)) is not None:
-            several = max(1, _PAIRS // (self.columns * node.q_block))
-        found = [np.empty((0, self.columns), np.int64)]
-        for first in range(0, len(blocks), several):
-            part = blocks[first : first + several]
-            rows = self.queries(part)
-            counts = self._by_columns(mask, rows)
-            found.append(np.add.reduceat(counts, np.searchsorted(rows, part * node.q_block), 0))
-        return np.concatenate(found)
-
-    def _by_columns(self, mask: Mask, rows: np.ndarray) -> np.ndarray:
-        """int64 [len(rows), columns]: the keys of each block that each of these queries sees."""
-        starts = np.arange(0, self.case.n_kv, self.node.block)
-        known = spans(mask, self.case, rows)
-        if known is None:
-            seen = static_rows(mask, self.case, rows)
-            return np.add.reduceat(seen, starts, axis=1, dtype=np.int64)
-        ends = np.minimum(starts + self.node.block, self.case.n_kv)
-        low, high = (x[:, None] for x in known)
-        return np.maximum(np.minimum(high, ends) - np.maximum(low, starts), 0)
+        return cells(mask, self.case, (self.node.q_block, self.node.block), blocks)
 
     def counts(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(is it a candidate; its pairs where it is chosen; and where it is not), each
@@ -171,6 +148,37 @@ def best(allowed: Any, scores: Any, k: int) -> Any:
         order = ranked.sort(dim=-1, descending=True, stable=True).indices[..., :k]
         chosen = xp.zeros_like(ranked, dtype=xp.bool).scatter_(-1, order, True)
     return chosen & allowed
+
+
+def cells(mask: Mask, case: Case, sides: tuple[int, int], blocks: np.ndarray) -> np.ndarray:
+    """int64 [len(blocks), blocks of keys]: how many pairs of every block a mask without data keeps.
+
+    Args:
+        sides: queries and keys of a block.
+        blocks: of queries, ascending.
+    """
+    starts = np.arange(0, case.n_kv, sides[1])
+    columns = case.n_kv if spans(mask, case, np.arange(1)) is None else len(starts)
+    several = max(1, _PAIRS // (columns * sides[0]))
+    found = [np.empty((0, len(starts)), np.int64)]
+    for first in range(0, len(blocks), several):
+        part = blocks[first : first + several]
+        rows = _tokens(part, sides[0], case.n_q)
+        known = spans(mask, case, rows)
+        if known is None:
+            seen = static_rows(mask, case, rows)
+            counts = np.add.reduceat(seen, starts, axis=1, dtype=np.int64)
+        else:
+            ends = np.minimum(starts + sides[1], case.n_kv)
+            low, high = (end[:, None] for end in known)
+            counts = np.maximum(np.minimum(high, ends) - np.maximum(low, starts), 0)
+        found.append(np.add.reduceat(counts, np.searchsorted(rows, part * sides[0]), axis=0))
+    return np.concatenate(found)
+
+
+def _tokens(blocks: np.ndarray, size: int, n: int) -> np.ndarray:
+    rows = (blocks[:, None] * size + np.arange(size)).ravel()
+    return rows[rows < n]
 
 
 def static_rows(mask: Mask, case: Case, rows: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ SUITES = {
         (*SELECTIONS, *ENTMAX),
         "sm_90a",
         DType.bfloat16,
-        ("maskc", "topk", "dense", *ENTMAX_IMPLS),
+        ("maskc", "topk", "flex_table", "fla_nsa", "dense", *ENTMAX_IMPLS),
         directions=("fwd",),
     ),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),

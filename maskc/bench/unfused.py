@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -107,21 +108,29 @@ class Rows:
     def __init__(self, mask: Mask, one: OneSelection, device: Any) -> None:
         import torch
 
-        self._one, case = one, one.case
-        every = np.arange(case.n_q)
-        known, self._kept = spans(mask, case, every), None
-        if known is None:
-            self._kept = torch.tensor(static_rows(mask, case, every), device=device)
-        else:
+        self._mask, self._one, self._device = mask, one, device
+        case, known = one.case, spans(mask, one.case, np.arange(one.case.n_q))
+        self._ends: list[Any] = []
+        if known is not None:
             self._ends = [torch.tensor(end, device=device)[:, None] for end in known]
             self._columns = torch.arange(case.n_kv, device=device)
         self._blocks = None
         if one.node.block > 1 or one.node.q_block > 1:
             self._blocks = torch.tensor(one.cells(mask, np.arange(one.rows)) > 0, device=device)
 
+    @cached_property
+    def _kept(self) -> Any:
+        """bool [n_q, n_kv]."""
+        import torch
+
+        case, step = self._one.case, 1024
+        parts = [np.arange(case.n_q)[first : first + step] for first in range(0, case.n_q, step)]
+        kept = [torch.tensor(static_rows(self._mask, case, part)) for part in parts]
+        return torch.cat(kept).to(self._device)
+
     def pairs(self, first: int, last: int) -> Any:
         """bool [queries, n_kv] of some queries."""
-        if self._kept is not None:
+        if not self._ends:
             return self._kept[first:last]
         low, high = (end[first:last] for end in self._ends)
         return (self._columns >= low) & (self._columns < high)
