@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maskc.bench import phases
 from maskc.bench.case import Case
 from maskc.bench.check import Judge, Verdict, judged_backward, judged_forward, make_judge, worst
 from maskc.bench.heads import HeadJudges, confirm
@@ -127,6 +128,7 @@ class Contest:
         if attn is not None and "maskc" in impls:
             backward = self.backward and Direction.backward in self.ask.target.directions
             found += maskc_contenders(self.case, self.tensors, attn, backward)
+            found += self._known_before()
         elsewhere = ("maskc",) if self.tensors.device == "cuda" else ("maskc", *GPU_ONLY)
         others = [impl for impl in impls if impl not in elsewhere]
         if others and not has_torch():
@@ -146,6 +148,18 @@ class Contest:
             else:
                 found += [made, *made.also] if made is not None else []
         return found
+
+    def _known_before(self) -> list[Contender]:
+        """maskc with what is chosen known before, where its own backward is not asked for."""
+        if not selects(self.case.mask) or self.backward:
+            return []
+        self.say("choosing blocks before")
+        try:
+            made = phases.static_contender(self.case, self.tensors, self.pairs, self.ask.target)
+        except Exception as error:
+            self.broke(("maskc", "static"), "fwd", reason(error))
+            return []
+        return [] if made is None else [made]
 
     # -------------------------------------------------------------- checks
 
@@ -233,6 +247,7 @@ class Contest:
     def _take_turns(self, ran: list[Contender], direction: str) -> None:
         timed = {c.key: Timed(_call(c, direction, self.tensors), c.scope) for c in ran}
         memory = {key: self._peak(rival) for key, rival in timed.items()}
+        parts = {key: self._phases(key, rival) for key, rival in timed.items()}
         if self.tensors.device == "cuda":
             timed[MATMUL] = Timed(_matmul())
         times = take_turns(timed, self.ask.repeats, self.tensors.device, self.ask.seconds)
@@ -244,6 +259,7 @@ class Contest:
             speed = self.case.flops(self.live, direction) / ms / 1e9
             more = {} if peak is None else {"matmul_share": short(speed / peak)}
             more |= {} if memory[key] is None else {"memory_mb": memory[key]}
+            more |= {"phases_ms": parts[key]} if parts[key] else {}
             self.row(key, direction, ms, self._verdicts[key, direction], more)
 
     def _peak(self, rival: Timed) -> float | None:
@@ -259,6 +275,21 @@ class Contest:
             rival.run()
         self._wait()
         return short((torch.cuda.max_memory_allocated() - before) / 2**20)
+
+    def _phases(self, key: Key, rival: Timed) -> dict[str, float]:
+        """Milliseconds of choosing and attending, where maskc chooses on a GPU, and where it might
+        have."""
+        if key[0] != "maskc" or self.tensors.device != "cuda" or not selects(self.case.mask):
+            return {}
+        try:
+            with rival.scope():
+                found = phases.measured(rival.run)
+        except Exception as error:  # its profiler is not everywhere allowed to see kernels
+            self.note("maskc", f"its phases were not measured: {reason(error)}")
+            return {}
+        if not found:
+            self.note("maskc", "its phases were not measured: no kernel was seen")
+        return {name: short(ms) for name, ms in found.items()}
 
     # -------------------------------------------------------------- rows
 
@@ -286,7 +317,8 @@ class Contest:
             self.note(impl, f"{what} failed its check: error {verdict.error:.2g}")
 
     def _besides(self, direction: str, variant: str, speed: float | None) -> dict[str, Any]:
-        found = {name: x for name, x in self.of_maskc.items() if name != "tile_pairs"}
+        other = ("tile_pairs", "compile_ms") if variant == "static" else ("tile_pairs",)
+        found = {name: x for name, x in self.of_maskc.items() if name not in other}
         area = self.of_maskc.get("tile_pairs")
         if area and speed is not None:
             found["tile_tflops"] = short(speed * area / self.live) if self.live else None

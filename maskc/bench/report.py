@@ -12,7 +12,8 @@ from maskc.core.errors import MaskcError
 Report = Mapping[str, Any]
 """{"environment": {...}, "rows": [{case, impl, direction, ms, live_tflops, error, ok}]}."""
 
-_ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "fa4")
+_ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "fa4",
+            "topk", "flex_table", "fla_nsa", "entmax", "adasplash")  # fmt: skip
 """Implementations that compute the mask; `dense` does not."""
 _HIDDEN = ("notes", "cases", "runs")
 _SHOWN = 20
@@ -48,7 +49,7 @@ def table(report: Report) -> str:
             ]
         widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
         lines += [_line(heads, widths), *(_line(row, widths) for row in cells), ""]
-    lines += [*summary(report), *_ran(rows), *_predicted(rows)]
+    lines += [*summary(report), *_ran(rows), *_phases(rows), *_predicted(rows)]
     environment = report["environment"]
     notes = notes_of(report)
     lines += [f"note: {note}" for note in notes[:_SHOWN]]
@@ -68,6 +69,27 @@ def _ran(rows: list[Mapping[str, Any]]) -> list[str]:
         for row in rows
         if row.get("sources") and row["sources"] != [row.get("target")]
     ]
+
+
+def _phases(rows: list[Mapping[str, Any]]) -> list[str]:
+    """What calls that choose are made of, and how attending compares with blocks known before."""
+    lines = []
+    for row in rows:
+        phases = row.get("phases_ms", {})
+        if not row["ok"] or row.get("variant") or set(phases) != {"selection", "attention"}:
+            continue
+        text = f"{row['case']} {row['direction']}: " + " and ".join(
+            f"{name} {ms:.4g} ms" for name, ms in phases.items()
+        )
+        place = ("case", "direction", "run")
+        for other in rows:
+            same = all(other.get(name) == row.get(name) for name in place) and other["ok"]
+            known = other.get("phases_ms", {}).get("attention")
+            if same and other.get("variant") == "static" and known:
+                speed = known / phases["attention"]
+                text += f"; attention at {speed:.0%} of the speed with blocks known before"
+        lines.append(text)
+    return lines
 
 
 NEAR = 0.15

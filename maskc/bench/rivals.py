@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -106,8 +106,7 @@ def maskc_contenders(
         return attn.backward(*inputs, *kept(), dout, deterministic=True, **data)
 
     def sources() -> tuple[str, ...]:
-        count = Counter(attn.last_sources)
-        return tuple(name if n == 1 else f"{n} x {name}" for name, n in count.items())
+        return named(attn.last_sources)
 
     found = [Contender("maskc", forward, gradient if backward else None, sources=sources)]
     if backward and tensors.device == "cuda":
@@ -116,6 +115,11 @@ def maskc_contenders(
     if case.alpha > 1:
         found.append(Contender("maskc", softmax, None, variant="softmax", alpha=1.0))
     return found
+
+
+def named(sources: Iterable[str]) -> tuple[str, ...]:
+    """Names of what ran, those that ran several times once."""
+    return tuple(name if n == 1 else f"{n} x {name}" for name, n in Counter(sources).items())
 
 
 def make_rival(
