@@ -24,7 +24,7 @@ from maskc.bench.rivals import (
     make_rival,
     maskc_contenders,
 )
-from maskc.bench.tensors import Tensors, has_torch
+from maskc.bench.tensors import Tensors, has_torch, like
 from maskc.bench.timing import SECONDS, Timed, take_turns
 from maskc.core.problem import Direction
 from maskc.core.target import Target
@@ -98,6 +98,7 @@ class Contest:
         key = keeps_all, self._alpha(contender)
         if key not in self._judges:
             everything = np.ones((len(self.rows), self.case.n_kv), dtype=bool)
+            everything = like(self.tensors.q, everything)  # once, not for every head
             self._judges[key] = make_judge(
                 replace(self.case, alpha=key[1]), self.tensors, self.rows,
                 lambda b, h: everything if keeps_all else self.pairs.rows(b, h, self.rows),

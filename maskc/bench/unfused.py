@@ -16,6 +16,7 @@ import numpy as np
 
 from maskc.bench.case import Case
 from maskc.bench.ranks import means
+from maskc.bench.rivals import Unavailable
 from maskc.bench.selection import OneSelection, one_selection, spans, static_rows
 from maskc.bench.tensors import Tensors, data_on_device
 from maskc.dsl.mask import Mask
@@ -146,12 +147,17 @@ def chosen_by_torch(case: Case, tensors: Tensors) -> Callable[[Any, Any, Any], A
     """Attention as PyTorch's operators give it: scores, topk, a mask, softmax; where all heads
     choose the same single keys, of those keys alone.
 
-    None where the mask is none of those that `one_selection` knows, or its scores would be too
-    many.
+    None where the mask is none of those that `one_selection` knows.
+
+    Raises:
+        Unavailable: an indexer would make too many scores.
     """
     one = one_selection(case)
-    if one is None or one.index_heads * case.n_q * case.n_kv > _MOST:
+    if one is None:
         return None
+    count = one.index_heads * case.n_q * case.n_kv
+    if count > _MOST:
+        raise Unavailable(f"heads of the indexer would make {count:.3g} scores in memory")
     chooser = Chooser(one, tensors)
     gathers = one.node.block == one.node.q_block == one.owners == case.kv_heads == 1
     if gathers and one.static is None:

@@ -12,6 +12,7 @@ from maskc.bench import unfused
 from maskc.bench.case import Case
 from maskc.bench.chosen import ChosenPairs
 from maskc.bench.contest import Ask, Contest, Measured
+from maskc.bench.rivals import Unavailable
 from maskc.bench.run import bench_pattern
 from maskc.bench.sample import sample_data, true_mask
 from maskc.bench.selection import one_selection, spans
@@ -138,7 +139,8 @@ def test_other_masks_have_no_such_rival(name):
 def test_too_many_scores_of_an_indexer_are_not_ranked(monkeypatch):
     monkeypatch.setattr(unfused, "_MOST", 4 * 48 * 64 - 1)
     case = case_of("indexer")
-    assert unfused.chosen_by_torch(case, make_tensors(case, "cpu")) is None
+    with pytest.raises(Unavailable, match=r"would make 1.23e\+04 scores in memory"):
+        unfused.chosen_by_torch(case, make_tensors(case, "cpu"))
 
 
 @pytest.mark.parametrize(
