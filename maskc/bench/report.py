@@ -198,6 +198,8 @@ def _compared(times: Mapping[str, float]) -> str:
             parts.append(f"{dense / own:.2f} times faster than dense")
     if "maskc deterministic" in times:
         parts.append(f"deterministic costs {times['maskc deterministic'] / own:.2f} times as much")
+    if "maskc softmax" in times:
+        parts.append(f"entmax takes {own / times['maskc softmax']:.2f} times as long as softmax")
     return "; ".join(parts)
 
 
