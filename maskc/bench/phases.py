@@ -18,7 +18,7 @@ from maskc.core.target import Target
 from maskc.dsl.data_atoms import block_table
 
 _CALLS = 5
-_CHOOSES = ("select_", "gather_lists", "attention_choose")
+_CHOOSES = ("select_", "gather_", "attention_choose")
 """How names of kernels begin that choose, or make lists of what is chosen."""
 _ATTENDS = "attention_"
 

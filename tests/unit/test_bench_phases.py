@@ -10,7 +10,7 @@ import pytest
 
 import maskc as mc
 from maskc.bench import phases, suite
-from maskc.bench.anchors import SELECTIONS, index, moba
+from maskc.bench.anchors import SELECTIONS, Anchor, index, moba
 from maskc.bench.case import Case
 from maskc.bench.chosen import ChosenPairs
 from maskc.bench.contest import Ask, Contest, Measured
@@ -21,6 +21,7 @@ from maskc.bench.suite import SUITES, Limits, run_suite
 from maskc.bench.tensors import host, make_tensors
 from maskc.bench.timing import Timed
 from maskc.core.dtypes import DType
+from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.reference.attention import attention
 
@@ -77,11 +78,30 @@ def test_a_broken_table_breaks_nothing_else(monkeypatch: pytest.MonkeyPatch):
 def test_kernels_by_phase():
     times = [
         ("select_blocks", 30.0), ("select_items", 10.0), ("attention_choose", 20.0),
-        ("gather_lists", 40.0), ("attention_forward", 300.0), ("attention_merge", 100.0),
+        ("gather_lists", 30.0), ("gather_scores", 10.0),
+        ("attention_forward", 300.0), ("attention_merge", 100.0),
         ("Memset (Device)", 7.0), ("at::native::fill", 9.0),
     ]  # fmt: skip
     assert phases.by_phase(times, 5) == pytest.approx({"selection": 0.02, "attention": 0.08})
     assert phases.by_phase(times[-2:], 5) == {}
+
+
+@pytest.mark.parametrize("anchor", SELECTIONS[:4], ids=lambda anchor: anchor.name)
+def test_every_kernel_of_a_case_has_a_phase(anchor: Anchor):
+    mask = anchor.mask()
+    attn = mask.compile(anchor.head_dim, n_heads=anchor.heads, target="sm_90a")
+    bundles = [attn.bundle] + [attn.bundle.chooser] * (attn.bundle.chooser is not None)
+    units = [unit for each in bundles for unit in each.units if unit.target.startswith("sm_90a")]
+    names = {
+        launch.entry
+        for unit in units if not unit.directions or Direction.forward in unit.directions
+        for _, mode in unit.modes for launch in mode.launches
+    }  # fmt: skip
+    each = {name: phases.by_phase([(name, 1e3)], 1) for name in names}
+    found = {phase for parts in each.values() for phase in parts}
+    assert found == {"selection", "attention"}
+    attends = {name for name, parts in each.items() if parts == {"attention": 1.0}}
+    assert attends <= {"attention_forward", "attention_merge"}
 
 
 @needs_torch
