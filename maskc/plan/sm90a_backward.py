@@ -10,6 +10,11 @@ Where columns are so short that a tile is mostly outside of the mask, a second s
 64 x 64: one warpgroup computes, two blocks share a multiprocessor, and dq leaves straight from
 registers. A call takes the source that maskc/plan/cost.toml predicts to be faster.
 
+Tile columns add to dq in fp32. A launch before writes the zeros that the first heads need, a warp
+of the main launch those of later heads, and a launch behind it brings dq to storage precision.
+Where no tile row has several tiles (blocks, lattices in parts), the main launch stores dq, in the
+mode `once`.
+
 Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA
 13.0, bf16; cycles of the main kernel, or milliseconds in rounds that took turns):
 
@@ -22,9 +27,14 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
 - dq kept in L2 by the reductions' hint: 2 to 6 %.
 - Deterministic mode: ranks found by the thread that loads, and columns in groups of eight,
   descending, for sixteen heads at a time. Causal +10 %, where one order of all columns cost +57 %.
+- Zeros of later heads by a warp that copies: 1 to 3 % of windows, dilated, strided, random blocks.
+- dq stored once: strided 128 at 16k .72 to .61 ms, kernels of blocks of 16 at 4k .043 to .028.
 
-Without gain: dv before ds, dq handed over by named barriers, copying threads that sleep, more or
-fewer heads at a time, a launch that starts while the one before ends (short passes got slower).
+Without gain: dq brought to storage precision by a warp that copies, as soon as a tile has all of
+its sums (telling so at every step costs 8 %, and the tile itself twice what a launch of its own
+takes), or a whole head (windows 1 % faster, dilated 12 % slower); dv before ds, dq handed over by
+named barriers, copying threads that sleep, more or fewer heads at a time, a launch that starts while
+the one before ends (short passes got slower).
 Nor did it help to let the two warpgroups drift apart, each waiting for the other's ds a step later
 (causal 16k, million cycles, 7.08 as it is): dq's product under the next step's scores 7.25, in
 halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
@@ -140,7 +150,9 @@ def _schedule(
     staged = split == "keys" and warpgroups > 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
-    room = _shared(tile, dim, slabs, warpgroups, split, staged)
+    rest = _shared(tile, slabs, warpgroups, split)
+    of_dq = tile.q * dim + warpgroups * SLOPE_SUMS if staged else 0
+    room = rest + _QUARTERS["usual"] * of_dq
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:
         raise SharedMemoryExceeded(room, target.name, most)
@@ -161,7 +173,7 @@ def _schedule(
         parts=parts,
         score_queries=queries,
         products=_products(dim, queries, parts, SLAB if shares > 1 else dim),
-        modes=_modes(tile, room, warpgroups, blocks),
+        modes=_modes(tile, rest, of_dq, warpgroups, blocks),
         maps=(
             TensorMap("q", tile.q),
             TensorMap("dout", tile.q),
@@ -183,11 +195,19 @@ def with_thresholds(schedule: BackwardSchedule) -> BackwardSchedule:
     Raises:
         SharedMemoryExceeded: they do not fit (no head dimension of the target does that).
     """
-    tile, target = schedule.tile, TARGETS["sm_90a"]
-    room = schedule.shared_bytes + 2 * 2 * 4 * tile.q
+    more, target = 2 * 2 * 4 * schedule.tile.q, TARGETS["sm_90a"]
+    room = schedule.shared_bytes + more
     if room > target.shared_memory:
         raise SharedMemoryExceeded(room, target.name, target.shared_memory)
-    modes = _modes(tile, room, schedule.warpgroups, schedule.min_blocks)
+
+    def larger(launch: Launch) -> Launch:
+        own = launch.shared_bytes
+        return replace(launch, shared_bytes=own + more) if own else launch
+
+    modes = tuple(
+        (name, replace(mode, launches=tuple(map(larger, mode.launches))))
+        for name, mode in schedule.modes
+    )
     return replace(schedule, shared_bytes=room, modes=modes)
 
 
@@ -210,13 +230,20 @@ def _products(
     return (scores, *own)
 
 
+_MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
+_QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
+"""Of a tile of dq, with the slopes' sums, that lie in shared memory where it is staged: all four,
+and one of zeros in the usual mode."""
+
+
 def _modes(
-    tile: TileShape, room: int, warpgroups: int, blocks: int
+    tile: TileShape, rest: int, of_dq: int, warpgroups: int, blocks: int
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
+    """All modes, with `rest` bytes of shared memory and what each has of dq."""
     threads = 128 * (warpgroups + 1)
     return tuple(
-        (name, _mode(tile, room, threads, blocks, macro))
-        for name, macro in (("usual", ""), ("deterministic", "DETERMINISTIC"), (ONCE, "ONCE"))
+        (name, _mode(tile, rest + _QUARTERS[name] * of_dq, threads, blocks, macro))
+        for name, macro in _MACROS.items()
     )
 
 
@@ -230,14 +257,10 @@ def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> 
     return Mode((prepare, mean, backward, *more, keys), macro)
 
 
-def _shared(
-    tile: TileShape, dim: int, slabs: int, warpgroups: int, split: str, staged: bool
-) -> int:
-    """Bytes of struct Shared: k, v; two stages of q, dout, lse and delta; ds, and p where it is
-    exchanged, both twice between two warpgroups; a tile's dq where it is staged, and zeros for
-    a quarter of one; the control part.
+def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:
+    """Bytes of struct Shared but for dq: k, v; two stages of q, dout, lse and delta; ds, and p
+    where it is exchanged, both twice between two warpgroups; the control part.
     """
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
-    of_dq = 5 * (tile.q * dim + warpgroups * SLOPE_SUMS) if staged else 0
-    return tiles + exchanged + of_dq + 2 * 2 * 4 * tile.q + _CONTROL_BYTES
+    return tiles + exchanged + 2 * 2 * 4 * tile.q + _CONTROL_BYTES
