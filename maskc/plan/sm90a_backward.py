@@ -33,8 +33,8 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
 Without gain: dq brought to storage precision by a warp that copies, as soon as a tile has all of
 its sums (telling so at every step costs 8 %, and the tile itself twice what a launch of its own
 takes), or a whole head (windows 1 % faster, dilated 12 % slower); dv before ds, dq handed over by
-named barriers, copying threads that sleep, more or fewer heads at a time, a launch that starts while
-the one before ends (short passes got slower).
+named barriers, copying threads that sleep, more or fewer heads at a time, a launch that starts
+while the one before ends (short passes got slower).
 Nor did it help to let the two warpgroups drift apart, each waiting for the other's ds a step later
 (causal 16k, million cycles, 7.08 as it is): dq's product under the next step's scores 7.25, in
 halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
