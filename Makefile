@@ -25,7 +25,7 @@ test-gpu: $(STAMP)
 
 # Every architecture, head dimension and dtype through NVRTC; needs the cuda13 extra, no GPU.
 matrix: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[cuda13]'
+	$(BIN)/pip install --quiet -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
 
 check: $(STAMP)
