@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.bench.calibration import PROBES, forced, sources, units, variant, work_of
+from maskc.bench.calibration import PROBES, forced, sources, units, work_of
 from maskc.bench.case import Case
 from maskc.bench.contest import Ask
 from maskc.bench.fitting import GHZ, Sample, calibrate, card, fits, non_negative, with_fits
@@ -21,6 +21,7 @@ from maskc.cli.app import main
 from maskc.core.cost import Card, Cost
 from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
+from maskc.core.problem import Direction
 from maskc.core.target import Target
 from tests.emulator import machine
 
@@ -32,6 +33,7 @@ TRUE = {
     ("small", "usual"): Cost("usual", 3183, 694, 200),
     ("small", "stream"): Cost("stream", 2437, 699, 13),
     ("backward", "usual"): Cost("usual", 8000, 3600, 500),
+    ("small_backward", "usual"): Cost("usual", 6000, 2500, 400),
 }
 
 
@@ -153,7 +155,9 @@ def test_a_new_target_gets_sections(timed):
     assert text.startswith("# mine\n\n[other.large]\n64.usual = 1\n\n[sm_90a.card]\n")
     made = tomllib.loads(text)
     assert made["other"] == {"large": {"64": {"usual": 1}}}
-    assert set(made["sm_90a"]) == {"card", "large", "small", "backward"}
+    assert set(made["sm_90a"]) == {
+        "card", "large", "small", "backward", "small_backward",
+    }  # fmt: skip
 
 
 def report_of(timed: list[Sample]) -> dict:
@@ -222,12 +226,12 @@ def test_what_is_forced_runs(monkeypatch):
         made = forced(attn, unit, mode)
         out, lse = made(*inputs, return_lse=True)
         outs.append(out)
-        if variant(unit, mode).startswith("backward"):
+        if Direction.backward in unit.directions:
             made.backward(*inputs, out, lse, dout)
         names += made.last_sources
     assert names == [
         "sm_90a usual", "sm_90a stream", "sm_90a_small usual", "sm_90a_small stream",
-        "sm_90a_backward usual",
+        "sm_90a_backward usual", "sm_90a_small_backward usual",
     ]  # fmt: skip
     for out in outs:
         torch.testing.assert_close(out, outs[0], atol=2e-2, rtol=2e-2)
