@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskc.build import BuildReport
-from maskc.core.bundle import PACKED, Bundle, SourceUnit
+from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Feature, Features
@@ -66,7 +66,9 @@ class Maker:
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
         if wanted.deterministic and wanted.direction is Direction.backward:
-            unit = ordered(unit, plain=self.bundle.list_source(unit.target) is not None)
+            listed = self.bundle.list_source(unit.target) is not None
+            if listed or not self._repeats(unit, *rest, place.joins):
+                unit = ordered(unit, plain=listed)
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables, place.joins)
         kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
@@ -119,6 +121,15 @@ class Maker:
             return cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
+
+    def _repeats(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        joins: bool,
+    ) -> bool:  # fmt: skip
+        """Whether a backward pass has the same bits on every run anyway: nothing is added up by
+        several blocks."""
+        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        return mode_of(unit, wanted, tables, joins) == ONCE and not tables.work.shared
 
     def chooses(self, target: str) -> bool:
         """Whether a device can choose the blocks of keys of this mask."""

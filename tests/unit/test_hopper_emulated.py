@@ -128,6 +128,7 @@ def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
     attn, made = compiled(APART, dim, mode=mode), given(330, 270, dim, heads=4, kv_heads=2)
     live = live_pairs(APART, 330, 270)
     check(attn, made, live, softcap=2.0)
+    check(attn, made, live, deterministic=True)
     assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
     assert "attention_backward_finish" not in {entry for entry, _ in hopper.launches}
     check(attn, made, live, **vectors(["alibi_slopes"], 4))
