@@ -745,6 +745,9 @@ struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // then, in the same place, out
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][K_BYTES];
+#if WITH_ENTMAX
+    unsigned char lists[65536];  // they begin in v
+#endif
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
     u64 started;
@@ -1386,9 +1389,10 @@ FN struct Weight weigh(float score, float unit, float level, float a) {
     return {u * x, u};
 }
 
-// A block has one tile row and passes over its tiles several times: once for the keys that may have
-// a weight, whose level is the row's, and with the values until such a pass finds the level right.
-// Where those keys are too many, passes with the keys alone come between.
+// A block has one tile row and passes once over its tiles for the keys that may have a weight: the
+// level of these is the row's. Where they are few, their values are all that it takes then. Else it
+// passes over all values, until such a pass finds the level right, and where the keys were too many
+// to be remembered, over keys alone before.
 enum Pass { DONE, VALUES, SUMS, START };
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
@@ -1536,13 +1540,20 @@ FN void start_levels(Scores &s, float unit, float a, struct Search &x) {
     }
 }
 
+// How far a level may be off before its last step, which corrects it once more: with alpha 1.5 an
+// error of d becomes one of about d^2.
+FN float close_enough(float a, float level) {
+    return fmaf(1e-6f, fmaxf(fabsf(level), a), a == 0.5f ? 0x1p-13f : 0.0f);
+}
+
 // With alpha from 1.5 on most rows have few keys with a weight, if in many tiles. The first pass
 // keeps the scores of those that have one at the level of the keys met so far, which only rises:
-// the level of the row is that of its list. Lists lie where values will: a thread has one place for
-// both rows' shares, the first's growing from below, the second's from above. Where they meet, the
-// level takes passes over the row's keys.
+// the level of the row is that of its list. Lists lie where values will, and behind: a thread has
+// one place for both rows' shares, the first's growing from below, the second's from above. Where
+// they meet, the level takes passes over the row's keys.
 constexpr u32 LIST_STEP = 4 * 128 * GROUPS;  // bytes from one score of a thread to its next
-constexpr u32 LIST = STAGES * K_BYTES / LIST_STEP;
+constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / (2 * LIST_STEP);
+constexpr u32 KEYS = LIST * LIST_STEP;  // bytes from a score to the number of its key
 
 struct Lists {
     u32 free[2];     // the first place of each row that is, in shared memory
@@ -1556,14 +1567,16 @@ FN u32 first_place(int r) {
         + r * (LIST - 1) * LIST_STEP;
 }
 FN float &shared_float(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
+FN i32 &kept_key(u32 at) { return *(i32 *)__cvta_shared_to_generic(at + KEYS); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
 
-// Calls f(row, score) for the lists, both rows at once: a loop waits for shared memory once a turn.
+// Calls f(row, score, key) for the lists, both rows at once: a loop waits for shared memory once a
+// turn. Only some ask for keys.
 // Behind a list lie so many places with minus infinity, which has no weight, that a turn needs not
 // ask where it ends; one that has ended reads them again. Both lists may have the same ones, and
 // `f` may write to places that were read.
 constexpr u32 AT_ONCE = 4;
-template <typename F>
+template <bool ASKED = false, typename F>
 FN void for_lists(const struct Lists &lists, const F &f) {
     const u32 end[2] = {lists.free[0], lists.free[1]};
     u32 at[2] = {first_place(0), first_place(1)};
@@ -1575,23 +1588,27 @@ FN void for_lists(const struct Lists &lists, const F &f) {
 #pragma unroll 1
     while (at[0] < end[0] || at[1] > end[1]) {
         float y[2][AT_ONCE];
+        i32 key[2][AT_ONCE] = {};
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
             y[0][i] = shared_float(at[0] + i * LIST_STEP);
             y[1][i] = shared_float(at[1] - i * LIST_STEP);
+            if (ASKED) key[0][i] = kept_key(at[0] + i * LIST_STEP);
+            if (ASKED) key[1][i] = kept_key(at[1] - i * LIST_STEP);
         }
         at[0] = min(at[0] + AT_ONCE * LIST_STEP, end[0]);
         at[1] = max(at[1] - AT_ONCE * LIST_STEP, end[1]);
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++)
 #pragma unroll
-            for (int r = 0; r < 2; r++) f(r, y[r][i]);
+            for (int r = 0; r < 2; r++) f(r, y[r][i], key[r][i]);
     }
 }
 
+// Where the level is no number the row needs no scores any more.
 FN void set_least(struct Lists &lists, const struct Search &x, float unit) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) lists.least[r] = (x.level[r] - 1.0f) / unit;
+    for (int r = 0; r < 2; r++) lists.least[r] = fminf((x.level[r] - 1.0f) / unit, PLUS_INFINITY);
 }
 
 // With alpha near 1 every key has a weight.
@@ -1604,17 +1621,19 @@ FN void start_lists(struct Lists &lists, const struct Search &x, float unit, flo
 // The places that are free beyond those behind the lists.
 constexpr u32 BEHIND = (AT_ONCE - 1) * LIST_STEP;
 
-// Keeps the scores of row r of a tile. What is not a number is kept too. Where there is no place
-// left the last one is written again and again.
-FN void keep_scores(const Scores &s, int r, struct Lists &x) {
+// Keeps the scores of row r of a tile, eight from the `first` on; `key` is the thread's first one.
+// What is not a number is kept too. Where there is no place left the last one is written again and
+// again.
+FN void keep_scores(const Scores &s, int r, int first, i32 key, struct Lists &x) {
     const float least = x.least[r];
     u32 free = x.free[r];
-    const u32 last = r ? x.free[0] + BEHIND : x.free[1] - BEHIND;
+    const u32 last = anew(r ? x.free[0] + BEHIND : x.free[1] - BEHIND);
 #pragma unroll
-    for (int i = 0; i < TILE_K / 4; i++) {
+    for (int i = first; i < first + 8; i++) {
         const float y = s[i / 2 * 4 + 2 * r + i % 2];
         if (!(y <= least)) {
             shared_float(free) = y;
+            kept_key(free) = key + i / 2 * 8 + i % 2;
             const u32 next = next_in_list(r, free);
             free = r ? max(next, last) : min(next, last);
         }
@@ -1622,16 +1641,17 @@ FN void keep_scores(const Scores &s, int r, struct Lists &x) {
     x.free[r] = free;
 }
 
-FN void keep_score(u32 (&free)[2], int r, float y) {
+FN void keep_score(u32 (&free)[2], int r, float y, i32 key) {
     shared_float(free[r]) = y;
+    kept_key(free[r]) = key;
     free[r] = next_in_list(r, free[r]);
 }
 
 // Forgets those that have no weight any more, and nothing that is no number.
 FN void drop_scores(struct Lists &x) {
     u32 free[2] = {first_place(0), first_place(1)};
-    for_lists(x, [&](int r, float y) {
-        if (!(y <= x.least[r] || y == MINUS_INFINITY)) keep_score(free, r, y);
+    for_lists<true>(x, [&](int r, float y, i32 key) {
+        if (!(y <= x.least[r] || y == MINUS_INFINITY)) keep_score(free, r, y, key);
     });
     x.free[0] = free[0], x.free[1] = free[1];
 }
@@ -1641,7 +1661,7 @@ FN void add_lists(const struct Lists &lists, float unit, float a, struct Search 
     by_alpha(a, [&](auto kind) {
         constexpr Alpha ALPHA = decltype(kind)::value;
         if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
-        for_lists(lists, [&](int r, float y) {
+        for_lists(lists, [&](int r, float y, i32) {
             const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
             x.p[r] += w.p, x.u[r] += w.u;
             if (ALPHA == HALF_MORE) x.count[r] += w.u > 0.0f ? 1.0f : 0.0f;
@@ -1661,11 +1681,11 @@ FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &
     by_alpha(a, [&](auto kind) {
         constexpr Alpha ALPHA = decltype(kind)::value;
         if (ALPHA == NEAR_SOFTMAX) return;
-        for_lists(lists, [&](int r, float y) {
+        for_lists<true>(lists, [&](int r, float y, i32 key) {
             const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
             x.p[r] += w.p, x.u[r] += w.u;
             peak[r] = max_or_nan(peak[r], y);
-            if (y > lists.least[r]) keep_score(free, r, y);
+            if (y > lists.least[r]) keep_score(free, r, y, key);
         });
     });
     sum_over_quads(x);
@@ -1678,28 +1698,35 @@ FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &
     set_least(lists, x, unit);
 }
 
-constexpr int MOST_STEPS = 12;  // of a search; a pass with the values judges what it found
+constexpr int MOST_STEPS = 12;  // of a search
 
-// The levels become those of the lists.
-FN void search_lists(struct Lists &lists, float unit, float a, struct Search &x) {
+// The levels become those of the lists, which then hold just what has a weight. Returns whether
+// they are close enough.
+FN bool search_lists(struct Lists &lists, float unit, float a, struct Search &x) {
     raise_and_drop(lists, unit, a, x);
+    bool moves = true;
 #pragma unroll 1
-    for (int step = 0; step < MOST_STEPS; step++) {
+    for (int step = 0; moves && step < MOST_STEPS; step++) {
         add_lists(lists, unit, a, x);
-        bool moves = false;
+        moves = false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float by = closed_step(a, x.p[r], x.u[r], x.count[r]);
+            moves = moves || fabsf(by) > close_enough(a, x.level[r]);
             x.level[r] += by;
-            moves = moves || fabsf(by) > 0x1p-12f * a;
         }
-        if (!__any_sync(0xffffffff, moves)) break;
+        moves = __any_sync(0xffffffff, moves);
     }
+    set_least(lists, x, unit);
+    drop_scores(lists);
+    return !moves;
 }
 
-FN void keep_rows(const Scores &s, struct Lists &lists) {
+FN void keep_rows(const Scores &s, i32 key, struct Lists &lists) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) keep_scores(s, r, lists);
+    for (int first = 0; first < OWN; first += 8)
+#pragma unroll
+        for (int r = 0; r < 2; r++) keep_scores(s, r, first, key, lists);
 }
 // Whether a warp's lists have room for less than so many scores.
 FN bool fewer_places(const struct Lists &lists, u32 places) {
@@ -1714,15 +1741,16 @@ FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
     return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 8);
 }
 
-// The first pass over a tile; `tiles` counts it. Its own scores raise the level before they are
-// kept where a row has none, where there are no places for them, and where lists were given up.
-FN void list_scores(Scores &s, i32 tiles, float unit, float a, struct Lists &lists,
+// The first pass over a tile; `tiles` counts it, `key` is the thread's first one. Its own scores
+// raise the level before they are kept where a row has none, where there are no places for them,
+// and where lists were given up.
+FN void list_scores(Scores &s, i32 tiles, i32 key, float unit, float a, struct Lists &lists,
                     struct Search &x) {
     const u32 before[2] = {lists.free[0], lists.free[1]};
     const bool begins = x.level[0] == MINUS_INFINITY || x.level[1] == MINUS_INFINITY;
     bool carefully = lists.full || __any_sync(0xffffffff, begins);
     if (!carefully) {
-        keep_rows(s, lists);
+        keep_rows(s, key, lists);
         carefully = fewer_places(lists, 1);
     }
     if (carefully) {
@@ -1732,21 +1760,147 @@ FN void list_scores(Scores &s, i32 tiles, float unit, float a, struct Lists &lis
         if (lists.full) return;
         set_least(lists, x, unit);
         drop_scores(lists);
-        keep_rows(s, lists);
+        keep_rows(s, key, lists);
         lists.full = fewer_places(lists, 1);
     } else if (time_to_raise(lists, tiles)) {
         raise_and_drop(lists, unit, a, x);
     }
 }
 
+// Where all rows of a block have few keys in their lists, only the values of these are read, from
+// global memory. A quad has two rows of queries, and four keys of each a turn: each of its threads
+// weighs one, and all take a quarter of its values, 16 bytes of every 64.
+constexpr int PIECES = HEAD_DIM / 32;  // of 16 bytes, of a thread
+constexpr int FETCHED = HEAD_DIM > 128 ? 1 : HEAD_DIM > 64 ? 2 : 4;  // keys of a row at once
+
+// The lists of a quad's rows, one after another.
+struct Joined {
+    u32 end[2][4];  // where each ends, in bytes
+};
+FN struct Joined join_lists(const struct Lists &lists) {
+    struct Joined x;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const u32 own = r ? first_place(1) - lists.free[1] : lists.free[0] - first_place(0);
+        u32 end = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) x.end[r][i] = end += __shfl_sync(0xffffffff, own, i, 4);
+    }
+    __syncwarp();  // now all threads see them
+    return x;
+}
+FN u32 longest(const struct Joined &x) { return max(x.end[0][3], x.end[1][3]); }
+// Beyond so many keys a pass over the tiles is faster.
+FN u32 most_fetched(i32 tiles) { return (4 * (u32)tiles + 12) * LIST_STEP; }
+
+// Where the score lies that has so many bytes before it.
+FN u32 joined_at(const struct Joined &x, int r, u32 before) {
+    u32 begin = 0, thread = 0;
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        if (before >= x.end[r][i]) begin = x.end[r][i], thread = 4 * (i + 1);
+    const u32 first = first_place(r) - threadIdx.x % 4 * 4 + thread;
+    return r ? first - (before - begin) : first + (before - begin);
+}
+
+// Piece n of row r: in an output those of a thread lie one after another.
+FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
+    const u32 pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 y = unpack(pairs[i]);
+        float *const to = o + 16 * piece + 4 * i + 2 * r;
+        to[0] = fmaf(weight, y.x, to[0]), to[1] = fmaf(weight, y.y, to[1]);
+    }
+}
+// Of four keys of each row one is the thread's: its weight, and where its values lie.
+FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const uint4 *values) {
+#pragma unroll
+    for (int first = 0; first < 4; first += FETCHED) {
+        float weight[FETCHED][2];
+        uint4 x[FETCHED][2][PIECES];
+#pragma unroll
+        for (int i = 0; i < 2 * FETCHED; i++) {
+            const float y = __shfl_sync(0xffffffff, own[i % 2], first + i / 2, 4);
+            const u32 at = __shfl_sync(0xffffffff, own_at[i % 2], first + i / 2, 4);
+            weight[i / 2][i % 2] = y;
+            if (!(y > 0.0f)) continue;
+#pragma unroll
+            for (int n = 0; n < PIECES; n++) x[i / 2][i % 2][n] = __ldg(values + at + 4 * n);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * FETCHED; i++) {
+            if (!(weight[i / 2][i % 2] > 0.0f)) continue;
+#pragma unroll
+            for (int n = 0; n < PIECES; n++)
+                add_piece(o, i % 2, n, weight[i / 2][i % 2], x[i / 2][i % 2][n]);
+        }
+    }
+}
+
+// A thread has pieces of a row's output, not columns as a product leaves them.
+FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[2],
+                     const struct Row &row, i32 query, const struct Attention &p) {
+    const struct Place place = {row.batch, row.head};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 token = query_at(query + 8 * r);
+        if (token >= p.n_q) continue;
+        const bool empty = sum[r] == 0.0f;
+        const float scale = empty ? 0.0f : fast_reciprocal(sum[r]);
+        uint4 *const to =
+            (uint4 *)p.out + row_offset(p.out_stride, place, token) / 8 + threadIdx.x % 4;
+#pragma unroll
+        for (int n = 0; n < PIECES; n++) {
+            u32 pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *const x = o + 16 * n + 4 * i + 2 * r;
+                pairs[i] = pack(x[0] * scale, x[1] * scale);
+            }
+            to[4 * n] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+        if (threadIdx.x % 4 == 0)
+            p.lse[row_offset(p.lse_stride, place, token)] = empty ? MINUS_INFINITY : lse[r];
+    }
+}
+
+// Of rows whose levels are found: sums of their weights, and the output that these are to divide.
+// Places are counted in 16 bytes: 32 bits reach over 64 GiB.
+FN void fetch_values(Output &o, const struct Lists &lists, const struct Attention &p,
+                     const struct Row &row, float unit, float a, struct Search &x) {
+    const i32 kv_head = (u32)row.head / ((u32)p.heads_q / (u32)p.heads_kv);
+    const uint4 *const values = (const uint4 *)p.v + threadIdx.x % 4
+        + row_offset(p.v_stride, {row.batch, kv_head}, 0) / 8;
+    const struct Joined joined = join_lists(lists);
+    const u32 most = __reduce_max_sync(0xffffffff, longest(joined));
+    clear(o);
+    clear_sums(x);
+#pragma unroll 1
+    for (u32 first = 0; first < most; first += 4 * LIST_STEP) {
+        const u32 before = first + threadIdx.x % 4 * LIST_STEP;
+        float weight[2] = {};
+        u32 at[2] = {};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (before >= joined.end[r][3]) continue;
+            const u32 place = joined_at(joined, r, before);
+            const float y = shared_float(place);
+            at[r] = (i64)kept_key(place) * p.v_stride[2] / 8;
+            by_alpha(a, [&](auto kind) {
+                constexpr Alpha ALPHA = decltype(kind)::value;
+                if (ALPHA != NEAR_SOFTMAX) weight[r] = weigh<ALPHA>(y, unit, x.level[r], a).p;
+            });
+            x.p[r] += weight[r];
+        }
+        add_keys(o, weight, at, values);
+    }
+    sum_over_quads(x);
+}
+
 // ---------------------------------------------------------------- what comes next
 
-// How far a level may be off before a pass with the values: with them its sums correct it once
-// more, and with alpha 1.5 an error of d becomes one of about d^2.
-FN float close_enough(float a, float level) {
-    return fmaf(1e-6f, fmaxf(fabsf(level), a), a == 0.5f ? 0x1p-13f : 0.0f);
-}
-// And before a pass without: the next one will be close enough, most likely.
+// And before a pass without values: the next one will be close enough, most likely.
 FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
 
 constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
@@ -1798,7 +1952,8 @@ FN i32 tile_of_pass(const struct Attention &p, const struct Work &work, i32 i) {
     return word_at(p, work, place < work.count ? place : place - work.count);
 }
 
-// One thread. Keys of the next pass follow before it is known which one that is.
+// One thread. Keys of the next pass follow before it is known which one that is, but for the first
+// pass, which is often the only one.
 FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const struct Work work = item(p, blockIdx.x);
     shared.first_word = work.count;
@@ -1812,13 +1967,13 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
     load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
                       slice_of(p.q_stride, place.head, place.batch));
     Ring<STAGES> k_stage, v_stage, first_ahead;
-    const i32 most_ahead = min_i32(work.count, STAGES);
     i32 ahead = 0;  // tiles of k of this pass that were asked for in the last one
     Pass now = START;
 #pragma unroll 1
     for (i32 passes = 0; now != DONE; passes++) {
+        const i32 next_ahead = now == START ? 0 : min_i32(work.count, STAGES);
 #pragma unroll 1
-        for (i32 i = 0; i < work.count + most_ahead; i++) {
+        for (i32 i = 0; i < work.count + next_ahead; i++) {
             const bool next_pass = i >= work.count;
             if (i == work.count) first_ahead = k_stage;
             const i32 word = tile_of_pass(p, work, next_pass ? i - work.count : i);
@@ -1837,7 +1992,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
                 v_stage.next();
             }
         }
-        ahead = most_ahead;
+        ahead = next_ahead;
         arrive(shared.decided);
         now = heard(shared, passes);
     }
@@ -1886,26 +2041,30 @@ FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
     w.k_stage.next();
     finish_scores(s, p, w.row, tile.query, tile.word, tile.seen);
 }
-FN void take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
+// Returns the thread's first key.
+FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
     const struct Tile tile = begin_tile(s, shared, p, w);
     pass_turn(w.group);
     products_wait<0>();
     finish_tile(s, tile, shared, p, w);
+    return (tile.word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;
 }
 
-// The first pass. Returns the one that these rows need next.
-FN Pass pass_to_start(struct Shared &shared, const struct Attention &p, struct Rows &w) {
-    struct Lists lists;
+// The first pass. Returns the one that these rows need next: none where the lists that it made tell
+// all about them.
+FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct Attention &p,
+                      struct Rows &w) {
     start_lists(lists, w.x, w.unit, w.a);
     clear_sums(w.x);
 #pragma unroll 1
     for (i32 i = 0; i < w.tiles; i++) {
         Scores s;
-        take_scores(s, shared, p, w);
-        list_scores(s, i + 1, w.unit, w.a, lists, w.x);
+        const i32 key = take_scores(s, shared, p, w);
+        list_scores(s, i + 1, key, w.unit, w.a, lists, w.x);
     }
-    if (!lists.full) search_lists(lists, w.unit, w.a, w.x);
+    const bool found = !lists.full && search_lists(lists, w.unit, w.a, w.x);
     publish_writes();  // before values are copied to where lists were
+    if (found && longest(join_lists(lists)) <= most_fetched(w.tiles)) return DONE;
     return lists.full ? SUMS : VALUES;
 }
 
@@ -1961,15 +2120,42 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
 }
 
 // Rows without keys have no weights; a level that is no number makes all of a row not a number.
-FN void store_rows(Output &o, struct Shared &shared, const struct Attention &p,
-                   const struct Maps &maps, struct Rows &w) {
-    float lse[2];
+FN void take_lse(float (&lse)[2], struct Search &x, float a) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        lse[r] = w.x.level[r] / w.a;
-        if (!(w.x.level[r] < PLUS_INFINITY)) w.x.p[r] = lse[r] = __int_as_float(0x7fffffff);
+        lse[r] = x.level[r] / a;
+        if (!(x.level[r] < PLUS_INFINITY)) x.p[r] = lse[r] = __int_as_float(0x7fffffff);
     }
-    store(o, lse, w.x.p, 1.0f, w.row, p, maps, shared_address(shared.q[0]), w.group);
+}
+FN void finish_by_lists(const struct Lists &lists, const struct Attention &p, struct Rows &w) {
+    Output o;
+    float lse[2];
+    fetch_values(o, lists, p, w.row, w.unit, w.a, w.x);
+    take_lse(lse, w.x, w.a);
+    store_pieces(o, lse, w.x.p, w.row, w.query, p);
+}
+// Passes over tiles, from the second on, until a level is found with which they have the output.
+FN void finish_by_tiles(Pass next, struct Shared &shared, const struct Attention &p,
+                        const struct Maps &maps, struct Rows &w) {
+#pragma unroll 1
+    for (i32 passes = 1;; passes++) {
+        if (next == SUMS) {
+            pass_over_keys(shared, p, w);
+            sum_over_quads(w.x);
+            next = agreed(shared, take_step(w.x, w.a, SUMS, passes), passes);
+        } else {
+            Output o;
+            pass_over_values(o, shared, p, w);
+            sum_over_quads(w.x);
+            next = agreed(shared, take_step(w.x, w.a, VALUES, passes), passes);
+            if (next != DONE) continue;
+            float lse[2];
+            take_lse(lse, w.x, w.a);
+            store(o, lse, w.x.p, 1.0f, w.row, p, maps, shared_address(shared.q[0]), w.group);
+            break;
+        }
+    }
+    if (threadIdx.x % 128 == 0) stores_done<0>();
 }
 
 FN void compute_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
@@ -1987,24 +2173,12 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
 #pragma unroll
     for (int r = 0; r < 2; r++)  // past the end there are no weights to look for
         w.x.level[r] = query_at(w.query + 8 * r) < p.n_q ? MINUS_INFINITY : PLUS_INFINITY;
-    Pass next = agreed(shared, pass_to_start(shared, p, w), 0);
-#pragma unroll 1
-    for (i32 passes = 1;; passes++) {
-        if (next == SUMS) {
-            pass_over_keys(shared, p, w);
-            sum_over_quads(w.x);
-            next = agreed(shared, take_step(w.x, w.a, SUMS, passes), passes);
-        } else {
-            Output o;
-            pass_over_values(o, shared, p, w);
-            sum_over_quads(w.x);
-            next = agreed(shared, take_step(w.x, w.a, VALUES, passes), passes);
-            if (next != DONE) continue;
-            store_rows(o, shared, p, maps, w);
-            break;
-        }
-    }
-    if (threadIdx.x % 128 == 0) stores_done<0>();
+    struct Lists lists;
+    const Pass next = agreed(shared, pass_to_start(lists, shared, p, w), 0);
+    if (next == DONE)
+        finish_by_lists(lists, p, w);
+    else
+        finish_by_tiles(next, shared, p, maps, w);
 }
 #endif
 

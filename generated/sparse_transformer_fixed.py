@@ -290,6 +290,7 @@ _MASK = GeneratedMask(
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
                 launch("attention_merge", "merges", threads=128, per_block=16),
+                launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                 launch(
                     "attention_forward",
                     "stream",
@@ -684,6 +685,7 @@ _MASK = GeneratedMask(
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -1102,6 +1104,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -1521,6 +1524,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -1940,6 +1944,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -2359,6 +2364,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -2778,6 +2784,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -3197,6 +3204,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -3616,6 +3624,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -4035,6 +4044,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
+                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",

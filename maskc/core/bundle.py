@@ -116,7 +116,8 @@ class Launch:
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
     feature: Feature | None = None
-    """What a call must ask for to have it; None: every call has it."""
+    """What a call must ask for to have it, in place of one of the same entry that every call has;
+    None: every call has it."""
 
 
 PACKED = "packed"
@@ -136,7 +137,12 @@ class Mode:
 
     def launched(self, features: Features) -> tuple[Launch, ...]:
         """The launches of a call with these features, in order."""
-        return tuple(each for each in self.launches if each.feature in (None, *features))
+        own = {each.entry for each in self.launches if each.feature in features}
+        return tuple(
+            each
+            for each in self.launches
+            if each.feature in features or (each.feature is None and each.entry not in own)
+        )
 
 
 OF_KEYS = ("k", "v", "dk", "dv")

@@ -32,11 +32,11 @@ Lost: asking, in streams at D 64, whether a warpgroup sees anything of a tile (r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.types import Schedule
 
@@ -102,6 +102,8 @@ class ForwardSchedule(Schedule):
     work: WorkList | None = None
     row_floats: int = 0
     """fp32 workspace per query of a part of a row that is cut."""
+    list_bytes: int = 0
+    """Shared memory beside the tiles of v for entmax's lists; none: it has no entmax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,13 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
     if room[1] > most:
         raise SharedMemoryExceeded(room[1], target.name, most)
-    modes = [("usual", _mode(Grid.items, threads, room[1], form.blocks, ""))]
+    values = 2 * SLAB * slabs * form.stages * keys
+    lists = min(most - room[1], values) if warpgroups > 1 else 0
+    usual = _mode(Grid.items, threads, room[1], form.blocks, "")
+    if lists:
+        entmax = replace(usual.launches[0], shared_bytes=room[1] + lists, feature=Feature.entmax)
+        usual = Mode((*usual.launches, entmax))
+    modes = [("usual", usual)]
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     modes.append((PACKED, _mode(Grid.items, threads, room[1], form.blocks, "PACKED")))
@@ -201,6 +209,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             uneven_tiles=LONG_KEYS // keys,
         ),
         row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
+        list_bytes=lists,
     )
 
 

@@ -83,6 +83,29 @@ def test_lists_of_long_rows(driver, alpha, spread):
     assert (out.double() - p @ v.double()).abs().max() <= 2**-8 * out.abs().max()
 
 
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("alpha", [1.5, 1.6, 2.0])
+def test_values_without_weight_are_not_read(dim, alpha):
+    """Where rows have few keys with a weight; tensors lie one token after another."""
+    n, a = 500, alpha - 1
+    made = tensors(n, n, dim, HALF, batch=2, heads=4, kv_heads=2)[:3]
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in made)
+    q *= 3
+    q[..., 0], k[..., 0] = dim**0.5, 1.0
+    k[:, :, 100:300:3, 0] = -40.0
+    v[:, :, 100:300:3] = torch.nan
+    attn = (CAUSAL & mc.window(400)).compile(head_dim=dim, n_heads=4, dtype=HALF, target="sm_90a")
+    out, lse = attn(q, k, v, return_lse=True, normalizer="entmax", alpha=alpha)
+    keys, values = (x.double().repeat_interleave(2, 1) for x in (k, v.nan_to_num()))
+    live = live_pairs(CAUSAL & mc.window(400), n, n, heads=4)
+    scores = (q.double() @ keys.mT / dim**0.5).masked_fill(~live, -torch.inf)
+    p, _, wanted = weights(scores, alpha)
+    assert not p[..., 100:300:3].any()
+    error = a * (lse.double() - wanted).abs() / (a * wanted - 1).abs().clamp(min=1)
+    assert error.max() <= 1e-6
+    assert (out.double() - p @ values).abs().max() <= 2**-11 * values.abs().max()
+
+
 @pytest.mark.parametrize("name", ["k", "q"])
 def test_a_score_that_is_no_number_is_not_lost_among_the_lists(name):
     """Wherever it is met: in the tile that gives a row its level, or in a later one."""

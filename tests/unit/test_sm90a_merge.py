@@ -119,7 +119,7 @@ def test_plans_cut_long_rows_only():
         unit = unit_of(dim)
         assert (unit.work.most_tiles, unit.work.uneven_tiles) == (0, LONG_KEYS // unit.tile.k)
         for _, mode in unit.modes:
-            forward, merge = mode.launches
+            forward, merge = mode.launched(frozenset())
             assert (forward.entry, merge.entry) == ("attention_forward", "attention_merge")
             assert (merge.grid, merge.threads, unit.tile.q % merge.per_block) == (
                 Grid.merges, 128, 0,
