@@ -1581,6 +1581,9 @@ FN float close_enough(float a, float level) {
 constexpr u32 LIST_STEP = 4 * 128 * GROUPS;  // bytes from one score of a thread to its next
 constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / (2 * LIST_STEP);
 constexpr u32 KEYS = LIST * LIST_STEP;  // bytes from a score to the number of its key
+// Numbers of keys are fp32: what adds to them runs beside the instructions on integers that lists
+// take anyway. Beyond so many keys they are not exact, and not used.
+constexpr i32 MOST_KEYS = 1 << 24;
 
 struct Lists {
     u32 free[2];     // the first place of each row that is, in shared memory
@@ -1594,7 +1597,7 @@ FN u32 first_place(int r) {
         + r * (LIST - 1) * LIST_STEP;
 }
 FN float &shared_float(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
-FN i32 &kept_key(u32 at) { return *(i32 *)__cvta_shared_to_generic(at + KEYS); }
+FN float &kept_key(u32 at) { return shared_float(at + KEYS); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
 
 // Calls f(row, score, key) for the lists, both rows at once: a loop waits for shared memory once a
@@ -1615,7 +1618,7 @@ FN void for_lists(const struct Lists &lists, const F &f) {
 #pragma unroll 1
     while (at[0] < end[0] || at[1] > end[1]) {
         float y[2][AT_ONCE];
-        i32 key[2][AT_ONCE] = {};
+        float key[2][AT_ONCE] = {};
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
             y[0][i] = shared_float(at[0] + i * LIST_STEP);
@@ -1648,27 +1651,33 @@ FN void start_lists(struct Lists &lists, const struct Search &x, float unit, flo
 // The places that are free beyond those behind the lists.
 constexpr u32 BEHIND = (AT_ONCE - 1) * LIST_STEP;
 
-// Keeps the scores of row r of a tile, eight from the `first` on; `key` is the thread's first one.
-// What is not a number is kept too. Where there is no place left the last one is written again and
-// again.
-FN void keep_scores(const Scores &s, int r, int first, i32 key, struct Lists &x) {
-    const float least = x.least[r];
-    u32 free = x.free[r];
-    const u32 last = anew(r ? x.free[0] + BEHIND : x.free[1] - BEHIND);
+// Keeps the scores of a tile; `key` is the thread's first one. What is not a number is kept too.
+// The rows take turns, as a store holds up what finds its row's next place. Some scores share what
+// keeps the lists apart: where there is no place left the last one is written again and again.
+constexpr u32 TOGETHER = 4;
+FN void keep_scores(const Scores &s, float key, struct Lists &x) {
 #pragma unroll
-    for (int i = first; i < first + 8; i++) {
-        const float y = s[i / 2 * 4 + 2 * r + i % 2];
-        if (!(y <= least)) {
-            shared_float(free) = y;
-            kept_key(free) = key + i / 2 * 8 + i % 2;
-            const u32 next = next_in_list(r, free);
-            free = r ? max(next, last) : min(next, last);
+    for (int first = 0; first < OWN; first += TOGETHER) {
+        const u32 low = x.free[0], high = x.free[1];
+        const u32 last[2] = {(u32)anew(max(low, high - BEHIND - TOGETHER * LIST_STEP)),
+                             (u32)anew(low + BEHIND)};
+#pragma unroll
+        for (int i = first; i < first + TOGETHER; i++) {
+            const float own = key + (float)(i / 2 * 8 + i % 2);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float y = s[i / 2 * 4 + 2 * r + i % 2];
+                if (y <= x.least[r]) continue;
+                const u32 free = x.free[r], next = next_in_list(r, free);
+                shared_float(free) = y;
+                kept_key(free) = own;
+                x.free[r] = r ? max(next, last[r]) : min(next, last[r]);
+            }
         }
     }
-    x.free[r] = free;
 }
 
-FN void keep_score(u32 (&free)[2], int r, float y, i32 key) {
+FN void keep_score(u32 (&free)[2], int r, float y, float key) {
     shared_float(free[r]) = y;
     kept_key(free[r]) = key;
     free[r] = next_in_list(r, free[r]);
@@ -1677,7 +1686,7 @@ FN void keep_score(u32 (&free)[2], int r, float y, i32 key) {
 // Forgets those that have no weight any more, and nothing that is no number.
 FN void drop_scores(struct Lists &x) {
     u32 free[2] = {first_place(0), first_place(1)};
-    for_lists<true>(x, [&](int r, float y, i32 key) {
+    for_lists<true>(x, [&](int r, float y, float key) {
         if (!(y <= x.least[r] || y == MINUS_INFINITY)) keep_score(free, r, y, key);
     });
     x.free[0] = free[0], x.free[1] = free[1];
@@ -1688,7 +1697,7 @@ FN void add_lists(const struct Lists &lists, float unit, float a, struct Search 
     by_alpha(a, [&](auto kind) {
         constexpr Alpha ALPHA = decltype(kind)::value;
         if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
-        for_lists(lists, [&](int r, float y, i32) {
+        for_lists(lists, [&](int r, float y, float) {
             const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
             x.p[r] += w.p, x.u[r] += w.u;
             if (ALPHA == HALF_MORE) x.count[r] += w.u > 0.0f ? 1.0f : 0.0f;
@@ -1708,7 +1717,7 @@ FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &
     by_alpha(a, [&](auto kind) {
         constexpr Alpha ALPHA = decltype(kind)::value;
         if (ALPHA == NEAR_SOFTMAX) return;
-        for_lists<true>(lists, [&](int r, float y, i32 key) {
+        for_lists<true>(lists, [&](int r, float y, float key) {
             const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
             x.p[r] += w.p, x.u[r] += w.u;
             peak[r] = max_or_nan(peak[r], y);
@@ -1749,36 +1758,33 @@ FN bool search_lists(struct Lists &lists, float unit, float a, struct Search &x)
     return !moves;
 }
 
-FN void keep_rows(const Scores &s, i32 key, struct Lists &lists) {
-#pragma unroll
-    for (int first = 0; first < OWN; first += 8)
-#pragma unroll
-        for (int r = 0; r < 2; r++) keep_scores(s, r, first, key, lists);
-}
 // Whether a warp's lists have room for less than so many scores.
 FN bool fewer_places(const struct Lists &lists, u32 places) {
     const u32 room = lists.free[1] - lists.free[0] - BEHIND;
     return __any_sync(0xffffffff, room < places * LIST_STEP);
 }
 
+// Whether scores may have been without one.
+FN bool too_few_places(const struct Lists &lists) { return fewer_places(lists, TOGETHER + 1); }
+
 // Levels are raised after 2, 3, 5, 8, 16, 32, ... tiles, which is early enough for most lists and
 // finds all warps at it together, and where places get few.
 FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
     const bool power = (tiles & (tiles - 1)) == 0 && tiles != 1 && tiles != 4;
-    return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 8);
+    return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 4);
 }
 
 // The first pass over a tile; `tiles` counts it, `key` is the thread's first one. Its own scores
 // raise the level before they are kept where a row has none, where there are no places for them,
 // and where lists were given up.
-FN void list_scores(Scores &s, i32 tiles, i32 key, float unit, float a, struct Lists &lists,
+FN void list_scores(Scores &s, i32 tiles, float key, float unit, float a, struct Lists &lists,
                     struct Search &x) {
     const u32 before[2] = {lists.free[0], lists.free[1]};
     const bool begins = x.level[0] == MINUS_INFINITY || x.level[1] == MINUS_INFINITY;
     bool carefully = lists.full || __any_sync(0xffffffff, begins);
     if (!carefully) {
-        keep_rows(s, key, lists);
-        carefully = fewer_places(lists, 1);
+        keep_scores(s, key, lists);
+        carefully = too_few_places(lists);
     }
     if (carefully) {
         lists.free[0] = before[0], lists.free[1] = before[1];
@@ -1787,8 +1793,8 @@ FN void list_scores(Scores &s, i32 tiles, i32 key, float unit, float a, struct L
         if (lists.full) return;
         set_least(lists, x, unit);
         drop_scores(lists);
-        keep_rows(s, key, lists);
-        lists.full = fewer_places(lists, 1);
+        keep_scores(s, key, lists);
+        lists.full = too_few_places(lists);
     } else if (time_to_raise(lists, tiles)) {
         raise_and_drop(lists, unit, a, x);
     }
@@ -1913,7 +1919,7 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
             if (before >= joined.end[r][3]) continue;
             const u32 place = joined_at(joined, r, before);
             const float y = shared_float(place);
-            at[r] = (i64)kept_key(place) * p.v_stride[2] / 8;
+            at[r] = (i64)(i32)kept_key(place) * p.v_stride[2] / 8;
             by_alpha(a, [&](auto kind) {
                 constexpr Alpha ALPHA = decltype(kind)::value;
                 if (ALPHA != NEAR_SOFTMAX) weight[r] = weigh<ALPHA>(y, unit, x.level[r], a).p;
@@ -2091,7 +2097,8 @@ FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct A
     }
     const bool found = !lists.full && search_lists(lists, w.unit, w.a, w.x);
     publish_writes();  // before values are copied to where lists were
-    if (found && longest(join_lists(lists)) <= most_fetched(w.tiles)) return DONE;
+    const bool known = found && p.n_kv <= MOST_KEYS;
+    if (known && longest(join_lists(lists)) <= most_fetched(w.tiles)) return DONE;
     return lists.full ? SUMS : VALUES;
 }
 
