@@ -227,7 +227,7 @@ _MASK = GeneratedMask(
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
                 launch("attention_merge", "merges", threads=128, per_block=16),
-                launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                 launch(
                     "attention_forward",
                     "stream",

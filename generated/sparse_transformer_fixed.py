@@ -290,7 +290,7 @@ _MASK = GeneratedMask(
                 SOURCE["sm_90a"],
                 launch("attention_forward", "items", threads=384, shared=164864),
                 launch("attention_merge", "merges", threads=128, per_block=16),
-                launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                 launch(
                     "attention_forward",
                     "stream",
@@ -685,7 +685,7 @@ _MASK = GeneratedMask(
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -1104,7 +1104,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -1524,7 +1524,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -1944,7 +1944,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -2364,7 +2364,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -2784,7 +2784,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -3204,7 +3204,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -3624,7 +3624,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",
@@ -4044,7 +4044,7 @@ _MASK = GeneratedMask(
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
                             launch("attention_merge", "merges", threads=128, per_block=16),
-                            launch("attention_forward", "items", threads=384, shared=230400, feature="entmax"),
+                            launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
                             launch(
                                 "attention_forward",
                                 "stream",

@@ -1389,10 +1389,10 @@ FN struct Weight weigh(float score, float unit, float level, float a) {
     return {u * x, u};
 }
 
-// A block has one tile row and passes once over its tiles for the keys that may have a weight: the
-// level of these is the row's. Where they are few, their values are all that it takes then. Else it
-// passes over all values, until such a pass finds the level right, and where the keys were too many
-// to be remembered, over keys alone before.
+// Blocks stream through tile rows. A block passes once over the tiles of one for the keys that may
+// have a weight: the level of these is the row's. Where they are few, their values are all that it
+// takes then. Else it passes over all values, until such a pass finds the level right, and where
+// the keys were too many to be remembered, over keys alone before.
 enum Pass { DONE, VALUES, SUMS, START };
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
@@ -1830,17 +1830,14 @@ FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const
             const float y = __shfl_sync(0xffffffff, own[i % 2], first + i / 2, 4);
             const u32 at = __shfl_sync(0xffffffff, own_at[i % 2], first + i / 2, 4);
             weight[i / 2][i % 2] = y;
-            if (!(y > 0.0f)) continue;
 #pragma unroll
             for (int n = 0; n < PIECES; n++) x[i / 2][i % 2][n] = __ldg(values + at + 4 * n);
         }
 #pragma unroll
-        for (int i = 0; i < 2 * FETCHED; i++) {
-            if (!(weight[i / 2][i % 2] > 0.0f)) continue;
+        for (int i = 0; i < 2 * FETCHED; i++)
 #pragma unroll
             for (int n = 0; n < PIECES; n++)
                 add_piece(o, i % 2, n, weight[i / 2][i % 2], x[i / 2][i % 2][n]);
-        }
     }
 }
 
@@ -1853,7 +1850,7 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
         const i32 token = query_at(query + 8 * r);
         if (token >= p.n_q) continue;
         const bool empty = sum[r] == 0.0f;
-        const float scale = empty ? 0.0f : fast_reciprocal(sum[r]);
+        const float scale = fast_reciprocal(sum[r]);
         uint4 *const to =
             (uint4 *)p.out + row_offset(p.out_stride, place, token) / 8 + threadIdx.x % 4;
 #pragma unroll
@@ -1862,7 +1859,7 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float *const x = o + 16 * n + 4 * i + 2 * r;
-                pairs[i] = pack(x[0] * scale, x[1] * scale);
+                pairs[i] = empty ? 0 : pack(x[0] * scale, x[1] * scale);
             }
             to[4 * n] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
@@ -1871,8 +1868,14 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
     }
 }
 
+// Where the values of a score's key lie, in 16 bytes: 32 bits reach over 64 GiB.
+FN u32 values_of(const struct Attention &p, u32 place) {
+    return (i64)(i32)kept_key(place) * p.v_stride[2] / 8;
+}
+
 // Of rows whose levels are found: sums of their weights, and the output that these are to divide.
-// Places are counted in 16 bytes: 32 bits reach over 64 GiB.
+// A row that has no more keys, but others have, reads values of one again: no others, which might
+// not be numbers.
 FN void fetch_values(Output &o, const struct Lists &lists, const struct Attention &p,
                      const struct Row &row, float unit, float a, struct Search &x) {
     const i32 kv_head = (u32)row.head / ((u32)p.heads_q / (u32)p.heads_kv);
@@ -1880,19 +1883,22 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
         + row_offset(p.v_stride, {row.batch, kv_head}, 0) / 8;
     const struct Joined joined = join_lists(lists);
     const u32 most = __reduce_max_sync(0xffffffff, longest(joined));
+    u32 at[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        at[r] = joined.end[r][3] ? values_of(p, joined_at(joined, r, 0)) : 0;
     clear(o);
     clear_sums(x);
 #pragma unroll 1
     for (u32 first = 0; first < most; first += 4 * LIST_STEP) {
         const u32 before = first + threadIdx.x % 4 * LIST_STEP;
         float weight[2] = {};
-        u32 at[2] = {};
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             if (before >= joined.end[r][3]) continue;
             const u32 place = joined_at(joined, r, before);
             const float y = shared_float(place);
-            at[r] = (i64)(i32)kept_key(place) * p.v_stride[2] / 8;
+            at[r] = values_of(p, place);
             by_alpha(a, [&](auto kind) {
                 constexpr Alpha ALPHA = decltype(kind)::value;
                 if (ALPHA != NEAR_SOFTMAX) weight[r] = weigh<ALPHA>(y, unit, x.level[r], a).p;
@@ -1929,25 +1935,29 @@ FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
 }
 
 // All warps agree on the next pass, and the thread that copies hears of it. It arrives as well, as
-// the others might else be through with two passes before it asks about the first.
-FN Pass heard(struct Shared &shared, i32 passes) {
-    wait(shared.decided, passes & 1);
+// the others might else be through with two passes before it asks about the first. Decisions are
+// counted, over all items of a block.
+FN Pass heard(struct Shared &shared, i32 number) {
+    wait(shared.decided, number & 1);
     i32 next = DONE;
 #pragma unroll
     for (int i = 0; i < 4 * GROUPS; i++) {
-        const i32 wish = shared.wishes[passes & 1][i];
+        const i32 wish = shared.wishes[number & 1][i];
         next = wish > next ? wish : next;
     }
     return (Pass)next;
 }
-FN Pass agreed(struct Shared &shared, Pass wish, i32 passes) {
+FN Pass agreed(struct Shared &shared, Pass wish, i32 number) {
     const i32 next = __reduce_max_sync(0xffffffff, (i32)wish);
     if (threadIdx.x % 32 == 0) {
-        shared.wishes[passes & 1][threadIdx.x / 32 - 4] = next;
+        shared.wishes[number & 1][threadIdx.x / 32 - 4] = next;
         arrive(shared.decided);
     }
-    return (Pass)uniform(heard(shared, passes));
+    return (Pass)uniform(heard(shared, number));
 }
+
+// Tiles of k that a pass but the first is followed by, those of the next one.
+FN i32 tiles_ahead(i32 tiles) { return min_i32(tiles, STAGES); }
 
 // ---------------------------------------------------------------- the warp that copies
 
@@ -1958,55 +1968,74 @@ FN i32 tile_of_pass(const struct Attention &p, const struct Work &work, i32 i) {
     return word_at(p, work, place < work.count ? place : place - work.count);
 }
 
-// One thread. Keys of the next pass follow before it is known which one that is, but for the first
-// pass, which is often the only one.
-FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
-    const struct Work work = item(p, blockIdx.x);
-    shared.first_word = work.count;
-    arrive(shared.started);
-    if (work.count == 0) return;
+// What the thread that copies has throughout.
+struct Copier {
+    Ring<STAGES> k_stage, v_stage;
+    i32 decisions = 0;  // heard of
+};
+
+// All passes over one item. Keys of the next pass follow before it is known which one that is, but
+// for the first pass, which is often the only one: then the next item follows. Returns whether it
+// was; `coming` is fetched on the way.
+FN bool copy_item(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+                  const struct Work &work, struct Work &coming, struct Copier &c) {
     const struct Place place = place_of(work.head, p.heads_q);
     const i32 kv_head = (u32)place.head / ((u32)p.heads_q / (u32)p.heads_kv);
     const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
     const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
+    shared.first_word = work.count;
     shared.row[0] = {work.tile, place.head, place.batch, 0};
     load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
                       slice_of(p.q_stride, place.head, place.batch));
-    Ring<STAGES> k_stage, v_stage, first_ahead;
     i32 ahead = 0;  // tiles of k of this pass that were asked for in the last one
-    Pass now = START;
+    Pass now = START, next;
 #pragma unroll 1
-    for (i32 passes = 0; now != DONE; passes++) {
-        const i32 next_ahead = now == START ? 0 : min_i32(work.count, STAGES);
+    while (true) {
+        const i32 next_ahead = now == START ? 0 : tiles_ahead(work.count);
 #pragma unroll 1
         for (i32 i = 0; i < work.count + next_ahead; i++) {
             const bool next_pass = i >= work.count;
-            if (i == work.count) first_ahead = k_stage;
             const i32 word = tile_of_pass(p, work, next_pass ? i - work.count : i);
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (next_pass || i >= ahead) {
-                wait(shared.k_free[k_stage.at], k_stage.turn ^ 1);
-                shared.next[k_stage.at] = word;
-                load_tile<TILE_K>(shared.k[k_stage.at], maps.k, shared.k_full[k_stage.at],
+                wait(shared.k_free[c.k_stage.at], c.k_stage.turn ^ 1);
+                shared.next[c.k_stage.at] = word;
+                load_tile<TILE_K>(shared.k[c.k_stage.at], maps.k, shared.k_full[c.k_stage.at],
                                   first_k, k);
-                k_stage.next();
+                c.k_stage.next();
             }
             if (now == VALUES && !next_pass) {
-                wait(shared.v_free[v_stage.at], v_stage.turn ^ 1);
-                load_tile<TILE_K>(shared.v[v_stage.at], maps.v, shared.v_full[v_stage.at],
+                wait(shared.v_free[c.v_stage.at], c.v_stage.turn ^ 1);
+                load_tile<TILE_K>(shared.v[c.v_stage.at], maps.v, shared.v_full[c.v_stage.at],
                                   first_k, v);
-                v_stage.next();
+                c.v_stage.next();
             }
         }
-        ahead = next_ahead;
+        if (now == START) coming = item(p, atomicAdd(p.counter, 1));
         arrive(shared.decided);
-        now = heard(shared, passes);
+        next = heard(shared, c.decisions++);
+        if (next == DONE) return now == START;
+        ahead = next_ahead, now = next;
     }
-    // Copies that nobody needs must be in before the block ends.
-    for (i32 i = 0; i < ahead; i++) {
-        wait(shared.k_full[first_ahead.at], first_ahead.turn);
-        first_ahead.next();
+}
+
+// One thread. The next item's first tiles come while the output of this one is made.
+FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+    struct Copier c;
+    struct Work work = item(p, atomicAdd(p.counter, 1)), coming;
+    u32 stored = 0;  // parity of items whose output left through the place of q
+#pragma unroll 1
+    while (work.count > 0) {
+        if (!copy_item(shared, p, maps, work, coming, c)) {
+            wait(shared.q_free[0], stored);
+            stored ^= 1;
+        }
+        work = coming;
     }
+    shared.first_word = 0;
+    arrive(shared.q_full[0]);
+    // The last block leaves the counter as it found it.
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }
 
 // ---------------------------------------------------------------- warpgroups that compute
@@ -2014,7 +2043,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
 // What a warpgroup has throughout.
 struct Rows {
     struct Row row;
-    i32 query, group, tiles;
+    i32 query, group, tiles, decisions;
     float unit, a;
     struct Query q;
     Ring<STAGES> k_stage, v_stage;
@@ -2144,48 +2173,66 @@ FN void finish_by_lists(const struct Lists &lists, const struct Attention &p, st
 // Passes over tiles, from the second on, until a level is found with which they have the output.
 FN void finish_by_tiles(Pass next, struct Shared &shared, const struct Attention &p,
                         const struct Maps &maps, struct Rows &w) {
+    const bool leader = threadIdx.x % 128 == 0;
+    const i32 ahead = tiles_ahead(w.tiles);
 #pragma unroll 1
     for (i32 passes = 1;; passes++) {
         if (next == SUMS) {
             pass_over_keys(shared, p, w);
             sum_over_quads(w.x);
-            next = agreed(shared, take_step(w.x, w.a, SUMS, passes), passes);
+            next = agreed(shared, take_step(w.x, w.a, SUMS, passes), w.decisions++);
         } else {
             Output o;
             pass_over_values(o, shared, p, w);
             sum_over_quads(w.x);
-            next = agreed(shared, take_step(w.x, w.a, VALUES, passes), passes);
+            next = agreed(shared, take_step(w.x, w.a, VALUES, passes), w.decisions++);
             if (next != DONE) continue;
+            // Tiles that nobody needs are waited for by all before they meet to store.
+            Ring<STAGES> unused = w.k_stage;
+            for (i32 i = 0; i < ahead; i++) {
+                wait(shared.k_full[unused.at], unused.turn);
+                unused.next();
+            }
             float lse[2];
             take_lse(lse, w.x, w.a);
             store(o, lse, w.x.p, 1.0f, w.row, p, maps, shared_address(shared.q[0]), w.group);
             break;
         }
     }
-    if (threadIdx.x % 128 == 0) stores_done<0>();
+    for (i32 i = 0; i < ahead; i++) {
+        if (leader) arrive(shared.k_free[w.k_stage.at]);
+        w.k_stage.next();
+    }
+    if (leader) {
+        stores_read<0>();
+        arrive(shared.q_free[0]);
+    }
 }
 
 FN void compute_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                        i32 group) {
     struct Rows w;
     if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
-    wait(shared.started, 0);
-    w.tiles = uniform(shared.first_word);
-    if (w.tiles == 0) return;
-    w.unit = unit_of_entmax(p), w.a = p.alpha_minus_1, w.group = group;
-    wait(shared.q_full[0], 0);
-    w.row = row_in(shared, 0);
-    w.query = query_of(w.row, group);
-    take_q(w.q, shared, 0, group);
+    w.unit = unit_of_entmax(p), w.a = p.alpha_minus_1, w.group = group, w.decisions = 0;
+#pragma unroll 1
+    for (u32 turn = 0;; turn ^= 1) {
+        wait(shared.q_full[0], turn);
+        w.tiles = uniform(shared.first_word);
+        if (w.tiles == 0) break;
+        w.row = row_in(shared, 0);
+        w.query = query_of(w.row, group);
+        take_q(w.q, shared, 0, group);
 #pragma unroll
-    for (int r = 0; r < 2; r++)  // past the end there are no weights to look for
-        w.x.level[r] = query_at(w.query + 8 * r) < p.n_q ? MINUS_INFINITY : PLUS_INFINITY;
-    struct Lists lists;
-    const Pass next = agreed(shared, pass_to_start(lists, shared, p, w), 0);
-    if (next == DONE)
-        finish_by_lists(lists, p, w);
-    else
-        finish_by_tiles(next, shared, p, maps, w);
+        for (int r = 0; r < 2; r++)  // past the end there are no weights to look for
+            w.x.level[r] = query_at(w.query + 8 * r) < p.n_q ? MINUS_INFINITY : PLUS_INFINITY;
+        struct Lists lists;
+        const Pass next = agreed(shared, pass_to_start(lists, shared, p, w), w.decisions++);
+        if (next == DONE)
+            finish_by_lists(lists, p, w);
+        else
+            finish_by_tiles(next, shared, p, maps, w);
+    }
+    if (threadIdx.x % 128 == 0) stores_done<0>();
 }
 #endif
 

@@ -10,7 +10,7 @@ from tests.emulator import machine
 torch = pytest.importorskip("torch")
 
 from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
-from tests.support.exact_entmax import check_mask, weights  # noqa: E402
+from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 
 CAUSAL = mc.causal()
@@ -104,6 +104,18 @@ def test_values_without_weight_are_not_read(dim, alpha):
     error = a * (lse.double() - wanted).abs() / (a * wanted - 1).abs().clamp(min=1)
     assert error.max() <= 1e-6
     assert (out.double() - p @ values).abs().max() <= 2**-11 * values.abs().max()
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_blocks_take_rows_of_all_kinds_in_turn(driver, dim):
+    """By lists, by tiles, and with lists that are given up; fewer blocks than rows."""
+    mask = (CAUSAL - mc.prefix(40)) & mc.window(500)
+    q, *rest = tensors(700, 700, dim, torch.bfloat16, batch=1, heads=4, kv_heads=2)
+    q *= torch.tensor([4.0, 0.05, 2.0, 0.4])[:, None, None]
+    attn = mask.compile(head_dim=dim, n_heads=4, target="sm_90a")
+    check(attn, (q, *rest), live_pairs(mask, 700, 700, heads=4), 1.5)
+    blocks = dict(driver.launches)["attention_forward"]
+    assert blocks < 4 * (700 // 192)
 
 
 @pytest.mark.parametrize("name", ["k", "q"])
