@@ -1818,7 +1818,7 @@ FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
 }
 // Of four keys of each row one is the thread's: its weight, and where its values lie.
 FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const uint4 *values) {
-#pragma unroll
+#pragma unroll (HEAD_DIM > 192 ? 1 : 4)  // where values take no more registers than there are
     for (int first = 0; first < 4; first += FETCHED) {
         float weight[FETCHED][2];
         uint4 x[FETCHED][2][PIECES];
