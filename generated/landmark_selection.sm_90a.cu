@@ -1451,9 +1451,10 @@ FN struct Weight weigh(float score, float unit, float level, float a) {
 
 // Blocks stream through tile rows. A block passes once over the tiles of one for the keys that may
 // have a weight: the level of these is the row's. Where they are few, their values are all that it
-// takes then. Else it passes over all values, until such a pass finds the level right, and where
-// the keys were too many to be remembered, over keys alone before.
-enum Pass { DONE, VALUES, SUMS, START };
+// takes then; where they are more, a pass over values alone. Where they were too many to be
+// remembered it passes over keys until their level is close, and over both until it is right.
+// Wishes of warps are joined bit by bit: one that cannot have values alone, UNLISTED, may have few.
+enum Pass { DONE = 0, LISTED = 1, UNLISTED = 2, VALUES = 3, SUMS = 7, START = 8 };
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {
@@ -1615,8 +1616,8 @@ constexpr u32 LIST_STEP = 4 * 128 * GROUPS;  // bytes from one score of a thread
 constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / (2 * LIST_STEP);
 constexpr u32 KEYS = LIST * LIST_STEP;  // bytes from a score to the number of its key
 // Numbers of keys are fp32: what adds to them runs beside the instructions on integers that lists
-// take anyway. Beyond so many keys they are not exact, and not used.
-constexpr i32 MOST_KEYS = 1 << 24;
+// take anyway. They are exact, and tiles have numbers of 16 bits, up to so many keys.
+constexpr i32 MOST_KEYS = 1 << 22;
 
 struct Lists {
     u32 free[2];     // the first place of each row that is, in shared memory
@@ -1856,8 +1857,9 @@ FN struct Joined join_lists(const struct Lists &lists) {
     return x;
 }
 FN u32 longest(const struct Joined &x) { return max(x.end[0][3], x.end[1][3]); }
-// Beyond so many keys a pass over the tiles is faster.
-FN u32 most_fetched(i32 tiles) { return (4 * (u32)tiles + 12) * LIST_STEP; }
+// Beyond so many keys a pass over tiles of values is faster: it reads them once for all rows, and
+// single ones come through a bandwidth that all blocks share.
+FN u32 most_fetched(i32 tiles) { return (3 * (u32)tiles / 2 + 8) * LIST_STEP; }
 
 // Where the score lies that has so many bytes before it.
 FN u32 joined_at(const struct Joined &x, int r, u32 before) {
@@ -1970,6 +1972,107 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
     sum_over_quads(x);
 }
 
+// Where lists tell all about rows, but of too many keys to read the values of each, a pass over the
+// tiles of v is all that it takes. A thread has the keys of just those columns that the product
+// wants of it: weights take no way through other threads. Their tile lies between a thread's lists,
+// one row's pairs of columns among scores, the other's among keys.
+constexpr u32 PAIRS = TILE_K / 8;  // of columns, in a row of a thread
+
+FN u32 &shared_word(u32 at) { return *(u32 *)__cvta_shared_to_generic(at); }
+FN u32 place_of_pair(const struct Lists &lists, u32 pair, int r) {
+    return lists.free[0] + (1 + pair) * LIST_STEP + r * KEYS;
+}
+
+// Whether there is room between all lists of a warp. They are in the order of tiles, unless these
+// begin at any key: then a key may be in more than one.
+constexpr bool BY_PRODUCTS = KEY_STEP == TILE_K && HEAD_DIM <= 192;  // with 256, registers lack
+FN bool room_for_pairs(const struct Lists &lists) {
+    const bool room = lists.free[1] - lists.free[0] >= (PAIRS + 1) * LIST_STEP;
+    return BY_PRODUCTS && __all_sync(0xffffffff, room);
+}
+
+// Scores become weights, as the product wants them, and keys words: the tile in the upper half, and
+// in the lower one the bytes from the first pair. Behind the lists lies a word of no place.
+constexpr u32 NO_PLACE = 0xffff;
+FN void weigh_lists(struct Lists &lists, float unit, float a, struct Search &x) {
+    u32 free[2] = {first_place(0), first_place(1)};
+    clear_sums(x);
+    by_alpha(a, [&](auto kind) {
+        constexpr Alpha ALPHA = decltype(kind)::value;
+        if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
+        for_lists<true>(lists, [&](int r, float y, float key) {
+            const float weight = weigh<ALPHA>(y, unit, x.level[r], a).p;
+            x.p[r] += weight;
+            const u32 whole = (u32)key, column = whole % TILE_K;
+            const u32 place = column / 8 * LIST_STEP + column % 2 * 2;
+            // Computed whether there is a weight or not, so that only stores depend on it.
+            const i32 packed = anew((i32)pack(weight, 0.0f));
+            const i32 word = anew((i32)(whole / TILE_K << 16 | place));
+            if (!(weight > 0.0f)) return;
+            shared_word(free[r]) = (u32)packed;
+            shared_word(free[r] + KEYS) = (u32)word;
+            free[r] = next_in_list(r, free[r]);
+        });
+    });
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        x.p[r] = quad_sum(x.p[r]);
+        lists.free[r] = free[r];
+        shared_word(free[r] + KEYS) = NO_PLACE << 16 | NO_PLACE;
+    }
+}
+
+// The next of each list that has no product yet.
+struct Cursor {
+    u32 at[2], weight[2], word[2];
+};
+FN void look(struct Cursor &c, int r) {
+    c.weight[r] = shared_word(c.at[r]), c.word[r] = shared_word(c.at[r] + KEYS);
+}
+FN struct Cursor start_products(const struct Lists &lists) {
+    struct Cursor c;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        c.at[r] = first_place(r);
+        look(c, r);
+#pragma unroll
+        for (u32 i = 0; i < PAIRS; i++) shared_word(place_of_pair(lists, i, r)) = 0;
+    }
+    return c;
+}
+
+// Puts the weights of a tile in place, which holds zeros.
+FN void put_weights(struct Cursor &c, const struct Lists &lists, u32 tile) {
+#pragma unroll 1
+    while (true) {
+        u32 place[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) place[r] = c.word[r] - (tile << 16);
+        if (!__any_sync(0xffffffff, min(place[0], place[1]) < NO_PLACE)) break;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (place[r] < NO_PLACE) {
+                *(unsigned short *)&shared_word(place_of_pair(lists, 0, r) + place[r]) =
+                    (unsigned short)c.weight[r];
+                c.at[r] = next_in_list(r, c.at[r]);
+            }
+            look(c, r);
+        }
+    }
+}
+// Takes them from there, and leaves zeros.
+FN void take_weights(Weights &weights, const struct Lists &lists) {
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            weights[i / 2 * 4 + i % 2 * 2 + r] = shared_word(place_of_pair(lists, i, r));
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) shared_word(place_of_pair(lists, i, r)) = 0;
+}
+
 // ---------------------------------------------------------------- what comes next
 
 // And before a pass without values: the next one will be close enough, most likely.
@@ -2001,23 +2104,17 @@ FN Pass heard(struct Shared &shared, i32 number) {
     wait(shared.decided, number & 1);
     i32 next = DONE;
 #pragma unroll
-    for (int i = 0; i < 4 * GROUPS; i++) {
-        const i32 wish = shared.wishes[number & 1][i];
-        next = wish > next ? wish : next;
-    }
-    return (Pass)next;
+    for (int i = 0; i < 4 * GROUPS; i++) next |= shared.wishes[number & 1][i];
+    return next == UNLISTED ? DONE : (Pass)next;
 }
 FN Pass agreed(struct Shared &shared, Pass wish, i32 number) {
-    const i32 next = __reduce_max_sync(0xffffffff, (i32)wish);
+    const i32 next = (i32)__reduce_or_sync(0xffffffff, (u32)wish);
     if (threadIdx.x % 32 == 0) {
         shared.wishes[number & 1][threadIdx.x / 32 - 4] = next;
         arrive(shared.decided);
     }
     return (Pass)uniform(heard(shared, number));
 }
-
-// Tiles of k that a pass but the first is followed by, those of the next one.
-FN i32 tiles_ahead(i32 tiles) { return min_i32(tiles, STAGES); }
 
 // ---------------------------------------------------------------- the warp that copies
 
@@ -2031,27 +2128,42 @@ FN i32 tile_of_pass(const struct Attention &p, const struct Work &work, i32 i) {
 // What the thread that copies has throughout.
 struct Copier {
     Ring<STAGES> k_stage, v_stage;
-    i32 decisions = 0;  // heard of
+    i32 decisions = 0;     // heard of
+    bool storing = false;  // the last item's output leaves through the place of q
+    u32 stored = 0;        // parity of items whose output did
 };
 
-// All passes over one item. Keys of the next pass follow before it is known which one that is, but
-// for the first pass, which is often the only one: then the next item follows. Returns whether it
-// was; `coming` is fetched on the way.
-FN bool copy_item(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+// q of an item, whose place must be free, as must be what is known of the item before.
+FN void copy_q(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+               const struct Work &work, struct Copier &c) {
+    if (c.storing) {
+        wait(shared.q_free[0], c.stored);
+        c.stored ^= 1;
+    }
+    const struct Place place = place_of(work.head, p.heads_q);
+    shared.first_word = work.count;
+    shared.row[0] = {work.tile, place.head, place.batch, 0};
+    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
+                      slice_of(p.q_stride, place.head, place.batch));
+}
+
+// All passes over one item; `coming` is fetched on the way. The first keys are on their way before
+// q, whose place may still be taken. A pass over keys alone is followed by another one for sure:
+// the first of its keys come before it is known which one that is. After other passes most items
+// are done, and those of the next one come. Values alone take the places of keys, as their own have
+// the lists.
+FN void copy_item(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                   const struct Work &work, struct Work &coming, struct Copier &c) {
     const struct Place place = place_of(work.head, p.heads_q);
     const i32 kv_head = (u32)place.head / ((u32)p.heads_q / (u32)p.heads_kv);
     const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
     const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
-    shared.first_word = work.count;
-    shared.row[0] = {work.tile, place.head, place.batch, 0};
-    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
-                      slice_of(p.q_stride, place.head, place.batch));
+    const i32 first = min_i32(work.count, STAGES);  // tiles for which there is a place
     i32 ahead = 0;  // tiles of k of this pass that were asked for in the last one
     Pass now = START, next;
 #pragma unroll 1
     while (true) {
-        const i32 next_ahead = now == START ? 0 : tiles_ahead(work.count);
+        const i32 next_ahead = now == SUMS ? first : 0;
 #pragma unroll 1
         for (i32 i = 0; i < work.count + next_ahead; i++) {
             const bool next_pass = i >= work.count;
@@ -2060,10 +2172,14 @@ FN bool copy_item(struct Shared &shared, const struct Attention &p, const struct
             if (next_pass || i >= ahead) {
                 wait(shared.k_free[c.k_stage.at], c.k_stage.turn ^ 1);
                 shared.next[c.k_stage.at] = word;
-                load_tile<TILE_K>(shared.k[c.k_stage.at], maps.k, shared.k_full[c.k_stage.at],
-                                  first_k, k);
+                unsigned char *const tile = shared.k[c.k_stage.at];
+                if (BY_PRODUCTS && now == LISTED)
+                    load_tile<TILE_K>(tile, maps.v, shared.k_full[c.k_stage.at], first_k, v);
+                else
+                    load_tile<TILE_K>(tile, maps.k, shared.k_full[c.k_stage.at], first_k, k);
                 c.k_stage.next();
             }
+            if (now == START && i + 1 == first) copy_q(shared, p, maps, work, c);
             if (now == VALUES && !next_pass) {
                 wait(shared.v_free[c.v_stage.at], c.v_stage.turn ^ 1);
                 load_tile<TILE_K>(shared.v[c.v_stage.at], maps.v, shared.v_full[c.v_stage.at],
@@ -2071,27 +2187,26 @@ FN bool copy_item(struct Shared &shared, const struct Attention &p, const struct
                 c.v_stage.next();
             }
         }
+        if (BY_PRODUCTS && now == LISTED) break;
         if (now == START) coming = item(p, atomicAdd(p.counter, 1));
         arrive(shared.decided);
         next = heard(shared, c.decisions++);
-        if (next == DONE) return now == START;
+        if (next == DONE) break;
         ahead = next_ahead, now = next;
     }
+    c.storing = now != START;
 }
 
 // One thread. The next item's first tiles come while the output of this one is made.
 FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     struct Copier c;
     struct Work work = item(p, atomicAdd(p.counter, 1)), coming;
-    u32 stored = 0;  // parity of items whose output left through the place of q
 #pragma unroll 1
     while (work.count > 0) {
-        if (!copy_item(shared, p, maps, work, coming, c)) {
-            wait(shared.q_free[0], stored);
-            stored ^= 1;
-        }
+        copy_item(shared, p, maps, work, coming, c);
         work = coming;
     }
+    if (c.storing) wait(shared.q_free[0], c.stored);
     shared.first_word = 0;
     arrive(shared.q_full[0]);
     // The last block leaves the counter as it found it.
@@ -2145,8 +2260,8 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     return (tile.word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;
 }
 
-// The first pass. Returns the one that these rows need next: none where the lists that it made tell
-// all about them.
+// The first pass. Returns the one that these rows need next: none over keys where the lists that it
+// made tell all about them.
 FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct Attention &p,
                       struct Rows &w) {
     start_lists(lists, w.x, w.unit, w.a);
@@ -2159,9 +2274,9 @@ FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct A
     }
     const bool found = !lists.full && search_lists(lists, w.unit, w.a, w.x);
     publish_writes();  // before values are copied to where lists were
-    const bool known = found && p.n_kv <= MOST_KEYS;
-    if (known && longest(join_lists(lists)) <= most_fetched(w.tiles)) return DONE;
-    return lists.full ? SUMS : VALUES;
+    if (!found || p.n_kv > MOST_KEYS) return lists.full ? SUMS : VALUES;
+    const i32 listed = longest(join_lists(lists)) <= most_fetched(w.tiles) ? DONE : LISTED;
+    return (Pass)(room_for_pairs(lists) ? listed : listed | UNLISTED);
 }
 
 FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct Rows &w) {
@@ -2230,11 +2345,47 @@ FN void finish_by_lists(const struct Lists &lists, const struct Attention &p, st
     take_lse(lse, w.x, w.a);
     store_pieces(o, lse, w.x.p, w.row, w.query, p);
 }
+// The pass over values alone. Weights are put in place under the products of other warpgroups.
+FN void pass_by_lists(Output &o, struct Lists &lists, struct Shared &shared, struct Rows &w) {
+    const u64 tiles = along_tokens(shared_address(shared.k[0]), K_SLAB);
+    weigh_lists(lists, w.unit, w.a, w.x);
+    struct Cursor cursor = start_products(lists);
+    clear(o);
+#pragma unroll 1
+    for (i32 i = 0; i < w.tiles; i++) {
+        Weights weights;
+        wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
+        put_weights(cursor, lists, uniform(shared.next[w.k_stage.at]) & INDEX);
+        take_weights(weights, lists);
+        begin_output(o, weights, tiles + w.k_stage.at * (K_BYTES >> 4));
+        products_wait<0>();
+        pin(weights);
+        pin(o);
+        if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
+        w.k_stage.next();
+    }
+}
+
+// Through the place of q, which is free then.
+FN void store_rows(Output &o, struct Shared &shared, const struct Attention &p,
+                   const struct Maps &maps, struct Rows &w) {
+    float lse[2];
+    take_lse(lse, w.x, w.a);
+    store(o, lse, w.x.p, 1.0f, w.row, p, maps, shared_address(shared.q[0]), w.group);
+    if (threadIdx.x % 128 == 0) {
+        stores_read<0>();
+        arrive(shared.q_free[0]);
+    }
+}
+FN void finish_by_products(struct Lists &lists, struct Shared &shared, const struct Attention &p,
+                           const struct Maps &maps, struct Rows &w) {
+    Output o;
+    pass_by_lists(o, lists, shared, w);
+    store_rows(o, shared, p, maps, w);
+}
 // Passes over tiles, from the second on, until a level is found with which they have the output.
 FN void finish_by_tiles(Pass next, struct Shared &shared, const struct Attention &p,
                         const struct Maps &maps, struct Rows &w) {
-    const bool leader = threadIdx.x % 128 == 0;
-    const i32 ahead = tiles_ahead(w.tiles);
 #pragma unroll 1
     for (i32 passes = 1;; passes++) {
         if (next == SUMS) {
@@ -2247,25 +2398,9 @@ FN void finish_by_tiles(Pass next, struct Shared &shared, const struct Attention
             sum_over_quads(w.x);
             next = agreed(shared, take_step(w.x, w.a, VALUES, passes), w.decisions++);
             if (next != DONE) continue;
-            // Tiles that nobody needs are waited for by all before they meet to store.
-            Ring<STAGES> unused = w.k_stage;
-            for (i32 i = 0; i < ahead; i++) {
-                wait(shared.k_full[unused.at], unused.turn);
-                unused.next();
-            }
-            float lse[2];
-            take_lse(lse, w.x, w.a);
-            store(o, lse, w.x.p, 1.0f, w.row, p, maps, shared_address(shared.q[0]), w.group);
+            store_rows(o, shared, p, maps, w);
             break;
         }
-    }
-    for (i32 i = 0; i < ahead; i++) {
-        if (leader) arrive(shared.k_free[w.k_stage.at]);
-        w.k_stage.next();
-    }
-    if (leader) {
-        stores_read<0>();
-        arrive(shared.q_free[0]);
     }
 }
 
@@ -2289,6 +2424,8 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
         const Pass next = agreed(shared, pass_to_start(lists, shared, p, w), w.decisions++);
         if (next == DONE)
             finish_by_lists(lists, p, w);
+        else if (BY_PRODUCTS && next == LISTED)
+            finish_by_products(lists, shared, p, maps, w);
         else
             finish_by_tiles(next, shared, p, maps, w);
     }
