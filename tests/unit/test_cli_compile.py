@@ -167,7 +167,8 @@ def test_a_folder_is_all_its_files(two: Path, tmp_path: Path):
 
 def test_all_targets_unless_one_is_asked_for():
     names = set(maskc_json("compile", *STREAMING, "--dtype", "bfloat16", "-o", "-")["files"])
-    hopper = {f"mask.sm_90a{form}.cu" for form in ("", "_small", "_backward")}
+    forms = ("", "_small", "_backward", "_small_backward")
+    hopper = {f"mask.sm_90a{form}.cu" for form in forms}
     assert names == {"mask.py", "mask.cpu.c", "mask.sm_80.cu"} | hopper
     names = set(maskc_json("compile", *STREAMING, "--dtype", "float32", "-o", "-")["files"])
     assert names == {"mask.py", "mask.cpu.c"}

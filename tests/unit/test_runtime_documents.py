@@ -201,7 +201,7 @@ def test_other_masks_have_no_such_source():
     assert bundle.list_source("sm_80") is None
     passes = [unit for unit in bundle.units if unit.directions]
     assert [unit.by_documents for unit in passes] == [True, True, False, False, False]
-    assert [unit.form for unit in passes] == ["", "small", "", ""]
+    assert [unit.form for unit in passes] == ["", "small", "", "small", ""]
 
 
 @pytest.mark.parametrize("keywords", [{}, {"other": 1}])
