@@ -8,6 +8,7 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
+from maskc.core.bundle import ONCE
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, Problem, TileShape
@@ -209,7 +210,10 @@ def _in_boxes(plan: Plan) -> Plan | None:
     if boxes is None:
         return None
     masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
-    return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False)
+    # Finding a token of a box while dq is at hand takes more registers than there are.
+    modes = tuple((name, mode) for name, mode in plan.schedule.modes if name != ONCE)
+    return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False,
+                   schedule=replace(plan.schedule, modes=modes))  # fmt: skip
 
 
 def _check_selections(heads: Heads, target: Target) -> None:

@@ -105,6 +105,12 @@ class Tables:
     """By device and stream: what owns the copy made there, where it starts, and its counters."""
 
     @property
+    def most_in_row(self) -> int:
+        """Tiles of the longest tile row; 0 where rows have no lists."""
+        ptr = dict(self.parts).get("row_ptr")
+        return 0 if ptr is None else int(np.diff(ptr).max(initial=0))
+
+    @property
     def counted(self) -> bool:
         """Whether they hold the counters of work items."""
         return any(name == "counter" for name, _ in self.parts)

@@ -19,7 +19,9 @@ from maskc.plan import sm90a
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
 from maskc.plan.recipe import layout_recipe
+from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
+from maskc.runtime.prepare import Pass
 from maskc.runtime.tables import make_tables
 from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given
 
@@ -267,3 +269,24 @@ def test_data_per_sequence_do_not_choose():
     assert make_tables(
         bundle, unit, sizes, {}, {"doc.q": doc, "doc.k": doc}, Direction.forward, True
     ).tally == Tally(2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("mask", "n", "usual", "deterministic"),
+    [
+        (mc.window(10) | mc.global_tokens(4), 8192, "small", ""),
+        (mc.window(10) | mc.global_tokens(4), 2048, "small", "small"),
+        (mc.causal() & (mc.sinks(16) | mc.window(63)), 8192, "small", "small"),
+        (mc.causal(), 8192, "", ""),
+    ],
+    ids=["long rows", "rows", "long columns", "dense"],
+)
+def test_small_tiles_where_blocks_wait_for_each_other(mask, n, usual, deterministic):
+    attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
+    maker = attn._planner.whole
+    first = maker.bundle.unit("sm_90a", Direction.backward)
+    bound = Bound({}, None, ())
+    for wanted, form in ((False, usual), (True, deterministic)):
+        asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
+        found = maker.chosen(first, asked, Sizes(1, 2, 2, n, n), bound, dict)
+        assert found.form == form
