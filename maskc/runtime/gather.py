@@ -140,6 +140,11 @@ class GatherPlan:
         """Bytes this plan keeps alive."""
         return self.own.size + sum(len(chunk.numbers) for chunk in self.chunks)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return (self.lists.name, *self.own.sources)
+
     def called(self, given: Ranking) -> GatherCall:
         """A call that ranks by these tensors."""
         return GatherCall(self, given)

@@ -45,6 +45,8 @@ def test_more_queries_than_blocks_and_no_two_orders(hopper):
     made, scores = few(40, 35, 64, heads=3), grid((40, 35))
     attn = mask.compile(64, target="sm_90a")
     first = called(attn, *made[:3], data={"scores": scores})
+    lists, own = attn.last_sources
+    assert (lists, own.split()[0]) == ("sm_90a_gather_lists usual", "sm_90a_gather")
     for seed in (1000, 2000):
         hopper.seed = seed
         again = called(attn, *made[:3], data={"scores": scores})
