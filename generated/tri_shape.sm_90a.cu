@@ -1935,9 +1935,10 @@ FN u32 place_of_pair(const struct Lists &lists, u32 pair, int r) {
     return lists.free[0] + (1 + pair) * LIST_STEP + r * KEYS;
 }
 
-// Whether there is room between all lists of a warp. They are in the order of tiles, unless these
-// begin at any key: then a key may be in more than one.
-constexpr bool BY_PRODUCTS = KEY_STEP == TILE_K && HEAD_DIM <= 192;  // with 256, registers lack
+// Not where tiles begin at any key: then a key may be in several lists, which are to be in the order
+// of tiles; nor where registers lack.
+constexpr bool BY_PRODUCTS = KEY_STEP == TILE_K && HEAD_DIM <= 192;
+// Whether there is room between all lists of a warp.
 FN bool room_for_pairs(const struct Lists &lists) {
     const bool room = lists.free[1] - lists.free[0] >= (PAIRS + 1) * LIST_STEP;
     return BY_PRODUCTS && __all_sync(0xffffffff, room);
@@ -2367,7 +2368,7 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
         w.tiles = uniform(shared.first_word);
         if (w.tiles == 0) break;
         w.row = row_in(shared, 0);
-        w.query = query_of(w.row, group);
+        w.query = query_of(w.row, anew(group));
         take_q(w.q, shared, 0, group);
 #pragma unroll
         for (int r = 0; r < 2; r++)  // past the end there are no weights to look for
