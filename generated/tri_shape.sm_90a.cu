@@ -1935,8 +1935,8 @@ FN u32 place_of_pair(const struct Lists &lists, u32 pair, int r) {
     return lists.free[0] + (1 + pair) * LIST_STEP + r * KEYS;
 }
 
-// Not where tiles begin at any key: then a key may be in several lists, which are to be in the order
-// of tiles; nor where registers lack.
+// Not where tiles begin at any key: then a key may be in several lists, which are to be in the
+// order of tiles; nor where registers lack.
 constexpr bool BY_PRODUCTS = KEY_STEP == TILE_K && HEAD_DIM <= 192;
 // Whether there is room between all lists of a warp.
 FN bool room_for_pairs(const struct Lists &lists) {
