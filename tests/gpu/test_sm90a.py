@@ -285,27 +285,6 @@ def test_deterministic_is_right_too(dim):
     assert any(mode == "deterministic" for _, mode in modes(attn))
 
 
-@pytest.mark.parametrize("form", ["large", "small"])
-@pytest.mark.parametrize("dim", DIMS)
-@needs_backward
-def test_tiles_of_dq_that_one_column_has(dim, form):
-    mask = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
-    attn = compiled(mask, dim, mode=form)
-    for lengths in ((777, 777), (500, 333), (333, 500)):
-        made = tensors(*lengths, dim, torch.bfloat16, heads=8, kv_heads=2, batch=2)
-        check(attn, made, live_pairs(mask, *lengths))
-        check(attn, made, live_pairs(mask, *lengths), deterministic=True)
-    assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
-
-
-@needs_backward
-def test_a_part_that_stores_dq():
-    mask = mc.causal() & (mc.window(127) | mc.where(lambda q, k: (q - k) % 128 == 0))
-    attn = compiled(mask, 128)
-    check(attn, tensors(9000, 9000, 128, torch.bfloat16), live_pairs(mask, 9000, 9000))
-    assert {"once", "usual"} == {mode for name, mode in modes(attn) if "backward" in name}
-
-
 def as_bshd(x):
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 

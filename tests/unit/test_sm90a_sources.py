@@ -116,11 +116,9 @@ class Job:
 
 
 def jobs(units: Iterable[SourceUnit], *features: Features, once: bool = False) -> list[Job]:
-    """In all modes but the one without sums of dq, which differs little, or in that alone."""
-    return [
-        Job(u, f, name) for u in units for f in features for name, _ in u.modes
-        if once == (name == ONCE)
-    ]  # fmt: skip
+    """In all modes but the one that stores dq once, or in that alone."""
+    names = [(unit, name) for unit in units for name, _ in unit.modes if once == (name == ONCE)]
+    return [Job(unit, each, name) for unit, name in names for each in features]
 
 
 def gate(wanted: list[Job]) -> None:
@@ -250,18 +248,6 @@ def test_small_tiles(head_dim):
 
 
 @pytest.mark.parametrize("head_dim", SMALL_DIMS)
-def test_small_tiles_backward(head_dim):
-    names = ("streaming", "bigbird_itc")
-    gate(jobs([unit(name, BACKWARD, head_dim, form=SMALL) for name in names], NONE, ALL))
-
-
-def test_dq_without_sums():
-    found = [unit("block_diagonal", BACKWARD, dim) for dim in SM_90A.head_dims]
-    found += [unit("natten_2d", BACKWARD, dim, form=SMALL) for dim in SMALL_DIMS]
-    gate(jobs(found, NONE, once=True))
-
-
-@pytest.mark.parametrize("head_dim", SMALL_DIMS)
 def test_features_of_small_tiles(head_dim):
     wanted = jobs([unit("causal", FORWARD, head_dim, form=SMALL)], *SINGLE, ALL)
     gate([job for job in wanted if job.features == ALL or job.mode == "usual"])
@@ -273,12 +259,6 @@ def test_features_of_small_tiles(head_dim):
 @pytest.mark.parametrize("direction", PASSES)
 def test_matrix_of_small_tiles(direction, dtype, head_dim):
     gate(jobs(distinct(direction, head_dim, dtype, SMALL), NONE, ALL, *SINGLE))
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
-def test_matrix_without_sums(head_dim):
-    gate(jobs(distinct(BACKWARD, head_dim, "bfloat16"), NONE, once=True))
 
 
 def together(direction: Direction, head_dim: int) -> list[Features]:
