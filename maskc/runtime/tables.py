@@ -251,8 +251,7 @@ def _box_tables(
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
-    once = backward and at_most_once(layouts)
-    return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction), once)
+    return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
 
 
 def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:

@@ -44,8 +44,7 @@ CROWDED = {(BACKWARD, 64)}
 """Where soft-cap and ALiBi together are known to spill; see test_softcap_with_alibi."""
 REGISTERS = 64 * 1024
 """Of a multiprocessor."""
-RESERVED = 1024
-"""Bytes of every block's shared memory, by the system."""
+RESERVED = 1024  # bytes of every block's shared memory, by the system
 A_ROW = 12
 """Moves to uniform registers that a new row takes at most: what counts where products are few."""
 SMALL = "small"
