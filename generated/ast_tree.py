@@ -83,7 +83,7 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         multiprocessor, 105.75 KiB of shared memory: taken by a call when the exact tiles of its
          lengths are predicted to take fewer cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
@@ -246,11 +246,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=208128,
+                    shared=207872,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=208128),
+                launch("attention_backward", "stream", threads=384, shared=207872),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -265,7 +265,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=199424,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -275,7 +275,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=199424,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -307,7 +307,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=165888,
+                    shared=165632,
                     per_block=64,
                     feature="entmax",
                     mode="once",
@@ -317,7 +317,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=165888,
+                    shared=165632,
                     mode="once",
                     macro="ONCE",
                 ),
@@ -346,11 +346,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward", "stream", threads=256, shared=108288, resident=2),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
                 launch(
@@ -365,7 +365,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -375,7 +375,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     resident=2,
                     mode="deterministic",
                     macro="DETERMINISTIC",
@@ -408,7 +408,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                     mode="once",
@@ -418,7 +418,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     resident=2,
                     mode="once",
                     macro="ONCE",

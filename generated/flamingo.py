@@ -68,7 +68,7 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
          2 blocks per multiprocessor: taken by a call where documents of the length that
          mc.cu_seqlens(x, max_seqlen) promises are predicted to take fewer cycles
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         multiprocessor, 105.75 KiB of shared memory: taken by a call when the exact tiles of its
          lengths are predicted to take fewer cycles (never for data given per sequence)
 choice   documents of at most 448 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
          tiles of 128 x 128
@@ -245,11 +245,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=208128,
+                    shared=207872,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=208128),
+                launch("attention_backward", "stream", threads=384, shared=207872),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -264,7 +264,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=199424,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -274,7 +274,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=199424,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -306,7 +306,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=165888,
+                    shared=165632,
                     per_block=64,
                     feature="entmax",
                     mode="once",
@@ -316,7 +316,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=165888,
+                    shared=165632,
                     mode="once",
                     macro="ONCE",
                 ),
@@ -345,11 +345,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward", "stream", threads=256, shared=108288, resident=2),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
                 launch(
@@ -364,7 +364,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -374,7 +374,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     resident=2,
                     mode="deterministic",
                     macro="DETERMINISTIC",
@@ -407,7 +407,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                     mode="once",
@@ -417,7 +417,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     resident=2,
                     mode="once",
                     macro="ONCE",

@@ -73,7 +73,7 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106 KiB of shared memory: taken by a call when the exact tiles of its
+         multiprocessor, 105.75 KiB of shared memory: taken by a call when the exact tiles of its
          lengths are predicted to take fewer cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
@@ -382,11 +382,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=208128,
+                    shared=207872,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=384, shared=208128),
+                launch("attention_backward", "stream", threads=384, shared=207872),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
                 launch(
@@ -401,7 +401,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=199680,
+                    shared=199424,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -411,7 +411,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=199680,
+                    shared=199424,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -443,7 +443,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=384,
-                    shared=165888,
+                    shared=165632,
                     per_block=64,
                     feature="entmax",
                     mode="once",
@@ -453,7 +453,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=384,
-                    shared=165888,
+                    shared=165632,
                     mode="once",
                     macro="ONCE",
                 ),
@@ -482,11 +482,11 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                 ),
-                launch("attention_backward", "stream", threads=256, shared=108544, resident=2),
+                launch("attention_backward", "stream", threads=256, shared=108288, resident=2),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
                 launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
                 launch(
@@ -501,7 +501,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                     mode="deterministic",
@@ -511,7 +511,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     resident=2,
                     mode="deterministic",
                     macro="DETERMINISTIC",
@@ -544,7 +544,7 @@ _MASK = GeneratedMask(
                     "attention_backward_mean",
                     "queries",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     per_block=64,
                     feature="entmax",
                     mode="once",
@@ -554,7 +554,7 @@ _MASK = GeneratedMask(
                     "attention_backward",
                     "stream",
                     threads=256,
-                    shared=108544,
+                    shared=108288,
                     resident=2,
                     mode="once",
                     macro="ONCE",

@@ -154,11 +154,13 @@ constexpr int QUERIES = 64;
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
 #define STAGED (0 && !ONCE)
+// dq is computed transposed, columns by queries: its queries are no multiple of 64.
+#define TURNED 0
 
 constexpr int GROUPS = 1;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
 // Tiles of dq of all heads but the first ones get their zeros while these are computed.
-#define ZEROES (STAGED && !DETERMINISTIC)
+#define ZEROES (STAGED && !DETERMINISTIC && !TURNED)
 // Key/value heads come in groups whose queries are so many tokens.
 constexpr i32 GROUP_TOKENS = 32768;
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
@@ -644,10 +646,11 @@ FN void wait_until(const i32 *number, i32 is) {
 constexpr int PIECES = HEAD_DIM / 8;  // of dk and dv
 FN int column_of(i32, int piece) { return 8 * piece; }
 FN int key_of(i32 group) { return 64 * group; }
-// A share of dq has 64 rows or 64 columns, or is all.
+// A share of dq has 64 rows or 64 columns, or is all. Pieces of what is transposed are of queries.
+constexpr bool SHARE_COLUMNS = TILE_Q < 128;
 FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
-FN int dq_column(i32 share, int piece) { return (TILE_Q == 64 ? 64 * share : 0) + 8 * piece; }
-FN int dq_query(i32 share) { return TILE_Q == 64 ? 0 : 64 * share; }
+FN int dq_column(i32 share, int piece) { return (SHARE_COLUMNS ? 64 * share : 0) + 8 * piece; }
+FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
 
 // Whose row a tile row's number stands for.
 FN struct Place place_of_row(const struct Attention &p, i32 row) {
@@ -785,6 +788,39 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (second < tokens) store_eight(line + second * stride[2] / 8, high, joins);
 }
 
+#if TURNED
+// A tile of dq in storage precision: 16 columns of two queries at a time, of which eight threads of
+// a warp left two each.
+FN void store_turned(const struct Attention &p, struct Place at, i32 first, const float *tile,
+                     i32 tiles) {
+    for (i32 i = threadIdx.x; i < TILE_Q * HEAD_DIM / 32; i += PLAIN_THREADS) {
+        const i32 pair = i % 4, warp = i / 4 % 4, piece = i / 16 % DQ_PIECES;
+        const i32 share = i / 16 / DQ_PIECES;
+        const float4 *const from =
+            (const float4 *)(tile + share * SHARE) + piece * 128 + warp * 32 + pair;
+        float4 x[8] = {};
+        if (tiles > 0)
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] = __ldcs(from + 4 * j);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const i32 token = query_at(first + 8 * piece + 2 * pair + odd);
+            if (token >= p.n_q) continue;
+            float2 low[4], high[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float4 a = x[2 * j], b = x[2 * j + 1];
+                low[j] = make_float2((odd ? a.y : a.x) * p.scale, (odd ? b.y : b.x) * p.scale);
+                high[j] = make_float2((odd ? a.w : a.z) * p.scale, (odd ? b.w : b.z) * p.scale);
+            }
+            const i64 place = row_offset(p.dq_stride, at, token) + dq_column(share, 2 * warp);
+            store_eight((uint4 *)p.dq + place / 8, low, p.joins);
+            store_eight((uint4 *)p.dq + place / 8 + 1, high, p.joins);
+        }
+    }
+}
+#endif
+
 // The last block adds the tiles' shares, head by head, always in the same order.
 FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to,
                    float factor) {
@@ -813,6 +849,9 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     const float *const tile = w.dq + row * TILE_FLOATS;
     // Where nobody added to it there is nothing, not even zeros.
     const i32 tiles = DETERMINISTIC ? min_i32(*control_of(p, row, TURN), 1) : 1;
+#if TURNED
+    store_turned(p, at, first, tile, tiles);
+#else
 #pragma unroll
     for (i32 i = thread; i < TILE_Q * HEAD_DIM / 16; i += PLAIN_THREADS) {
         const i32 share = i >= 32 * DQ_PIECES, j = i - share * 32 * DQ_PIECES;
@@ -823,6 +862,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
                    (const float4 *)(tile + share * SHARE) + piece * 128 + y * 4, tiles, p.scale,
                    p.joins);
     }
+#endif
 #if WITH_ALIBI
     const i32 share = thread / 128;
     const float *const sums = tile + share * SHARE + 512 * dq_pieces(share);
@@ -1202,11 +1242,11 @@ FN void store_pairs(u32 tile, const Pairs &x, i32 group) {
 }
 
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
-    const u32 half = TILE_Q == 64 ? 0 : group * 64 * SLAB_ROW;
+    const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;
     struct Operands at;
     at.k = along_columns(k + group * 64 * SLAB_ROW);
     at.q = along_columns(q);
-    at.k_tokens = along_tokens(k + (TILE_Q == 64 ? group * K_SLAB : 0), K_SLAB);
+    at.k_tokens = along_tokens(k + (SHARE_COLUMNS ? group * K_SLAB : 0), K_SLAB);
     at.q_tokens = along_tokens(q, Q_SLAB);
     at.ds = along_columns(ds + half);
     return at;
@@ -1223,14 +1263,15 @@ FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
     products_commit();
 }
 
-// dq = ds k, begun; a warpgroup alone does so for each of its shares.
+// dq = ds k, begun, or transposed; a warpgroup alone does so for each of its shares.
 FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int share) {
     const u64 ds = tiles.ds + ds_stage(at), k = tiles.k_tokens + share * (K_SLAB >> 4);
     pin(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
-        multiply_dq(dq, ds + column_step(i, Q_SLAB), k + token_step(i), i > 0);
+        if (TURNED) multiply_dq(dq, k + token_step(i), ds + column_step(i, Q_SLAB), i > 0);
+        else multiply_dq(dq, ds + column_step(i, Q_SLAB), k + token_step(i), i > 0);
     products_commit();
 }
 
@@ -1349,7 +1390,7 @@ struct Shared {
     i32 dq_row;                      // of the tile in dq
     i32 rank[STAGES], dq_rank;       // how many columns add to a tile before, if that matters
 };
-static_assert(sizeof(struct Shared) <= 108544, "planned memory");
+static_assert(sizeof(struct Shared) <= 108288, "planned memory");
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -1741,7 +1782,15 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     store_pairs(shared_address(shared.weights[stage.at()]), kept.p, group);
 #endif
     if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
+#if TURNED
+    // Exponentials run under dp. Without two branches ptxas moves the wait up, before them.
+    if (step.word & MASKED)
+        asm volatile("wgmma.wait_group.sync.aligned 0;  // masked" ::: "memory");
+    else
+        asm volatile("wgmma.wait_group.sync.aligned 0;  // full" ::: "memory");
+#else
     products_wait<0>();
+#endif
     pin(dp);
 }
 

@@ -86,16 +86,19 @@ def cycles(source: Costed, tally: Tally) -> int:
 
 
 def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
-    """What smaller tiles of the same mask at least have, from the tally of larger ones.
+    """What other tiles of the same mask at least have, from the tally of larger ones.
 
-    A full tile inside the lengths is full of smaller ones; any other has at least one.
+    A full tile inside the lengths is full of smaller ones; any other has at least one. Where the
+    others do not divide them, no more is sure than that full ones are covered.
 
     Args:
-        tally: of tiles of shape `tile`, which `small` divides.
+        tally: of tiles of shape `tile`.
         n_kv: keys.
     """
     edges = tally.rows + -(-n_kv // tile.k)  # full tiles that the lengths may cut
     whole = max(0, tally.tiles - tally.masked - edges)
+    if tile.q % small.q or tile.k % small.k:
+        return Tally(tally.rows, whole * tile.q * tile.k // (small.q * small.k), 0)
     each = (tile.q // small.q) * (tile.k // small.k)
     return Tally(tally.rows, tally.tiles + (each - 1) * whole, 0)
 

@@ -29,6 +29,9 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
   descending, for sixteen heads at a time. Causal +10 %, where one order of all columns cost +57 %.
 - Zeros of later heads by a warp that copies: 1 to 3 % of windows, dilated, strided, random blocks.
 - dq stored once: strided 128 at 16k .72 to .61 ms, kernels of blocks of 16 at 4k .043 to .028.
+- Tiles of 80 queries (all launches, many calls in a row, the card at its power limit): full 8k 5.01
+  to 4.75 ms, 8.7 to 8.0 million cycles; causal 16k 4.84 to 4.70; window 1024 5 % slower.
+  FlashAttention-4 there: 4.78 and 4.77 ms, 7.9 and 7.8 million cycles.
 
 Without gain: dq brought to storage precision by a warp that copies, as soon as a tile has all of
 its sums (telling so at every step costs 8 %, and the tile itself twice what a launch of its own
@@ -40,8 +43,10 @@ Nor did it help to let the two warpgroups drift apart, each waiting for the othe
 halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
 7.24; dq copied to shared memory under the next scores 7.67, or announced with the next ds 7.50. k
 in registers 9.46; k and v in registers at D 64 spare 11 % of what is read from shared memory, and
-no time. A step takes 2560 cycles of matrix products and keeps shared memory busy for
-some 2900; FlashAttention-4's takes 3340 (causal, 16k), this one took 3630 before the third point.
+no time. Exponentials under dp, dv before ds, or dq announced under the next scores shorten nothing
+(causal 16k, tiles of 80: 7.93, 7.97, 8.00 million cycles; with 64, exponentials under dp take 3 %
+more): a step of 64 queries takes 2560 cycles of matrix products and keeps shared memory busy for
+some 2900 of 3600, and the profiler finds its pipes 80 % busy (72 % those of products) in any order.
 """
 
 from __future__ import annotations
@@ -66,7 +71,7 @@ LONG_COLUMN = 16
 132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one ends
 after 75 where columns are whole, after 44 with 32, after 30 with 16."""
 
-_CONTROL_BYTES = 1024
+_CONTROL_BYTES = 768
 """Barriers and words behind the tiles."""
 _L2_BYTES = 32 * 1024 * 1024
 """Of queries, their gradients and those of the output that running blocks have in common."""
@@ -88,6 +93,8 @@ class BackwardSchedule(Schedule):
     """Of a tile of dq, see templates/sm90a/backward_constants.cuh.j2."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
+    turned: bool = False
+    """Whether dq is computed transposed, columns by queries."""
     parts: tuple[int, ...] = ()
     """Columns of dk, dv and dq that a warpgroup owns where `columns` are divided: whole slabs, and
     then half of the slab in the middle where their number is odd."""
@@ -113,6 +120,9 @@ _TILES = {
 
 
 _SMALL_TILE = TileShape(64, 64)
+_TALL_TILE = TileShape(80, 128)
+TALL_HEAD_DIMS = (128,)
+"""Where there are tall tiles."""
 _SMALL_BLOCKS = 2
 """Per multiprocessor."""
 
@@ -141,18 +151,29 @@ def small_backward_schedule(problem: Problem) -> BackwardSchedule:
                                            resident=_SMALL_BLOCKS))  # fmt: skip
 
 
+def tall_backward_schedule(problem: Problem) -> BackwardSchedule:
+    """The schedule of a backward pass with tall tiles, for one of TALL_HEAD_DIMS.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no such head dimension does that).
+    """
+    how = "2 warpgroups that divide the keys and one that copies"
+    return _schedule(problem, _TALL_TILE, 2, "keys", 1, (240, 24), how)
+
+
 def _schedule(
     problem: Problem, tile: TileShape, warpgroups: int, split: str, blocks: int,
     registers: tuple[int, int], how: str,
 ) -> BackwardSchedule:  # fmt: skip
     dim, target = problem.head_dim, TARGETS["sm_90a"]
-    slabs = -(-dim // SLAB)
+    slabs, turned = -(-dim // SLAB), tile.q % SLAB > 0
     staged = split == "keys" and warpgroups > 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
     rest = _shared(tile, slabs, warpgroups, split)
     of_dq = tile.q * dim + warpgroups * SLOPE_SUMS if staged else 0
-    room = rest + _QUARTERS["usual"] * of_dq
+    modes = _modes(tile, rest, of_dq, warpgroups, blocks)
+    room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:
         raise SharedMemoryExceeded(room, target.name, most)
@@ -170,10 +191,11 @@ def _schedule(
         split=split,
         shares=shares,
         staged=staged,
+        turned=turned,
         parts=parts,
         score_queries=queries,
-        products=_products(dim, queries, parts, SLAB if shares > 1 else dim),
-        modes=_modes(tile, rest, of_dq, warpgroups, blocks),
+        products=_products(dim, queries, parts, 0 if turned else SLAB if shares > 1 else dim),
+        modes=modes,
         maps=(
             TensorMap("q", tile.q),
             TensorMap("dout", tile.q),
@@ -184,7 +206,7 @@ def _schedule(
         ),
         work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
         # dq and the slopes' sums; lse, delta and the tile's own numbers.
-        row_floats=dim + shares * SLOPE_SUMS // tile.q + 3,
+        row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + 3,
         key_floats=2 * dim,
     )
 
@@ -215,13 +237,15 @@ def _products(
     dim: int, queries: int, parts: tuple[int, ...], of_dq: int
 ) -> tuple[Product, ...]:  # fmt: skip
     """Matrix products of a warpgroup: transposed scores, gradients of keys and values, dq (whose
-    columns are `of_dq`)."""
+    columns are `of_dq`; 0 where it is transposed, with the tile's queries as columns)."""
     scores = Product("multiply_scores", queries)
     if not parts:
         return (
             scores,
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
-            Product("multiply_dq", of_dq, b_along_tokens=1),
+            Product("multiply_dq", of_dq, b_along_tokens=1)
+            if of_dq
+            else Product("multiply_dq", queries, a_along_tokens=1),
         )
     own = []
     for n in parts:
@@ -233,17 +257,20 @@ def _products(
 _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
 _QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
 """Of a tile of dq, with the slopes' sums, that lie in shared memory where it is staged: all four,
-and one of zeros in the usual mode."""
+and one of zeros in the usual mode, which tall tiles have no room for."""
 
 
 def _modes(
     tile: TileShape, rest: int, of_dq: int, warpgroups: int, blocks: int
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """All modes, with `rest` bytes of shared memory and what each has of dq."""
-    threads = 128 * (warpgroups + 1)
+    """All modes, with `rest` bytes of shared memory and what each has of dq. Transposed dq is not
+    stored at once: a row of it lies in many threads."""
+    threads, turned = 128 * (warpgroups + 1), tile.q % SLAB > 0
+    most = _QUARTERS["deterministic" if turned else "usual"]
     return tuple(
-        (name, _mode(tile, rest + _QUARTERS[name] * of_dq, threads, blocks, macro))
+        (name, _mode(tile, rest + min(_QUARTERS[name], most) * of_dq, threads, blocks, macro))
         for name, macro in _MACROS.items()
+        if not (turned and name == ONCE)
     )
 
 

@@ -122,7 +122,7 @@ class Maker:
 
         try:
             found = cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
-            if found is not unit and wanted.deterministic:
+            if found.tile.k < unit.tile.k and wanted.deterministic:
                 tables = self._bound(found, wanted, sizes, bound, arrays, not found.ranges)
                 return unit if tables.most_in_row > _MOST_TURNS else found
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides

@@ -53,6 +53,25 @@ def test_forms(mode, dim):
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70))
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("mask", [mc.causal(), mc.window(90, 40), mc.window(9)], ids=str)
+def test_tall_tiles(mask, deterministic):
+    """Backward, where a key's queries are consecutive: dq is computed transposed."""
+    attn, both = compiled(mask, 128, mode="tall"), vectors(["sink_logits", "alibi_slopes"], 2)
+    for n_q, n_kv in ((130, 200), (321, 70)):
+        made, live = given(n_q, n_kv, 128, batch=2), live_pairs(mask, n_q, n_kv)
+        check(attn, made, live, deterministic=deterministic)
+        check(attn, made, live, deterministic=deterministic, scale=-0.2, softcap=3.0, **both)
+    assert "sm_90a_tall_backward" in {source for source, _ in modes(attn)}
+
+
+def test_heads_with_tall_tiles():
+    mask = mc.per_head([mc.causal(), mc.window(9), mc.full(), mc.prefix(70)])
+    attn = compiled(mask, 128, "float16", heads=4, mode="tall", most_tiles=1)
+    made = given(150, 170, 128, "float16", heads=4, kv_heads=2)
+    check(attn, made, live_pairs(mask, 150, 170, heads=4))
+
+
 @pytest.mark.parametrize(("dim", "mode"), [(96, "large"), (96, "small"), (192, None), (256, None)])
 def test_head_dimensions(dim, mode):
     attn = compiled(BAND, dim, "float16", mode=mode)

@@ -1,22 +1,31 @@
-"""Sources of backward passes beside the usual ones, judged as those are: small tiles, and dq that
-is stored once."""
+"""Sources of backward passes beside the usual ones, judged as those are: small and tall tiles, and
+dq that is stored once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from maskc.build import build
+from maskc.core.problem import Feature
 from tests.unit.test_sm90a_sources import (
     ALL,
     BACKWARD,
     NONE,
+    SINGLE,
     SM_90A,
     SMALL,
     SMALL_DIMS,
+    TALL,
     distinct,
     gate,
     jobs,
     unit,
 )
+
+APART = (ALL - {Feature.softcap}, ALL - {Feature.alibi})
+"""The largest sets of features that fit tall tiles."""
 
 
 @pytest.mark.parametrize("head_dim", SMALL_DIMS)
@@ -25,10 +34,36 @@ def test_small_tiles_backward(head_dim):
     gate(jobs([unit(name, BACKWARD, head_dim, form=SMALL) for name in names], NONE, ALL))
 
 
+def test_tall_tiles():
+    found = [unit(name, BACKWARD, 128, form=TALL) for name in ("causal", "sliding_window")]
+    gate(jobs(found, NONE, *SINGLE, *APART))
+
+
+@pytest.mark.xfail(strict=True, reason="spills 4 bytes")
+def test_softcap_with_alibi_in_tall_tiles():
+    gate(jobs([unit("causal", BACKWARD, 128, form=TALL)], ALL))
+
+
+def test_shared_memory_of_tall_tiles():
+    source = unit("causal", BACKWARD, 128, form=TALL)
+    for name, mode in source.modes:
+        size = max(launch.shared_bytes for launch in mode.launches)
+        asked = f'static_assert(sizeof(struct Shared) > {size} - 1024, "too large");\n'
+        extended = replace(source, text=source.text + asked)
+        build(extended, NONE, source.directions, arch="compute_90a", mode=name)
+        assert size <= SM_90A.shared_memory
+
+
 def test_dq_without_sums():
     found = [unit("block_diagonal", BACKWARD, dim) for dim in SM_90A.head_dims]
     found += [unit("natten_2d", BACKWARD, dim, form=SMALL) for dim in SMALL_DIMS]
     gate(jobs(found, NONE, once=True))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrix_of_tall_tiles(dtype):
+    gate(jobs(distinct(BACKWARD, 128, dtype, TALL), NONE, *SINGLE, *APART))
 
 
 @pytest.mark.matrix

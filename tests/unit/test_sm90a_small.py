@@ -135,6 +135,17 @@ def test_the_choice_minimises_the_model(name, dim):
 
 
 @pytest.mark.parametrize("name", MASKS)
+def test_the_bound_is_one_for_tiles_that_do_not_divide(name):
+    for n in (1, 79, 80, 81, 320, 1000, 1537):
+        large, tall = (build(layout_recipe(driver.lowered(MASKS[name]).keep, tile), n, n, {}, {})
+                       for tile in (TileShape(64, 128), TileShape(80, 128)))  # fmt: skip
+        many, few = (tally_of([each], Direction.backward) for each in (large, tall))
+        least = at_least(many, large.tile, tall.tile, n)
+        assert least.rows <= few.rows
+        assert least.tiles <= few.tiles
+
+
+@pytest.mark.parametrize("name", MASKS)
 def test_the_bound_is_one(name):
     """What smaller tiles have is never less than what the larger ones tell."""
     for n in (1, 63, 64, 191, 193, 1000, 1537):
@@ -277,9 +288,10 @@ def test_data_per_sequence_do_not_choose():
         (mc.window(10) | mc.global_tokens(4), 8192, "small", ""),
         (mc.window(10) | mc.global_tokens(4), 2048, "small", "small"),
         (mc.causal() & (mc.sinks(16) | mc.window(63)), 8192, "small", "small"),
-        (mc.causal(), 8192, "", ""),
+        (mc.causal(), 16384, "tall", "tall"),
+        (mc.window(511), 8192, "", ""),
     ],
-    ids=["long rows", "rows", "long columns", "dense"],
+    ids=["long rows", "rows", "long columns", "dense", "window"],
 )
 def test_small_tiles_where_blocks_wait_for_each_other(mask, n, usual, deterministic):
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")

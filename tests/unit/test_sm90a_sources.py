@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,7 @@ REGISTERS = 64 * 1024
 RESERVED = 1024  # bytes of every block's shared memory, by the system
 A_ROW = 12
 """Moves to uniform registers that a new row takes at most: what counts where products are few."""
-SMALL = "small"
+SMALL, TALL = "small", "tall"
 SMALL_DIMS = (64, 96, 128)
 """Head dimensions with a second source of each pass, for short rows and columns."""
 
@@ -92,8 +93,11 @@ def distinct(
 ) -> tuple[SourceUnit, ...]:  # fmt: skip
     """Of all patterns; some differ in constants only."""
     names = [path.stem for path in PATTERNS if not form or path.stem not in BY_DOCUMENTS]
-    units = (unit(name, direction, head_dim, dtype, form) for name in names)
-    return tuple({unit.digest: unit for unit in units}.values())
+    found = []
+    for name in names:
+        with suppress(ValueError) if form == TALL else nullcontext():  # not all masks have them
+            found.append(unit(name, direction, head_dim, dtype, form))
+    return tuple({unit.digest: unit for unit in found}.values())
 
 
 # ------------------------------------------------------------------ the gate
