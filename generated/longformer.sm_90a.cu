@@ -1410,16 +1410,17 @@ FN struct Weight weigh(float score, float unit, float level, float a) {
 // Wishes of warps are joined bit by bit: one that cannot have values alone, UNLISTED, may have few.
 enum Pass { DONE = 0, LISTED = 1, UNLISTED = 2, VALUES = 3, SUMS = 7, START = 8 };
 
+// Of scores, as finish_scores leaves them, in units of a * score.
+FN float unit_of_entmax(const struct Attention &p) {
+    return p.alpha_minus_1 * (WITH_SOFTCAP || WITH_ALIBI ? 1.0f : fmaxf(fabsf(p.scale), 1e-30f));
+}
+
+typedef Scores RowScores;
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {
     float level[2];
     float p[2], u[2], count[2];  // sums; count: weights above 0, with alpha 1.5
 };
-
-// Of scores, as finish_scores leaves them, in units of a * score.
-FN float unit_of_entmax(const struct Attention &p) {
-    return p.alpha_minus_1 * (WITH_SOFTCAP || WITH_ALIBI ? 1.0f : fmaxf(fabsf(p.scale), 1e-30f));
-}
 
 // A score that is not a number makes the level one that is none.
 FN float max_or_nan(float x, float y) {
@@ -1440,7 +1441,7 @@ FN float one_less_exp(float x) {
 
 // Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
 template <Alpha ALPHA, bool KEEP>
-FN void add_row(Scores &s, int r, float unit, float a, struct Search &sums) {
+FN void add_row(RowScores &s, int r, float unit, float a, struct Search &sums) {
     // Without a key so far all scores are minus infinity, and weights nothing at any level. What
     // this makes of a level does not wait in a register beside it.
     const float met = anew_float(sums.level[r]), level = met == MINUS_INFINITY ? 0.0f : met;
@@ -1475,7 +1476,7 @@ FN void add_row(Scores &s, int r, float unit, float a, struct Search &sums) {
 }
 
 template <bool KEEP>
-FN void add_tile(Scores &s, float unit, float a, struct Search &sums) {
+FN void add_tile(RowScores &s, float unit, float a, struct Search &sums) {
 #pragma unroll
     for (int r = 0; r < 2; r++)
         by_alpha(a, [&](auto kind) { add_row<decltype(kind)::value, KEEP>(s, r, unit, a, sums); });
@@ -1522,7 +1523,7 @@ FN void raise_level(struct Search &x, int r, float by, float a) {
     if (x.p[r] == 0.0f) x.u[r] = x.count[r] = 0.0f;
 }
 
-FN float largest_score(const Scores &s, int r) {
+FN float largest_score(const RowScores &s, int r) {
     float peak = MINUS_INFINITY;
 #pragma unroll
     for (int i = 0; i < TILE_K / 4; i++) peak = max_or_nan(peak, s[i / 2 * 4 + 2 * r + i % 2]);
@@ -1530,14 +1531,13 @@ FN float largest_score(const Scores &s, int r) {
 }
 
 // Levels rise towards those of the keys met so far, whose sums are known.
-FN void start_levels(Scores &s, float unit, float a, struct Search &x) {
+FN void start_levels(RowScores &s, float unit, float a, struct Search &x) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float peak = largest_score(s, r) * unit;  // no weight is above 1
-        if (x.level[r] == MINUS_INFINITY)
-            x.level[r] = peak;
-        else
+        if (x.level[r] > MINUS_INFINITY)
             raise_level(x, r, max_or_nan(peak - x.level[r], 0.0f), a);
+        x.level[r] = max_or_nan(x.level[r], peak);  // rounded down, a weight of 1 would hide it
     }
 #pragma unroll 1
     for (int sweep = 0; sweep < 2; sweep++) {
@@ -1559,6 +1559,28 @@ FN void start_levels(Scores &s, float unit, float a, struct Search &x) {
 // error of d becomes one of about d^2.
 FN float close_enough(float a, float level) {
     return fmaf(1e-6f, fmaxf(fabsf(level), a), a == 0.5f ? 0x1p-13f : 0.0f);
+}
+
+// And before a pass without values: the next one will be close enough, most likely.
+FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
+
+constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
+
+// The levels take the step that the sums of a pass ask for. Returns the pass that these rows need.
+FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
+    a = anew_float(a);  // what follows from it does not wait in registers
+    Pass next = DONE;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float by = now == VALUES || passes > 8 ? newton_step(a, x.p[r], x.u[r])
+                                                     : closed_step(a, x.p[r], x.u[r], x.count[r]);
+        const float size = fabsf(by);
+        Pass wish = now == VALUES && !(size > close_enough(a, x.level[r])) ? DONE : VALUES;
+        if (size > coarse(a)) wish = SUMS;
+        x.level[r] += by;
+        next = wish > next ? wish : next;
+    }
+    return passes < MOST_PASSES ? next : now == VALUES ? DONE : VALUES;
 }
 
 // With alpha from 1.5 on most rows have few keys with a weight, if in many tiles. The first pass
@@ -2029,28 +2051,6 @@ FN void take_weights(Weights &weights, const struct Lists &lists) {
 }
 
 // ---------------------------------------------------------------- what comes next
-
-// And before a pass without values: the next one will be close enough, most likely.
-FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
-
-constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
-
-// The levels take the step that the sums of a pass ask for. Returns the pass that these rows need.
-FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
-    a = anew_float(a);  // what follows from it does not wait in registers
-    Pass next = DONE;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float by = now == VALUES || passes > 8 ? newton_step(a, x.p[r], x.u[r])
-                                                     : closed_step(a, x.p[r], x.u[r], x.count[r]);
-        const float size = fabsf(by);
-        Pass wish = now == VALUES && !(size > close_enough(a, x.level[r])) ? DONE : VALUES;
-        if (size > coarse(a)) wish = SUMS;
-        x.level[r] += by;
-        next = wish > next ? wish : next;
-    }
-    return passes < MOST_PASSES ? next : now == VALUES ? DONE : VALUES;
-}
 
 // All warps agree on the next pass, and the thread that copies hears of it. It arrives as well, as
 // the others might else be through with two passes before it asks about the first. Decisions are

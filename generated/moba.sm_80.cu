@@ -310,7 +310,7 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
 }
 
 // Whether features need registers that the plain kernel fills with what it loads early.
-constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE);
+constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
 
 struct Work {
     i32 row, head, batch;  // row of tiles
@@ -332,7 +332,7 @@ FN struct Work work_of(const struct Attention *p, u32 index) {
 
 // What the logits of one head are made of.
 struct Logit {
-    float unit;       // of what make_logits leaves, in powers of two
+    float unit;       // of what make_logits leaves, in powers of two; with entmax, times alpha - 1
     float slope;      // of ALiBi
     float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
 };
@@ -340,9 +340,10 @@ struct Logit {
 FN struct Logit logit_of(const struct Attention *p, i32 head) {
     struct Logit logit;
     // A scale of zero must not turn the mask's -inf into NaN.
-    logit.unit = WITH_ALIBI ? LOG2E
-               : WITH_SOFTCAP ? p->softcap * LOG2E
-                              : fmaxf(fabsf(p->scale) * LOG2E, 1e-30f);
+    const float whole = WITH_ENTMAX ? p->alpha_minus_1 : LOG2E;
+    logit.unit = WITH_ALIBI ? whole
+               : WITH_SOFTCAP ? p->softcap * whole
+                              : fmaxf(fabsf(p->scale) * whole, 1e-30f);
     logit.slope = WITH_ALIBI ? p->alibi_slopes[head] * p->spacing : 0.0f;
     logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
@@ -616,27 +617,17 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
     }
 }
 
-// o += p v, where p = 2^(s unit - top) is made sixteen keys at a time, between the products.
-FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (&top)[ROWS],
-                   float unit, u32 v_tile) {
-    const u32 v = v_tile + lane_in_rows();
-    float base[ROWS], share[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) base[r] = top[r], share[r] = 0.0f;
+// o += p v, sixteen keys at a time: `pair(m, n, i)` makes two weights, register i of fragment m,
+// between the products. `v` is where the lane finds them, in rows.
+template <typename F>
+FN void add_values(Output &o, u32 v, const F &pair) {
 #pragma unroll
     for (int n = 0; n < TILE_K / 16; n++) {
         u32 a[FRAGMENTS][4], b[4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int r = 2 * m + i % 2;
-                const float *x = &s[m][2 * n + i / 2][i % 2 * 2];
-                const float low = fast_exp2(x[0] * unit - base[r]);
-                const float high = fast_exp2(x[1] * unit - base[r]);
-                share[r] += low + high;
-                a[m][i] = pack(low, high);
-            }
+            for (int i = 0; i < 4; i++) a[m][i] = pair(m, n, i);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
             load_matrices_transposed(b, fragment_at(v, n, d));
@@ -647,11 +638,29 @@ FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (
             }
         }
     }
+}
+
+// The same with p = 2^(s unit - top), whose sums grow.
+FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (&top)[ROWS],
+                   float unit, u32 v_tile) {
+    const u32 v = v_tile + lane_in_rows();
+    float base[ROWS], share[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) base[r] = top[r], share[r] = 0.0f;
+    add_values(o, v, [&](int m, int n, int i) {
+        const int r = 2 * m + i % 2;
+        const float *x = &s[m][2 * n + i / 2][i % 2 * 2];
+        const float low = fast_exp2(x[0] * unit - base[r]);
+        const float high = fast_exp2(x[1] * unit - base[r]);
+        share[r] += low + high;
+        return pack(low, high);
+    });
 #pragma unroll
     for (int r = 0; r < ROWS; r++) sum[r] += share[r];
 }
 
-// Divides by the rows' sums; writes lse, and out through the warp's own rows of the q tile.
+// Divides by the rows' sums; writes lse, which with entmax is in `top`, and out through the warp's
+// own rows of the q tile.
 FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS],
               const struct Attention *p, struct Shared &shared) {
     const struct Work work = shared.block.work;
@@ -660,7 +669,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        float total = quad_sum(sum[r]), base = top[r], factor = 1.0f;
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]), base = top[r], factor = 1.0f;
 #if WITH_SINKS
         const float sink = p->sink_logits[work.head] * LOG2E;
         base = fmaxf(base, sink);
@@ -673,7 +682,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         if (lane % 4 == 0 && q < p->n_q)
             p->lse[work.batch * p->lse_stride[0] + work.head * p->lse_stride[1]
                    + q * p->lse_stride[2]] =
-                (base + fast_log2(total)) * LN2;
+                WITH_ENTMAX ? base : (base + fast_log2(total)) * LN2;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
             const float *x = &o[r / 2][n][r % 2 * 2];
@@ -707,7 +716,325 @@ FN i32 first_key(const struct Tile &packed) {
     return (PACKED ? packed.index >> 1 : packed.index) * TILE_K;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+#if WITH_ENTMAX
+// alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
+//     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
+// for the one level = a * lse that makes them sum to 1.
+// Alpha 1.5 and 2 need no powers; below 1 + 2^-7 the logarithm of x = 1 + y would lose y.
+enum Alpha { ANY, NEAR_SOFTMAX, HALF_MORE, SPARSEMAX };
+template <Alpha VALUE>
+struct Kind {
+    static constexpr Alpha value = VALUE;
+};
+// Calls `f` with the kind of alpha: code that takes one is there four times.
+template <typename F>
+FN void by_alpha(float a, const F &f) {
+    if (a == 0.5f)
+        f(Kind<HALF_MORE>());
+    else if (a == 1.0f)
+        f(Kind<SPARSEMAX>());
+    else if (a < 0x1p-7f)
+        f(Kind<NEAR_SOFTMAX>());
+    else
+        f(Kind<ANY>());
+}
+
+FN float power(float x, float exponent) { return fast_exp2(exponent * fast_log2(x)); }
+
+// log(1 + y) of a y that is small, or so far below 0 that its weight is nothing.
+FN float log_near_1(float y) {
+    return y * (1.0f - y * (0.5f - y * (1.0f / 3 - y * (0.25f - y * 0.2f))));
+}
+
+struct Weight {
+    float p, u;
+};
+// A score times `unit` is a * score. Hidden scores are minus infinity, and levels of rows without
+// keys infinite: such weights are 0.
+template <Alpha ALPHA>
+FN struct Weight weigh(float score, float unit, float level, float a) {
+    if (ALPHA == NEAR_SOFTMAX) {
+        const float log = log_near_1(fmaf(score, unit, -level)) * (LOG2E / a);
+        return {fast_exp2(log), fast_exp2(log * (1.0f - a))};
+    }
+    const float x = __saturatef(fmaf(score, unit, 1.0f - level));  // no weight is above 1
+    if (ALPHA == HALF_MORE) return {x * x, x};
+    if (ALPHA == SPARSEMAX) return {x, x > 0.0f ? 1.0f : 0.0f};
+    const float u = power(x, 1.0f / a - 1.0f);
+    return {u * x, u};
+}
+
+// A block passes over its keys: once for levels that are close from below, then for sums at these
+// levels until they are right but for a last step, and over values too when they seem to be.
+enum Pass { DONE, VALUES, SUMS, START };
+typedef float RowScores[TILE_K / 2];  // of the two rows of a fragment
+// Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
+struct Search {
+    float level[2];
+    float p[2], u[2], count[2];  // sums; count: weights above 0, with alpha 1.5
+};
+
+// A score that is not a number makes the level one that is none.
+FN float max_or_nan(float x, float y) {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+FN float quad_max_or_nan(float x) {
+    x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return max_or_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+// 1 - e^-x, also where x is small.
+FN float one_less_exp(float x) {
+    const float near = x * (1.0f - x * (0.5f - x * (1.0f / 6 - x * (1.0f / 24))));
+    return fabsf(x) < 0.1f ? near : 1.0f - fast_exp2(-LOG2E * x);
+}
+
+// Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
+template <Alpha ALPHA, bool KEEP>
+FN void add_row(RowScores &s, int r, float unit, float a, struct Search &sums) {
+    // Without a key so far all scores are minus infinity, and weights nothing at any level. What
+    // this makes of a level does not wait in a register beside it.
+    const float met = anew_float(sums.level[r]), level = met == MINUS_INFINITY ? 0.0f : met;
+    const float offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
+    const float sharpness = LOG2E / a;
+    float p = 0.0f, u = 0.0f, count = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) {
+        float &y = s[i / 2 * 4 + 2 * r + i % 2];
+        const float x = __saturatef(fmaf(y, unit, offset));
+        if (ALPHA == HALF_MORE) {
+            u += x;
+            p = fmaf(x, x, p);
+            if (!KEEP) count += x > 0.0f ? 1.0f : 0.0f;
+            if (KEEP) y = x * x;
+        } else if (ALPHA == SPARSEMAX) {
+            u += x > 0.0f ? 1.0f : 0.0f;
+            p += x;
+            if (KEEP) y = x;
+        } else if (ALPHA == NEAR_SOFTMAX) {  // where u is almost p
+            const float weight = fast_exp2(sharpness * log_near_1(fmaf(y, unit, -level)));
+            p += weight;
+            if (KEEP) y = weight;
+        } else {
+            const float slope = power(x, exponent);
+            u += slope;
+            p = fmaf(slope, x, p);
+            if (KEEP) y = slope * x;
+        }
+    }
+    sums.p[r] += p, sums.u[r] += ALPHA == NEAR_SOFTMAX ? p : u, sums.count[r] += count;
+}
+
+template <bool KEEP>
+FN void add_tile(RowScores &s, float unit, float a, struct Search &sums) {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        by_alpha(a, [&](auto kind) { add_row<decltype(kind)::value, KEEP>(s, r, unit, a, sums); });
+}
+
+FN void clear_sums(struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) x.p[r] = x.u[r] = x.count[r] = 0.0f;
+}
+FN void sum_over_quads(struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        x.p[r] = quad_sum(x.p[r]);
+        x.u[r] = quad_sum(x.u[r]);
+        x.count[r] = quad_sum(x.count[r]);
+    }
+}
+
+// Newton's step for the 1/a-norm of x, which falls with the level and is convex: from below, it
+// does not pass the root. Nothing where there are no weights.
+FN float newton_step(float a, float p, float u) {
+    return p > 0.0f ? p * one_less_exp(a * LN2 * fast_log2(p)) * fast_reciprocal(u) : 0.0f;
+}
+// With alpha 1.5 and the weights above 0 known, the level solves a quadratic equation. Weights that
+// it makes 0, or that would come, change it by the square of their distance only.
+FN float closed_step(float a, float p, float u, float count) {
+    const float square = fmaf(u, u, -count * (p - 1.0f));
+    if (a != 0.5f || count == 0.0f || square < 0.0f) return newton_step(a, p, u);
+    return (p - 1.0f) * fast_reciprocal(u + sqrtf(square));
+}
+
+// What sums of other tiles become as the level rises: p from below and u from above, so that steps
+// by them do not pass the root either.
+FN void raise_level(struct Search &x, int r, float by, float a) {
+    x.level[r] += by;
+    if (!(x.p[r] > 0.0f)) return;
+    const float shrink = fmaxf(1.0f - by * x.u[r] * fast_reciprocal(x.p[r]), 0.0f);
+    if (a == 0.5f) {
+        x.p[r] *= shrink * shrink;
+        x.u[r] = fminf(x.u[r], sqrtf(x.count[r] * x.p[r]));
+    } else {
+        x.p[r] *= power(shrink, 1.0f / a);
+    }
+    if (x.p[r] == 0.0f) x.u[r] = x.count[r] = 0.0f;
+}
+
+FN float largest_score(const RowScores &s, int r) {
+    float peak = MINUS_INFINITY;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) peak = max_or_nan(peak, s[i / 2 * 4 + 2 * r + i % 2]);
+    return quad_max_or_nan(peak);
+}
+
+// Levels rise towards those of the keys met so far, whose sums are known.
+FN void start_levels(RowScores &s, float unit, float a, struct Search &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float peak = largest_score(s, r) * unit;  // no weight is above 1
+        if (x.level[r] > MINUS_INFINITY)
+            raise_level(x, r, max_or_nan(peak - x.level[r], 0.0f), a);
+        x.level[r] = max_or_nan(x.level[r], peak);  // rounded down, a weight of 1 would hide it
+    }
+#pragma unroll 1
+    for (int sweep = 0; sweep < 2; sweep++) {
+        struct Search tile = x;
+        clear_sums(tile);
+        add_tile<false>(s, unit, a, tile);
+        sum_over_quads(tile);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float p = x.p[r] + tile.p[r], u = x.u[r] + tile.u[r];
+            const float by = p > 1.0f ? newton_step(a, p, u) : 0.0f;
+            if (sweep) x.p[r] = p, x.u[r] = u, x.count[r] += tile.count[r];
+            raise_level(x, r, by, a);
+        }
+    }
+}
+
+// How far a level may be off before its last step, which corrects it once more: with alpha 1.5 an
+// error of d becomes one of about d^2.
+FN float close_enough(float a, float level) {
+    return fmaf(1e-6f, fmaxf(fabsf(level), a), a == 0.5f ? 0x1p-13f : 0.0f);
+}
+
+// And before a pass without values: the next one will be close enough, most likely.
+FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
+
+constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
+
+// The levels take the step that the sums of a pass ask for. Returns the pass that these rows need.
+FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
+    a = anew_float(a);  // what follows from it does not wait in registers
+    Pass next = DONE;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float by = now == VALUES || passes > 8 ? newton_step(a, x.p[r], x.u[r])
+                                                     : closed_step(a, x.p[r], x.u[r], x.count[r]);
+        const float size = fabsf(by);
+        Pass wish = now == VALUES && !(size > close_enough(a, x.level[r])) ? DONE : VALUES;
+        if (size > coarse(a)) wish = SUMS;
+        x.level[r] += by;
+        next = wish > next ? wish : next;
+    }
+    return passes < MOST_PASSES ? next : now == VALUES ? DONE : VALUES;
+}
+
+typedef struct Search Searches[FRAGMENTS];
+
+FN RowScores &rows_of(Scores &s, int m) { return *(RowScores *)&s[m]; }
+
+template <Pass NOW>
+FN void take_scores(Scores &s, Searches &x, float unit, float a) {
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+        if constexpr (NOW == START) start_levels(rows_of(s, m), unit, a, x[m]);
+        else add_tile<NOW == VALUES>(rows_of(s, m), unit, a, x[m]);
+}
+
+// The first keys of a pass come alone; values come under the scores, the next keys under values.
+template <Pass NOW>
+FN void pass_over(Output &o, Searches &x, const struct Query &query, const struct Attention *p,
+                  struct Shared &shared) {
+    const struct Block &block = shared.block;
+    const u32 k_tile = shared_address(shared.k), v_tile = shared_address(shared.v);
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) clear_sums(x[m]);
+    if (NOW == VALUES) clear(o);
+    load_tile<TILE_K>(k_tile, block.k, p->k_stride, tile_at(block.list, 0).index * TILE_K, p->n_kv);
+#pragma unroll 1
+    for (i32 i = 0; i < block.list.count; i++) {
+        const struct Tile tile = tile_at(block.list, i);
+        const i32 first_k = tile.index * TILE_K;
+        Scores s;
+        copy_wait<0>();
+        __syncthreads();
+        if (NOW == VALUES) load_tile<TILE_K>(v_tile, block.v, p->v_stride, first_k, p->n_kv);
+        score(s, query, k_tile);
+        copy_wait<0>();
+        __syncthreads();  // k is no longer read
+        if (i + 1 < block.list.count) {
+            const i32 next_k = tile_at(block.list, i + 1).index * TILE_K;
+            load_tile<TILE_K>(k_tile, block.k, p->k_stride, next_k, p->n_kv);
+        }
+        make_logits(s, p, block, first_k);
+        if (!tile.full || p->n_kv - first_k < TILE_K) hide_rest(s, seen_by(p, block, tile));
+        take_scores<NOW>(s, x, block.logit.unit, p->alpha_minus_1);
+        if (NOW == VALUES)
+            add_values(o, v_tile + lane_in_rows(), [&](int m, int n, int i) {
+                const float *const w = &s[m][2 * n + i / 2][i % 2 * 2];
+                return pack(w[0], w[1]);
+            });
+    }
+    __syncthreads();  // nor are the last tiles
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+        if (NOW != START) sum_over_quads(x[m]);
+}
+
+// What all rows of the block need.
+FN Pass agreed(Searches &x, float a, Pass now, i32 passes) {
+    Pass wish = DONE;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) {
+        const Pass own = take_step(x[m], a, now, passes);
+        wish = own > wish ? own : wish;
+    }
+    if (__syncthreads_or(wish == SUMS)) return SUMS;
+    return __syncthreads_or(wish == VALUES) ? VALUES : DONE;
+}
+
+// Weights times values, their sums, and lse. Rows without keys have no weights; a level that is no
+// number makes all of a row not a number.
+FN void find_weights(Output &o, float (&lse)[ROWS], float (&sum)[ROWS], const struct Query &query,
+                     const struct Attention *p, struct Shared &shared) {
+    const float a = p->alpha_minus_1;
+    __shared__ Searches parked[PARK_ROWS ? THREADS : 1];
+    Searches own, &x = PARK_ROWS ? parked[threadIdx.x] : own;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {  // past the end there are no weights to look for
+        const bool inside = lane_query(shared.block.work) + 8 * r < p->n_q;
+        x[r / 2].level[r % 2] = inside ? MINUS_INFINITY : PLUS_INFINITY;
+        x[r / 2].p[r % 2] = 0.0f;
+    }
+    if (shared.block.list.count > 0) {
+        pass_over<START>(o, x, query, p, shared);
+        Pass now = SUMS;
+#pragma unroll 1
+        for (i32 passes = 1; now != DONE; passes++) {
+            if (now == SUMS) pass_over<SUMS>(o, x, query, p, shared);
+            else pass_over<VALUES>(o, x, query, p, shared);
+            now = agreed(x, a, now, passes);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float level = x[r / 2].level[r % 2];
+        lse[r] = level / a, sum[r] = x[r / 2].p[r % 2];
+        if (!(level < PLUS_INFINITY)) lse[r] = sum[r] = __int_as_float(0x7fffffff);
+    }
+}
+
+#endif
+// Of more than two blocks none has the registers that entmax takes.
+constexpr int RESIDENT = WITH_ENTMAX && MIN_BLOCKS > 2 ? 2 : MIN_BLOCKS;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 attention_forward(const __grid_constant__ struct Attention p) {
     extern __shared__ __align__(128) unsigned char memory[];
     struct Shared &shared = *(struct Shared *)memory;
@@ -731,7 +1058,13 @@ attention_forward(const __grid_constant__ struct Attention p) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) top[r] = NO_TOP, sum[r] = 0.0f;
     clear(o);
-
+#if WITH_ENTMAX
+    copy_wait<0>();
+    __syncthreads();
+    keep_query(query);
+    find_weights(o, top, sum, query, &p, shared);
+    store(o, top, sum, &p, shared);
+#else
     struct Tile next = {0, 0};
     if (block.list.count > 0) {
         next = tile_at(block.list, 0);
@@ -771,4 +1104,5 @@ attention_forward(const __grid_constant__ struct Attention p) {
         accumulate(o, sum, s, top, block.logit.unit, v_tile);
     }
     store(o, top, sum, &p, shared);
+#endif
 }

@@ -106,7 +106,7 @@ class CompiledMask:
             softcap: scores become softcap * tanh(score / softcap) first; > 0.
             alibi_slopes: fp32 [Hq]; -slope * |p - k| joins the scores.
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
-            normalizer: "softmax", or "entmax" (CPUs and sm_90a).
+            normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
             alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.

@@ -22,9 +22,7 @@ from maskc.runtime.plans import Kernel
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
-_ENTMAX = {(target, direction) for target in ("cpu", "sm_90a") for direction in Direction}
-"""Passes that have kernels with entmax."""
-_SOFTMAX_ONLY = "its kernels know softmax only"
+_EXACT_SOFTMAX_ONLY = "kernels that multiply no masked value know softmax only"
 _KEYS_SOFTMAX_ONLY = "its kernels for keys chosen one by one know softmax only"
 _ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
@@ -60,37 +58,36 @@ class Kernels:
             TargetNotBuilt: there is none.
         """
         name = self._target.name
-        if Feature.entmax in features:
-            check_entmax(self._target, direction)
         units = self._bundle.choice(name, direction)
         gathers = any(unit.gathers for unit in units)
         if Feature.entmax in features and (gathers or self._bundle.chooser is not None):
             raise TargetNotBuilt(name, f"entmax {direction.value}", _KEYS_SOFTMAX_ONLY,
                                  _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
+        if {Feature.entmax, Feature.nan_safe} <= features and self._target.language == "cuda":
+            raise TargetNotBuilt(name, f"nan_safe {direction.value}", _EXACT_SOFTMAX_ONLY,
+                                 _REMEDY.format("cpu"), at="nan_safe")  # fmt: skip
         if Feature.nan_safe in features and name in _EXACT and not gathers:
-            return (self._exact_unit(direction, features),)
+            return (self._exact_unit(direction),)
         if not units:
             missing = "the bundle has no source of it"
             remedy = "compile the mask for another target"
             raise TargetNotBuilt(name, direction.value, missing, remedy, at="target")
         return units[:1] if Feature.entmax in features else units
 
-    def _exact_unit(self, direction: Direction, features: Features) -> SourceUnit:
+    def _exact_unit(self, direction: Direction) -> SourceUnit:
         name = self._target.name
-        unit = self.spare_unit(features)
+        unit = self.spare_unit()
         if direction is Direction.backward or unit is None:
-            others = direction is Direction.backward or Feature.entmax in features
-            nobody = others or self._bundle.chooser is not None
+            nobody = direction is Direction.backward or self._bundle.chooser is not None
             remedy = _REMEDY.format("cpu" if nobody else _EXACT[name])
             raise TargetNotBuilt(name, f"nan_safe {direction.value}", _INEXACT, remedy,
                                  at="nan_safe")  # fmt: skip
         return unit
 
-    def spare_unit(self, features: Features) -> SourceUnit | None:
+    def spare_unit(self) -> SourceUnit | None:
         """What runs a forward pass that the target's own kernel cannot, if the bundle has it."""
         spare = _EXACT.get(self._target.name)
-        known = Feature.entmax not in features or (spare, Direction.forward) in _ENTMAX
-        return self._bundle.unit(spare) if spare and known else None
+        return self._bundle.unit(spare) if spare else None
 
     def get(self, unit: SourceUnit, mode: str, features: Features, device: int) -> Kernel:
         """Built and loaded for a device; once, whoever asks first."""
@@ -169,13 +166,6 @@ class Kernels:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
         return {key[:3]: report for key, report in self._reports.items()}
-
-
-def check_entmax(target: Target, direction: Direction) -> None:
-    """Raise TargetNotBuilt where a target's pass has no kernels with entmax."""
-    if (target.name, direction) not in _ENTMAX:
-        raise TargetNotBuilt(target.name, f"entmax {direction.value}", _SOFTMAX_ONLY,
-                             _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
 
 
 def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class Planner:
         try:
             return self._planned(unit, *rest)
         except NotAddressable:
-            spare = self.whole.kernels.spare_unit(features)
+            spare = self.whole.kernels.spare_unit()
             if direction is Direction.backward or spare is None or bound.given is not None:
                 raise
             return self._planned(spare, *rest)

@@ -23,6 +23,7 @@ from tests.support.patterns import static_patterns
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 from tests.support.exact_attention import DEVICE  # noqa: E402
+from tests.support.exact_entmax import check_mask  # noqa: E402
 from tests.support.hopper import GPU  # noqa: E402
 
 if not GPU:
@@ -297,3 +298,15 @@ def driver_heads(mask):
     from maskc.ir.heads import fixed_heads
 
     return fixed_heads(mask) or HEADS
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+def test_entmax(dim, alpha):
+    mask = mc.causal() & (mc.sinks(9) | mc.window(300))
+    slopes = 0.5 ** torch.arange(1, HEADS + 1, device=DEVICE)
+    for n_q, n_kv in ((1, 1), (333, 777), (777, 333)):
+        for dtype in (torch.bfloat16, torch.float16):
+            check_mask(mask, n_q, n_kv, dim, alpha, dtype, target="sm_80")
+    check_mask(mask, 500, 500, dim, alpha, alibi_slopes=slopes, target="sm_80")
+    check_mask(mask, 500, 500, dim, alpha, softcap=3.0, target="sm_80")

@@ -23,7 +23,6 @@ from maskc.integrations.torch.handles import check_dimensions, handle
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays import LIBRARIES, library
-from maskc.runtime.kernels import check_entmax
 
 Compiler = Callable[..., Any]
 """(mask, head_dim, head_dim_v, heads, dtype, target) -> CompiledMask, remembered."""
@@ -54,22 +53,19 @@ def attention(
     if place in _DEVICES and torch.is_autocast_enabled(place):
         q, k, v = (_cast(x, torch.get_autocast_dtype(place)) for x in (q, k, v))
     wanted = torch.is_grad_enabled() and _requires_grad(q, k, v, options)
-    entmax = options.get("normalizer") == "entmax" and options.get("alpha") != 1
     target = "cpu" if place == "cpu" else None
     if torch.compiler.is_compiling() or _watched(q, k, v):
         check_dimensions(q.dim(), v.dim())
         # a dimension that is a symbol becomes a number: it chooses the kernel
         sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
         # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
-        key = handle(compiled, id(mask), *sizes, q.dtype, target, wanted, entmax)
+        key = handle(compiled, id(mask), *sizes, q.dtype, target, wanted)
         return _operator(key, q, k, v, options, deterministic)
     attn = compiled(mask, *_sizes(q, v), q.dtype, target)
     if not wanted:
         return attn(q, k, v, **options)
     if Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
-    if entmax:
-        check_entmax(attn.target, Direction.backward)
     return _recorded(attn, q, k, v, options, deterministic)
 
 

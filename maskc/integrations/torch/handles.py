@@ -11,7 +11,6 @@ from typing import Any
 from maskc.core.errors import BadOption, BadShape, MaskcError
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
-from maskc.runtime.kernels import check_entmax
 
 _LOCK = threading.Lock()
 _NAMED: dict[str, Any] = {}
@@ -22,7 +21,7 @@ the last of them goes."""
 
 def handle(
     compiled: Callable[..., Any], mask_id: int, head_dim: int, head_dim_v: int, heads: int,
-    dtype: Any, target: str | None, wanted: bool, entmax: bool = False,
+    dtype: Any, target: str | None, wanted: bool,
 ) -> str:  # fmt: skip
     """The name of a compiled mask, the same in every process: a digest of what it computes.
 
@@ -33,7 +32,7 @@ def handle(
     Args:
         compiled: see `maskc.integrations.torch.Compiler`; the next six are its arguments.
         mask_id: `id` of the mask, which the caller keeps alive.
-        wanted: whether the call needs a gradient; entmax: with weights other than softmax's.
+        wanted: whether the call needs a gradient.
     """
     found: Any
     mask = ctypes.cast(mask_id, ctypes.py_object).value
@@ -42,8 +41,6 @@ def handle(
         text = repr((found.target.name, found.bundle.problem, mask))
         if wanted:
             found.target.check(found.bundle.problem, Direction.backward)
-        if wanted and entmax:
-            check_entmax(found.target, Direction.backward)
     except MaskcError as error:
         found, text = error, str(error)
     key = sha256(text.encode()).hexdigest()[:32]
