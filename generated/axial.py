@@ -4,9 +4,9 @@ Mask: block_diagonal(64) | dilated(n_kv, n_q, stride=64)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 axial.cpu.c, axial.sm_80.cu, axial.sm_90a.cu, axial.sm_90a_small.cu, axial.sm_90a_backward.cu,
-axial.sm_90a_small_backward.cu, axial.part0.cpu.c, axial.part0.sm_90a.cu,
+axial.sm_90a_small_backward.cu, axial.part0.cpu.c, axial.part0.sm_80.cu, axial.part0.sm_90a.cu,
 axial.part0.sm_90a_small.cu, axial.part0.sm_90a_backward.cu, axial.part0.sm_90a_small_backward.cu,
-axial.part1.cpu.c, axial.part1.sm_90a.cu, axial.part1.sm_90a_small.cu,
+axial.part1.cpu.c, axial.part1.sm_80.cu, axial.part1.sm_90a.cu, axial.part1.sm_90a_small.cu,
 axial.part1.sm_90a_backward.cu, axial.part1.sm_90a_small_backward.cu.
 """
 
@@ -34,11 +34,13 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "axial.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "axial.sm_90a_small_backward.cu").read_text(),
     "part0.cpu": (_HERE / "axial.part0.cpu.c").read_text(),
+    "part0.sm_80": (_HERE / "axial.part0.sm_80.cu").read_text(),
     "part0.sm_90a": (_HERE / "axial.part0.sm_90a.cu").read_text(),
     "part0.sm_90a_small": (_HERE / "axial.part0.sm_90a_small.cu").read_text(),
     "part0.sm_90a_backward": (_HERE / "axial.part0.sm_90a_backward.cu").read_text(),
     "part0.sm_90a_small_backward": (_HERE / "axial.part0.sm_90a_small_backward.cu").read_text(),
     "part1.cpu": (_HERE / "axial.part1.cpu.c").read_text(),
+    "part1.sm_80": (_HERE / "axial.part1.sm_80.cu").read_text(),
     "part1.sm_90a": (_HERE / "axial.part1.sm_90a.cu").read_text(),
     "part1.sm_90a_small": (_HERE / "axial.part1.sm_90a_small.cu").read_text(),
     "part1.sm_90a_backward": (_HERE / "axial.part1.sm_90a_backward.cu").read_text(),
@@ -86,6 +88,11 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops
+part     tokens as they are: (k >= 64 * ((q + n_kv - n_q) // 64)) & (k <= 64 * ((q + n_kv - n_q) //
+         64) + 63); tiles of 64 x 64, tile lists in memory
+part     residue classes modulo 64: (k > q + n_kv - n_q) | (k < q + n_kv - n_q); tiles of 128 x 64,
+         tile lists in memory
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_90a, bfloat16, head_dim 128
 mask     ((q + n_kv - k - n_q) % 64 == 0) | ((q + n_kv - n_q) // 64 == k // 64)
@@ -682,6 +689,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part0.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=False,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -1012,6 +1026,26 @@ _MASK = GeneratedMask(
                             ),
                             tiles(
                                 128,
+                                64,
+                                loop(
+                                    "0",
+                                    "(n_kv - n_q) // 64 + 2 * ti - 1",
+                                    full=True,
+                                ),
+                                loop(
+                                    "max(0, (n_kv - n_q + 63) // 64 + 2 * ti + 2)",
+                                    "(n_kv + 63) // 64 - 1",
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q) // 64 + 2 * ti, 0)",
+                                    "min((n_kv + n_q + 61) // 64 - 2 * ti - 1, (n_kv + 63) // 64 - 1, (n_kv"
+                                    " - n_q + 63) // 64 + 2 * ti + 1)",
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
                                 128,
                                 loop(
                                     "0",
@@ -1066,6 +1100,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=False,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=128, shared=70656),
+                            tile=(128, 64),
+                            ranges=False,
                         ),
                         kernel(
                             "sm_90a",

@@ -240,6 +240,10 @@ FN float quad_sum(float x) {
 // The first lane's value, which all lanes then share: branches on it are uniform.
 FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 // 16 bytes from global to shared memory, in the background; zeros instead where `inside` is false.
 FN void copy_async(u32 to, const void *from, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
@@ -662,6 +666,26 @@ FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (
     for (int r = 0; r < ROWS; r++) sum[r] += share[r];
 }
 
+// What a row's other keys gave before becomes one key more: its lse is that key's logit, out its
+// value. Returns its weight.
+FN float join_sum(float lse, float &total, float &base, float &factor) {
+    const float before = lse * LOG2E, higher = fmaxf(base, before);
+    const float shrink = fast_exp2(base - higher), weight = fast_exp2(before - higher);
+    factor *= shrink;
+    total = total * shrink + weight;
+    base = higher;
+    return weight;
+}
+
+// Where a query's lse and out are.
+FN float &lse_of(const struct Attention *p, struct Work work, i32 q) {
+    return p->lse[work.batch * p->lse_stride[0] + work.head * p->lse_stride[1]
+                  + q * p->lse_stride[2]];
+}
+FN unsigned char *out_of(const struct Attention *p, struct Work work, i32 q) {
+    return head_rows(p->out, p->out_stride, work.batch, work.head) + q * p->out_stride[2] * 2;
+}
+
 // Divides by the rows' sums; writes lse, which with entmax is in `top`, and out through the warp's
 // own rows of the q tile.
 FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS],
@@ -669,6 +693,12 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
     const struct Work work = shared.block.work;
     const i32 lane = threadIdx.x % 32, first = work.row * TILE_Q + first_row();
     unsigned char *const tile = shared.q + first_row() * PITCH;
+    float joined[ROWS];  // lse of what a row's other keys gave
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const i32 q = first + lane / 4 + 8 * r;
+        joined[r] = p->joins && q < p->n_q ? lse_of(p, work, q) : MINUS_INFINITY;
+    }
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -679,12 +709,14 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         factor = fast_exp2(top[r] - base);
         total = total * factor + fast_exp2(sink - base);
 #endif
+        const i32 row = lane / 4 + 8 * r, q = first + row;
+        const bool joins = p->joins && q < p->n_q;
+        const float weight = joins ? join_sum(joined[r], total, base, factor) : 0.0f;
         const bool empty = total == 0.0f;
         const float scale = not_zero(factor * fast_reciprocal(total));
-        const i32 row = lane / 4 + 8 * r, q = first + row;
+        const float share = not_zero(weight * fast_reciprocal(total));
         if (lane % 4 == 0 && q < p->n_q)
-            p->lse[work.batch * p->lse_stride[0] + work.head * p->lse_stride[1]
-                   + q * p->lse_stride[2]] =
+            lse_of(p, work, q) =
                 WITH_ENTMAX ? base : (base + fast_log2(total)) * LN2;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
@@ -692,13 +724,20 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
             u32 *to = (u32 *)(tile + place(row, n)) + lane % 4;
             *to = empty ? 0 : pack(x[0] * scale, x[1] * scale);
         }
+        if (!joins || empty) continue;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; n++) {
+            const float *x = &o[r / 2][n][r % 2 * 2];
+            const float2 before = unpack(((const u32 *)out_of(p, work, q))[4 * n + lane % 4]);
+            u32 *to = (u32 *)(tile + place(row, n)) + lane % 4;
+            *to = pack(x[0] * scale + before.x * share, x[1] * scale + before.y * share);
+        }
     }
     __syncwarp();
-    unsigned char *const out = head_rows(p->out, p->out_stride, work.batch, work.head);
 #pragma unroll
     for (int i = 0; i < 16 * FRAGMENTS; i += 32 / SPAN) {
         const i32 row = i + lane / SPAN;
-        uint4 *const to = (uint4 *)(out + (first + row) * p->out_stride[2] * 2);
+        uint4 *const to = (uint4 *)out_of(p, work, first + row);
 #pragma unroll
         for (int j = 0; j < CHUNKS; j += SPAN) {
             const i32 chunk = j + lane % SPAN;
@@ -1076,6 +1115,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     } else {
         copy_wait<0>();  // q, in whose place zeros go out
         __syncthreads();
+        if (p.joins) return;  // its rows keep what they have
     }
 #pragma unroll 1
     for (i32 i = 0; i < block.list.count; i++) {

@@ -6,9 +6,10 @@ Written by `maskc compile`; change the pattern, not this file. Its kernels lie b
 dilated_longformer.cpu.c, dilated_longformer.sm_80.cu, dilated_longformer.sm_90a.cu,
 dilated_longformer.sm_90a_small.cu, dilated_longformer.sm_90a_backward.cu,
 dilated_longformer.sm_90a_small_backward.cu, dilated_longformer.part0.cpu.c,
-dilated_longformer.part0.sm_90a.cu, dilated_longformer.part0.sm_90a_small.cu,
-dilated_longformer.part0.sm_90a_backward.cu, dilated_longformer.part0.sm_90a_small_backward.cu,
-dilated_longformer.part1.cpu.c, dilated_longformer.part1.sm_90a.cu,
+dilated_longformer.part0.sm_80.cu, dilated_longformer.part0.sm_90a.cu,
+dilated_longformer.part0.sm_90a_small.cu, dilated_longformer.part0.sm_90a_backward.cu,
+dilated_longformer.part0.sm_90a_small_backward.cu, dilated_longformer.part1.cpu.c,
+dilated_longformer.part1.sm_80.cu, dilated_longformer.part1.sm_90a.cu,
 dilated_longformer.part1.sm_90a_small.cu, dilated_longformer.part1.sm_90a_backward.cu,
 dilated_longformer.part1.sm_90a_small_backward.cu.
 """
@@ -37,11 +38,13 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "dilated_longformer.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "dilated_longformer.sm_90a_small_backward.cu").read_text(),
     "part0.cpu": (_HERE / "dilated_longformer.part0.cpu.c").read_text(),
+    "part0.sm_80": (_HERE / "dilated_longformer.part0.sm_80.cu").read_text(),
     "part0.sm_90a": (_HERE / "dilated_longformer.part0.sm_90a.cu").read_text(),
     "part0.sm_90a_small": (_HERE / "dilated_longformer.part0.sm_90a_small.cu").read_text(),
     "part0.sm_90a_backward": (_HERE / "dilated_longformer.part0.sm_90a_backward.cu").read_text(),
     "part0.sm_90a_small_backward": (_HERE / "dilated_longformer.part0.sm_90a_small_backward.cu").read_text(),
     "part1.cpu": (_HERE / "dilated_longformer.part1.cpu.c").read_text(),
+    "part1.sm_80": (_HERE / "dilated_longformer.part1.sm_80.cu").read_text(),
     "part1.sm_90a": (_HERE / "dilated_longformer.part1.sm_90a.cu").read_text(),
     "part1.sm_90a_small": (_HERE / "dilated_longformer.part1.sm_90a_small.cu").read_text(),
     "part1.sm_90a_backward": (_HERE / "dilated_longformer.part1.sm_90a_backward.cu").read_text(),
@@ -96,6 +99,10 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops
+part     tokens as they are: columns, rows; tiles of 128 x 64, tile lists in memory
+part     residue classes modulo 2: (k >= q + n_kv - n_q - 256) & (k <= q + n_kv - n_q + 256); tiles
+         of 64 x 64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((q + n_kv - k - n_q) % 2 == 0) & (k >= q + n_kv - n_q - 512) & (k <= q + n_kv - n_q +
@@ -997,6 +1004,103 @@ _MASK = GeneratedMask(
                             ),
                             tiles(
                                 128,
+                                64,
+                                loop(
+                                    "0",
+                                    "0",
+                                    where=(
+                                        "n_q >= n_kv + 128 * ti + 640"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "0",
+                                    "0",
+                                    where=(
+                                        "(n_kv + 128 * ti >= n_q + 576) & (n_kv + 128 * ti >= n_q - 639)"
+                                    ),
+                                    full=True,
+                                ),
+                                loop(
+                                    "0",
+                                    "0",
+                                    where=(
+                                        "(n_kv + 128 * ti >= n_q + 64) & (n_q >= n_kv + 128 * ti - 575)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "0",
+                                    "0",
+                                    where=(
+                                        "((n_kv + 128 * ti >= n_q + 576) | (n_q >= n_kv + 128 * ti - 63)) & "
+                                        "(n_q >= n_kv + 128 * ti + 128) & (n_kv + 128 * ti >= n_q - 639)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "0",
+                                    "8",
+                                    where=(
+                                        "((n_q >= n_kv + 128 * ti + 640) | (n_kv + 128 * ti >= n_q - 127)) & "
+                                        "(n_kv >= 514) & (128 * ti >= n_q - 513) & (n_q >= n_kv + 128 * ti - "
+                                        "63)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "0",
+                                    "7",
+                                    where=(
+                                        "(n_kv >= 514) & (n_q >= 128 * ti + 514) & (n_kv + 128 * ti >= n_q - "
+                                        "127) & (n_q >= n_kv + 128 * ti - 63)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "8",
+                                    "8",
+                                    where=(
+                                        "(n_kv + 128 * ti == n_q + 63) & (n_kv >= 514) & (n_q >= 128 * ti + "
+                                        "514) & (n_kv + 128 * ti >= n_q - 127) & (n_q >= n_kv + 128 * ti - 63)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q + 1) // 64 + 2 * ti + 8, 8)",
+                                    "(n_kv + 63) // 64 - 1",
+                                    where=(
+                                        "(n_kv >= 514) & (n_q >= 128 * ti + 514) & (n_kv + 128 * ti >= n_q - "
+                                        "127) & (n_q >= n_kv + 128 * ti - 63)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "0",
+                                    "min((n_kv + 63) // 64 - 1, (2 * n_kv - n_q + 61) // 64 + 2 * ti + 1)",
+                                    where=(
+                                        "(n_kv >= 2) & (n_kv + 128 * ti >= n_q - 127) & (n_kv < 514) & (n_q >= "
+                                        "n_kv + 128 * ti - 63)"
+                                    ),
+                                    full=False,
+                                ),
+                                loop(
+                                    "0",
+                                    "0",
+                                    where=(
+                                        "((n_q >= n_kv + 128 * ti + 128) | (n_kv >= 514) | (n_kv + 128 * ti >= "
+                                        "n_q + 64) | (n_kv < 2)) & ((n_q >= n_kv + 128 * ti + 128) | (n_kv + "
+                                        "128 * ti >= n_q + 64) | (n_kv < 514) | (128 * ti >= n_q - 513)) & "
+                                        "((n_q >= 128 * ti + 514) | (n_kv + 128 * ti >= n_q + 64) | (n_kv < "
+                                        "514)) & ((n_kv + 128 * ti >= n_q + 576) | (n_q >= n_kv + 128 * ti - "
+                                        "63)) & ((n_q >= n_kv + 128 * ti + 640) | (n_kv + 128 * ti >= n_q - "
+                                        "127)) & (n_kv == 1) & (n_q >= 128 * ti + 2) & (128 * ti >= n_q - 128)"
+                                    ),
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
                                 128,
                                 loop(
                                     "0",
@@ -1241,6 +1345,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=False,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part0.sm_80"],
+                            launch("attention_forward", "rows", threads=128, shared=70656),
+                            tile=(128, 64),
+                            ranges=False,
                         ),
                         kernel(
                             "sm_90a",
@@ -1694,6 +1805,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",

@@ -6,9 +6,10 @@ Written by `maskc compile`; change the pattern, not this file. Its kernels lie b
 exponential_dilation.cpu.c, exponential_dilation.sm_80.cu, exponential_dilation.sm_90a.cu,
 exponential_dilation.sm_90a_small.cu, exponential_dilation.sm_90a_backward.cu,
 exponential_dilation.sm_90a_small_backward.cu, exponential_dilation.part0.cpu.c,
-exponential_dilation.part0.sm_90a.cu, exponential_dilation.part0.sm_90a_small.cu,
-exponential_dilation.part0.sm_90a_backward.cu, exponential_dilation.part0.sm_90a_small_backward.cu,
-exponential_dilation.part1.cpu.c, exponential_dilation.part1.sm_90a.cu,
+exponential_dilation.part0.sm_80.cu, exponential_dilation.part0.sm_90a.cu,
+exponential_dilation.part0.sm_90a_small.cu, exponential_dilation.part0.sm_90a_backward.cu,
+exponential_dilation.part0.sm_90a_small_backward.cu, exponential_dilation.part1.cpu.c,
+exponential_dilation.part1.sm_80.cu, exponential_dilation.part1.sm_90a.cu,
 exponential_dilation.part1.sm_90a_small.cu, exponential_dilation.part1.sm_90a_backward.cu,
 exponential_dilation.part1.sm_90a_small_backward.cu.
 """
@@ -37,11 +38,13 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "exponential_dilation.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "exponential_dilation.sm_90a_small_backward.cu").read_text(),
     "part0.cpu": (_HERE / "exponential_dilation.part0.cpu.c").read_text(),
+    "part0.sm_80": (_HERE / "exponential_dilation.part0.sm_80.cu").read_text(),
     "part0.sm_90a": (_HERE / "exponential_dilation.part0.sm_90a.cu").read_text(),
     "part0.sm_90a_small": (_HERE / "exponential_dilation.part0.sm_90a_small.cu").read_text(),
     "part0.sm_90a_backward": (_HERE / "exponential_dilation.part0.sm_90a_backward.cu").read_text(),
     "part0.sm_90a_small_backward": (_HERE / "exponential_dilation.part0.sm_90a_small_backward.cu").read_text(),
     "part1.cpu": (_HERE / "exponential_dilation.part1.cpu.c").read_text(),
+    "part1.sm_80": (_HERE / "exponential_dilation.part1.sm_80.cu").read_text(),
     "part1.sm_90a": (_HERE / "exponential_dilation.part1.sm_90a.cu").read_text(),
     "part1.sm_90a_small": (_HERE / "exponential_dilation.part1.sm_90a_small.cu").read_text(),
     "part1.sm_90a_backward": (_HERE / "exponential_dilation.part1.sm_90a_backward.cu").read_text(),
@@ -102,6 +105,10 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 5 closed-form loops
+part     tokens as they are: band, 2 x lattice; tiles of 64 x 64, tile lists in memory
+part     residue classes modulo 8: (k <= q + n_kv - n_q - 128) & (k >= q + n_kv - n_q - 255); tiles
+         of 64 x 64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((q + n_kv - k - n_q) % 2 == 0) & (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 510)) |
@@ -827,6 +834,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part0.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=False,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -1239,6 +1253,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",

@@ -5,10 +5,10 @@ Mask: causal() & (window(255) | strided(64, 63))
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 landmark.cpu.c, landmark.sm_80.cu, landmark.sm_90a.cu, landmark.sm_90a_small.cu,
 landmark.sm_90a_backward.cu, landmark.sm_90a_small_backward.cu, landmark.part0.cpu.c,
-landmark.part0.sm_90a.cu, landmark.part0.sm_90a_small.cu, landmark.part0.sm_90a_backward.cu,
-landmark.part0.sm_90a_small_backward.cu, landmark.part1.cpu.c, landmark.part1.sm_90a.cu,
-landmark.part1.sm_90a_small.cu, landmark.part1.sm_90a_backward.cu,
-landmark.part1.sm_90a_small_backward.cu.
+landmark.part0.sm_80.cu, landmark.part0.sm_90a.cu, landmark.part0.sm_90a_small.cu,
+landmark.part0.sm_90a_backward.cu, landmark.part0.sm_90a_small_backward.cu, landmark.part1.cpu.c,
+landmark.part1.sm_80.cu, landmark.part1.sm_90a.cu, landmark.part1.sm_90a_small.cu,
+landmark.part1.sm_90a_backward.cu, landmark.part1.sm_90a_small_backward.cu.
 """
 
 from pathlib import Path
@@ -35,11 +35,13 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "landmark.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "landmark.sm_90a_small_backward.cu").read_text(),
     "part0.cpu": (_HERE / "landmark.part0.cpu.c").read_text(),
+    "part0.sm_80": (_HERE / "landmark.part0.sm_80.cu").read_text(),
     "part0.sm_90a": (_HERE / "landmark.part0.sm_90a.cu").read_text(),
     "part0.sm_90a_small": (_HERE / "landmark.part0.sm_90a_small.cu").read_text(),
     "part0.sm_90a_backward": (_HERE / "landmark.part0.sm_90a_backward.cu").read_text(),
     "part0.sm_90a_small_backward": (_HERE / "landmark.part0.sm_90a_small_backward.cu").read_text(),
     "part1.cpu": (_HERE / "landmark.part1.cpu.c").read_text(),
+    "part1.sm_80": (_HERE / "landmark.part1.sm_80.cu").read_text(),
     "part1.sm_90a": (_HERE / "landmark.part1.sm_90a.cu").read_text(),
     "part1.sm_90a_small": (_HERE / "landmark.part1.sm_90a_small.cu").read_text(),
     "part1.sm_90a_backward": (_HERE / "landmark.part1.sm_90a_backward.cu").read_text(),
@@ -85,6 +87,11 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 5 closed-form loops
+part     tokens as they are: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 255); tiles of 64 x 64,
+         closed-form tile ranges
+part     keys 63, 127, ... as k = 0, 1, ...: q >= 64 * k + n_q - n_kv_of_all + 319; tiles of 64 x
+         64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((k + 1) % 64 == 0) | (k >= q + n_kv - n_q - 255)) & (k <= q + n_kv - n_q)
@@ -790,6 +797,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part0.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -1209,6 +1223,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",

@@ -6,11 +6,12 @@ Written by `maskc compile`; change the pattern, not this file. Its kernels lie b
 sparse_transformer_fixed.cpu.c, sparse_transformer_fixed.sm_80.cu,
 sparse_transformer_fixed.sm_90a.cu, sparse_transformer_fixed.sm_90a_small.cu,
 sparse_transformer_fixed.sm_90a_backward.cu, sparse_transformer_fixed.sm_90a_small_backward.cu,
-sparse_transformer_fixed.part0.cpu.c, sparse_transformer_fixed.part0.sm_90a.cu,
-sparse_transformer_fixed.part0.sm_90a_small.cu, sparse_transformer_fixed.part0.sm_90a_backward.cu,
+sparse_transformer_fixed.part0.cpu.c, sparse_transformer_fixed.part0.sm_80.cu,
+sparse_transformer_fixed.part0.sm_90a.cu, sparse_transformer_fixed.part0.sm_90a_small.cu,
+sparse_transformer_fixed.part0.sm_90a_backward.cu,
 sparse_transformer_fixed.part0.sm_90a_small_backward.cu, sparse_transformer_fixed.part1.cpu.c,
-sparse_transformer_fixed.part1.sm_90a.cu, sparse_transformer_fixed.part1.sm_90a_small.cu,
-sparse_transformer_fixed.part1.sm_90a_backward.cu,
+sparse_transformer_fixed.part1.sm_80.cu, sparse_transformer_fixed.part1.sm_90a.cu,
+sparse_transformer_fixed.part1.sm_90a_small.cu, sparse_transformer_fixed.part1.sm_90a_backward.cu,
 sparse_transformer_fixed.part1.sm_90a_small_backward.cu.
 """
 
@@ -38,11 +39,13 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "sparse_transformer_fixed.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "sparse_transformer_fixed.sm_90a_small_backward.cu").read_text(),
     "part0.cpu": (_HERE / "sparse_transformer_fixed.part0.cpu.c").read_text(),
+    "part0.sm_80": (_HERE / "sparse_transformer_fixed.part0.sm_80.cu").read_text(),
     "part0.sm_90a": (_HERE / "sparse_transformer_fixed.part0.sm_90a.cu").read_text(),
     "part0.sm_90a_small": (_HERE / "sparse_transformer_fixed.part0.sm_90a_small.cu").read_text(),
     "part0.sm_90a_backward": (_HERE / "sparse_transformer_fixed.part0.sm_90a_backward.cu").read_text(),
     "part0.sm_90a_small_backward": (_HERE / "sparse_transformer_fixed.part0.sm_90a_small_backward.cu").read_text(),
     "part1.cpu": (_HERE / "sparse_transformer_fixed.part1.cpu.c").read_text(),
+    "part1.sm_80": (_HERE / "sparse_transformer_fixed.part1.sm_80.cu").read_text(),
     "part1.sm_90a": (_HERE / "sparse_transformer_fixed.part1.sm_90a.cu").read_text(),
     "part1.sm_90a_small": (_HERE / "sparse_transformer_fixed.part1.sm_90a_small.cu").read_text(),
     "part1.sm_90a_backward": (_HERE / "sparse_transformer_fixed.part1.sm_90a_backward.cu").read_text(),
@@ -104,6 +107,25 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
+part     tokens as they are: (k >= 128 * ((q + n_kv - n_q) // 128)) & (k <= q + n_kv - n_q); tiles
+         of 64 x 64, tile lists in memory
+part     keys 120, 248, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 121, 249, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 122, 250, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 123, 251, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 124, 252, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 125, 253, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 126, 254, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+part     keys 127, 255, ... as k = 0, 1, ...: q >= 128 * k + n_q - n_kv_of_all + 128; tiles of 64 x
+         64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((q + n_kv - n_q) // 128 == k // 128) & (k <= q + n_kv - n_q)) | ((k % 128 >= 120) & (k <=
@@ -681,6 +703,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part0.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=False,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -1098,6 +1127,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",
@@ -1520,6 +1556,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -1938,6 +1981,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",
@@ -2360,6 +2410,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -2778,6 +2835,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",
@@ -3200,6 +3264,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -3620,6 +3691,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part1.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -4038,6 +4116,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",

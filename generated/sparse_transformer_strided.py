@@ -6,11 +6,12 @@ Written by `maskc compile`; change the pattern, not this file. Its kernels lie b
 sparse_transformer_strided.cpu.c, sparse_transformer_strided.sm_80.cu,
 sparse_transformer_strided.sm_90a.cu, sparse_transformer_strided.sm_90a_small.cu,
 sparse_transformer_strided.sm_90a_backward.cu, sparse_transformer_strided.sm_90a_small_backward.cu,
-sparse_transformer_strided.part0.cpu.c, sparse_transformer_strided.part0.sm_90a.cu,
-sparse_transformer_strided.part0.sm_90a_small.cu,
+sparse_transformer_strided.part0.cpu.c, sparse_transformer_strided.part0.sm_80.cu,
+sparse_transformer_strided.part0.sm_90a.cu, sparse_transformer_strided.part0.sm_90a_small.cu,
 sparse_transformer_strided.part0.sm_90a_backward.cu,
 sparse_transformer_strided.part0.sm_90a_small_backward.cu, sparse_transformer_strided.part1.cpu.c,
-sparse_transformer_strided.part1.sm_90a.cu, sparse_transformer_strided.part1.sm_90a_small.cu,
+sparse_transformer_strided.part1.sm_80.cu, sparse_transformer_strided.part1.sm_90a.cu,
+sparse_transformer_strided.part1.sm_90a_small.cu,
 sparse_transformer_strided.part1.sm_90a_backward.cu,
 sparse_transformer_strided.part1.sm_90a_small_backward.cu.
 """
@@ -39,11 +40,13 @@ SOURCE = {
     "sm_90a_backward": (_HERE / "sparse_transformer_strided.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "sparse_transformer_strided.sm_90a_small_backward.cu").read_text(),
     "part0.cpu": (_HERE / "sparse_transformer_strided.part0.cpu.c").read_text(),
+    "part0.sm_80": (_HERE / "sparse_transformer_strided.part0.sm_80.cu").read_text(),
     "part0.sm_90a": (_HERE / "sparse_transformer_strided.part0.sm_90a.cu").read_text(),
     "part0.sm_90a_small": (_HERE / "sparse_transformer_strided.part0.sm_90a_small.cu").read_text(),
     "part0.sm_90a_backward": (_HERE / "sparse_transformer_strided.part0.sm_90a_backward.cu").read_text(),
     "part0.sm_90a_small_backward": (_HERE / "sparse_transformer_strided.part0.sm_90a_small_backward.cu").read_text(),
     "part1.cpu": (_HERE / "sparse_transformer_strided.part1.cpu.c").read_text(),
+    "part1.sm_80": (_HERE / "sparse_transformer_strided.part1.sm_80.cu").read_text(),
     "part1.sm_90a": (_HERE / "sparse_transformer_strided.part1.sm_90a.cu").read_text(),
     "part1.sm_90a_small": (_HERE / "sparse_transformer_strided.part1.sm_90a_small.cu").read_text(),
     "part1.sm_90a_backward": (_HERE / "sparse_transformer_strided.part1.sm_90a_backward.cu").read_text(),
@@ -90,6 +93,10 @@ plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves 
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
+part     tokens as they are: (k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - 127); tiles of 64 x 64,
+         closed-form tile ranges
+part     residue classes modulo 128: k < q + n_kv - n_q; tiles of 128 x 64, closed-form tile ranges
+parts    taken by a call where their tiles take less time than the whole mask's
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((q + n_kv - k - n_q) % 128 == 0) & (k <= q + n_kv - n_q)) | ((k <= q + n_kv - n_q) & (k
@@ -700,6 +707,13 @@ _MASK = GeneratedMask(
                             passes=("forward", "backward"),
                         ),
                         kernel(
+                            "sm_80",
+                            SOURCE["part0.sm_80"],
+                            launch("attention_forward", "rows", threads=64, shared=52224),
+                            tile=(64, 64),
+                            ranges=True,
+                        ),
+                        kernel(
                             "sm_90a",
                             SOURCE["part0.sm_90a"],
                             launch("attention_forward", "items", threads=384, shared=164864),
@@ -1024,6 +1038,20 @@ _MASK = GeneratedMask(
                             ),
                             tiles(
                                 128,
+                                64,
+                                loop(
+                                    "0",
+                                    "(n_kv - n_q) // 64 + 2 * ti - 1",
+                                    full=True,
+                                ),
+                                loop(
+                                    "max((n_kv - n_q) // 64 + 2 * ti, 0)",
+                                    "min((n_kv + 62) // 64 - 1, (n_kv - n_q + 62) // 64 + 2 * ti + 1)",
+                                    full=False,
+                                ),
+                            ),
+                            tiles(
+                                128,
                                 128,
                                 loop(
                                     "0",
@@ -1066,6 +1094,13 @@ _MASK = GeneratedMask(
                             tile=(64, 64),
                             ranges=True,
                             passes=("forward", "backward"),
+                        ),
+                        kernel(
+                            "sm_80",
+                            SOURCE["part1.sm_80"],
+                            launch("attention_forward", "rows", threads=128, shared=70656),
+                            tile=(128, 64),
+                            ranges=True,
                         ),
                         kernel(
                             "sm_90a",

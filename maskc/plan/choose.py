@@ -66,7 +66,7 @@ _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
 runs calls it cannot."""
 
 
-_PARTED = ("cpu", "sm90a")
+_PARTED = ("cpu", "sm80", "sm90a")
 """Families whose kernels join results with those of other keys."""
 
 

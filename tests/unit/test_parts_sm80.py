@@ -1,0 +1,79 @@
+"""Masks in parts on sm_80, in the emulator: each launch joins its rows with those before."""
+
+from __future__ import annotations
+
+import pytest
+
+import maskc as mc
+from tests.emulator import machine
+
+torch = pytest.importorskip("torch")
+
+from maskc.ir import relayout  # noqa: E402
+from maskc.plan import choose  # noqa: E402
+from maskc.runtime import planning  # noqa: E402
+from maskc.runtime.parts import PartedPlan  # noqa: E402
+from tests.support.exact_attention import (  # noqa: E402
+    called,
+    live_pairs,
+    results,
+    tensors,
+    vectors,
+    wrong,
+)
+from tests.support.hopper import nan_memory  # noqa: E402
+
+CAUSAL = mc.causal()
+MASKS = {
+    "bands": mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4),
+    "strided": CAUSAL & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0)),
+    "tiles without keys in one part": CAUSAL & (mc.window(20) | mc.strided(100, 99)),
+    "keys of residues": CAUSAL & (mc.window(20) | mc.strided(16, 15) | mc.strided(16, 14)),
+}
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch):
+    monkeypatch.setattr(planning, "pays", lambda *_: True)
+    monkeypatch.setattr(choose, "_together", relayout.alone)
+    with nan_memory():
+        yield machine.install(monkeypatch)
+
+
+def check(mask, n_q, n_kv, dim=64, dtype=torch.bfloat16, **options):
+    made = tensors(n_q, n_kv, dim, dtype, batch=2, heads=4, kv_heads=2)
+    attn = mask.compile(head_dim=dim, n_heads=4, dtype=dtype, target="sm_80")
+    live = live_pairs(mask, n_q, n_kv)
+    sides = [results(*made, live, kind, backward=False, **options)
+             for kind in (torch.float64, dtype)]  # fmt: skip
+    assert not wrong(called(attn, *made[:3], **options), *sides)
+    return attn
+
+
+@pytest.mark.parametrize("n", [130, 201])
+@pytest.mark.parametrize("name", MASKS)
+def test_parts(name, n):
+    attn = check(MASKS[name], n, n)
+    assert isinstance(attn._last[1], PartedPlan)
+
+
+@pytest.mark.parametrize("dim", [32, 128, 256])
+def test_head_dimensions(dim):
+    check(MASKS["bands"], 150, 150, dim, torch.float16)
+
+
+def test_other_lengths_and_features():
+    check(MASKS["keys of residues"], 130, 260, **vectors(["sink_logits"], 4))
+    check(MASKS["bands"], 140, 140, softcap=3.0, scale=-0.3)
+    check(MASKS["bands"], 140, 140, **vectors(["alibi_slopes", "sink_logits"], 4))
+
+
+def test_values_that_are_no_numbers_stay_where_they_are_seen():
+    mask, n = MASKS["strided"], 200
+    q, k, v, _ = tensors(n, n, 64, torch.bfloat16, batch=1, heads=1, kv_heads=1)
+    v[0, 0, 77] = torch.inf
+    attn = mask.compile(head_dim=64, target="sm_80")
+    out = attn(q, k, v, nan_safe=True)
+    seen = live_pairs(mask, n, n)[0, :, 77]
+    assert (out[0, 0, seen] == torch.inf).all()
+    assert out[0, 0, ~seen].isfinite().all()
