@@ -843,12 +843,17 @@ FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Po
                  from.batch);
 }
 
+// The first one that no block of a stream has taken: each begins with that of its own number.
+FN struct Work next_item(const struct Attention &p) {
+    return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
+}
+
 // One thread. It shares its scheduler with warps that compute: what it does per tile is little.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
     Ring<STAGES> stage;
     Ring<Q_TILES> q_place;
-    struct Work work = item(p, STREAM ? atomicAdd(p.counter, 1) : blockIdx.x), coming = {};
+    struct Work work = item(p, blockIdx.x), coming = {};
     i32 word = word_at(p, work, work.count - 1);
     shared.first_word = word;
     arrive(shared.started);
@@ -859,7 +864,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
         const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
         // The next item is fetched under the first tile of this one, unless that is the only one.
-        if (STREAM && work.count == 1) coming = item(p, atomicAdd(p.counter, 1));
+        if (STREAM && work.count == 1) coming = next_item(p);
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
@@ -877,7 +882,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                                   query_point(work.tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
-                if (STREAM && left > 0) coming = item(p, atomicAdd(p.counter, 1));
+                if (STREAM && left > 0) coming = next_item(p);
             }
             wait(shared.v_free[stage.at], stage.turn ^ 1);
             load_tile<TILE_K>(shared.v[stage.at], maps.v, shared.v_full[stage.at], first_k, v);

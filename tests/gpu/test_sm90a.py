@@ -88,7 +88,7 @@ def test_random_masks(part):
     run()
 
 
-@pytest.mark.parametrize("form", [None, "large", "small"])
+@pytest.mark.parametrize("form", [None, "large", "small", "tall"])
 @pytest.mark.parametrize("path", PATTERNS, ids=lambda path: path.stem)
 def test_patterns(path, form):
     mask = mc.load(path)[path.stem]()

@@ -94,9 +94,9 @@ def test_features(mode, dim, deterministic):
     check(attn, made, live, deterministic=deterministic, scale=-0.2)
 
 
-@pytest.mark.parametrize("mode", ["large", "small"])
-def test_the_same_bits_in_any_order(hopper, mode):
-    attn, made = compiled(mc.full(), 64, mode=mode), given(200, 300, 64, heads=4)
+@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("tall", 128)])
+def test_the_same_bits_in_any_order(hopper, mode, dim):
+    attn, made = compiled(mc.full(), dim, mode=mode), given(200, 300, dim, heads=4)
     first = called(attn, *made, deterministic=True)
     for seed in (1000, 2000):
         hopper.seed = seed
