@@ -45,8 +45,11 @@ halves so that dp can begin as early as now 7.81, with the next scores begun bef
 in registers 9.46; k and v in registers at D 64 spare 11 % of what is read from shared memory, and
 no time. Exponentials under dp, dv before ds, or dq announced under the next scores shorten nothing
 (causal 16k, tiles of 80: 7.93, 7.97, 8.00 million cycles; with 64, exponentials under dp take 3 %
-more): a step of 64 queries takes 2560 cycles of matrix products and keeps shared memory busy for
-some 2900 of 3600, and the profiler finds its pipes 80 % busy (72 % those of products) in any order.
+more). What a step keeps busy is shared memory, for 3236 of 3540 cycles with 64 queries and 3845 of
+4220 with 80 (wavefronts as the profiler counts them; matrix products take 2560 and 3200): operands
+of products 2048 and 2368, lse and delta, which all warps read, 256 and 320, dq 256 and 320, as much
+again for its copies out, ds 128 and 160, copies in 256 and 320, the rest control. Untried: lse and
+delta as one more step of the scores' products, beside ones in registers, 64 and 80 instead.
 """
 
 from __future__ import annotations
