@@ -1,10 +1,12 @@
-"""Entmax on Hopper, both passes, in the emulator: against fp64, in memory full of NaN."""
+"""Entmax on Hopper, both passes, and on sm_80, forward, in the emulator: against fp64, in memory
+full of NaN."""
 
 from __future__ import annotations
 
 import pytest
 
 import maskc as mc
+from maskc.core.errors import TargetNotBuilt
 from tests.emulator import machine
 
 torch = pytest.importorskip("torch")
@@ -19,12 +21,14 @@ MASKS = {
     "window": CAUSAL & mc.window(100),
     "sinks and window": CAUSAL & (mc.sinks(5) | mc.window(60)),
     "empty rows": CAUSAL - mc.prefix(140),
+    "empty tiles": mc.block_diagonal(64) - mc.prefix(64),
     "long rows": (CAUSAL & mc.window(9)) | mc.global_tokens([200]),
     "dilated": mc.dilated(40, stride=5),
     "per head": mc.per_head([CAUSAL, mc.window(9), mc.full(), CAUSAL]),
 }
 HALF = torch.float16
 SMALL = {"heads": (2, 1), "batch": 1}
+TARGETS = ["sm_80", "sm_90a"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,22 +37,26 @@ def driver(monkeypatch):
         yield machine.install(monkeypatch)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MASKS)
-def test_masks(name):
-    check_mask(MASKS[name], 270, 270, batch=1)
+def test_masks(name, target):
+    check_mask(MASKS[name], 270, 270, batch=1, target=target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 200), (64, 64), (193, 129), (130, 260)], ids=str)
-def test_lengths(lengths):
-    check_mask(mc.full(), *lengths, **SMALL)
-    check_mask(CAUSAL, *lengths, **SMALL)
+def test_lengths(lengths, target):
+    check_mask(mc.full(), *lengths, target=target, **SMALL)
+    check_mask(CAUSAL, *lengths, target=target, **SMALL)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("alpha", [1.0001, 1.001, 1.05, 1.25, 1.5, 1.75, 2.0])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
-def test_alphas(alpha, spread):
+def test_alphas(alpha, spread, target):
     """Scores that are alike, so that all keys have a weight, and scores far apart."""
-    check_mask(CAUSAL, 150, 150, alpha=alpha, spread=spread, dtype=HALF, **SMALL)
+    made = {"dtype": HALF, "target": target, **SMALL}
+    check_mask(CAUSAL, 150, 150, alpha=alpha, spread=spread, **made)
 
 
 @pytest.mark.parametrize("dim", [96, 128, 192, 256])
@@ -57,13 +65,19 @@ def test_head_dimensions(dim, deterministic):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, deterministic=deterministic, **SMALL)
 
 
+@pytest.mark.parametrize("dim", [32, 96, 128, 192, 256])
+def test_head_dimensions_of_sm_80(dim):
+    check_mask(CAUSAL, 150, 200, dim, dtype=HALF, target="sm_80", **SMALL)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_options(dim):
-    slopes = torch.rand(2)
-    check_mask(CAUSAL, 140, 140, dim, scale=-0.2, **SMALL)
-    check_mask(CAUSAL, 140, 140, dim, softcap=3.0, **SMALL)
-    check_mask(CAUSAL, 140, 140, dim, alibi_slopes=slopes, **SMALL)
-    check_mask(CAUSAL, 140, 140, dim, softcap=3.0, alibi_slopes=slopes, alpha=1.25, **SMALL)
+def test_options(dim, target):
+    slopes, made = torch.rand(2), {"target": target, **SMALL}
+    check_mask(CAUSAL, 140, 140, dim, scale=-0.2, **made)
+    check_mask(CAUSAL, 140, 140, dim, softcap=3.0, **made)
+    check_mask(CAUSAL, 140, 140, dim, alibi_slopes=slopes, **made)
+    check_mask(CAUSAL, 140, 140, dim, softcap=3.0, alibi_slopes=slopes, alpha=1.25, **made)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +132,11 @@ def test_blocks_take_rows_of_all_kinds_in_turn(driver, dim):
     assert blocks < 4 * (700 // 192)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["k", "q"])
-def test_a_score_that_is_no_number_is_not_lost_among_the_lists(name):
+def test_a_score_that_is_no_number_is_not_lost_among_the_lists(name, target):
     """Wherever it is met: in the tile that gives a row its level, or in a later one."""
-    attn = mc.full().compile(head_dim=64, target="sm_90a")
+    attn = mc.full().compile(head_dim=64, target=target)
     for at in (3, 300):
         q, k, v, _ = tensors(400, 400, 64, torch.bfloat16, batch=1, heads=1, kv_heads=1)
         {"q": q, "k": k}[name][0, 0, at] = torch.nan
@@ -132,9 +147,18 @@ def test_a_score_that_is_no_number_is_not_lost_among_the_lists(name):
         assert lse.isnan().sum() == (400 if name == "k" else 1)
 
 
-def test_data():
+@pytest.mark.parametrize("target", TARGETS)
+def test_data(target):
     ids = torch.tensor([0] * 70 + [1] * 90 + [2] * 40).numpy()
-    check_mask(CAUSAL & mc.documents("doc"), 200, 200, data={"doc": ids})
+    check_mask(CAUSAL & mc.documents("doc"), 200, 200, data={"doc": ids}, target=target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_not_with_masked_values_that_are_no_numbers(target):
+    attn = CAUSAL.compile(head_dim=64, target=target)
+    q, k, v, _ = tensors(70, 70, 64, torch.bfloat16, batch=1, heads=1, kv_heads=1)
+    with pytest.raises(TargetNotBuilt, match="has no nan_safe forward kernels"):
+        attn(q, k, v, normalizer="entmax", nan_safe=True)
 
 
 def test_the_same_bits_in_deterministic_mode(driver):
