@@ -54,6 +54,7 @@ delta as one more step of the scores' products, beside ones in registers, 64 and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.bundle import ONCE, Grid, Launch, Mode, TensorMap, WorkList
@@ -175,7 +176,7 @@ def _schedule(
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
     rest = _shared(tile, slabs, warpgroups, split)
     of_dq = tile.q * dim + warpgroups * SLOPE_SUMS if staged else 0
-    modes = _modes(tile, rest, of_dq, warpgroups, blocks)
+    modes = _modes(tile, rest, of_dq, warpgroups, blocks, _TURNED if turned else _QUARTERS)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:
@@ -260,20 +261,21 @@ def _products(
 _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
 _QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
 """Of a tile of dq, with the slopes' sums, that lie in shared memory where it is staged: all four,
-and one of zeros in the usual mode, which tall tiles have no room for."""
+and one of zeros in the usual mode."""
+_TURNED = {"usual": 4, "deterministic": 4}
+"""The same where dq is transposed: tall tiles have no room for zeros, and a row of dq lies in too
+many threads to be stored at once."""
 
 
 def _modes(
-    tile: TileShape, rest: int, of_dq: int, warpgroups: int, blocks: int
+    tile: TileShape, rest: int, of_dq: int, warpgroups: int, blocks: int,
+    quarters: Mapping[str, int],
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """All modes, with `rest` bytes of shared memory and what each has of dq. Transposed dq is not
-    stored at once: a row of it lies in many threads."""
-    threads, turned = 128 * (warpgroups + 1), tile.q % SLAB > 0
-    most = _QUARTERS["deterministic" if turned else "usual"]
+    """All modes, with `rest` bytes of shared memory and what each has of dq."""
+    threads = 128 * (warpgroups + 1)
     return tuple(
-        (name, _mode(tile, rest + min(_QUARTERS[name], most) * of_dq, threads, blocks, macro))
-        for name, macro in _MACROS.items()
-        if not (turned and name == ONCE)
+        (name, _mode(tile, rest + own * of_dq, threads, blocks, _MACROS[name]))
+        for name, own in quarters.items()
     )
 
 

@@ -1,0 +1,56 @@
+"""The shared memory that plans for Hopper reckon with is what their sources use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from maskc.build import build
+from maskc.core.errors import BuildFailed
+from maskc.core.problem import Feature
+from tests.unit.test_sm90a_sources import (
+    BACKWARD,
+    FORWARD,
+    NONE,
+    PASSES,
+    SM_90A,
+    SMALL,
+    SMALL_DIMS,
+    TALL,
+    pattern,
+    unit,
+    units_of,
+)
+
+
+@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
+@pytest.mark.parametrize("direction", PASSES)
+def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
+    """The plan's number holds struct Shared, and with less than a kilobyte to spare."""
+    mask = pattern("causal")
+    sources = [each for form in ("", SMALL, TALL) for each in
+               units_of(mask, direction, head_dim, "bfloat16", form)]  # fmt: skip
+    assert len(sources) == 1 + (head_dim in SMALL_DIMS) + (
+        direction is BACKWARD and head_dim == 128
+    )
+    wanted = [(s, *each, NONE) for s in sources for each in s.modes]
+    if direction is FORWARD:  # entmax's lists
+        wanted.append((sources[0], "usual", sources[0].mode(), frozenset({Feature.entmax})))
+    for source, name, mode, features in wanted:
+        size = max(launch.shared_bytes for launch in mode.launched(features))
+        asked = (
+            f'static_assert(sizeof(struct Shared) <= {size}, "too small");\n'
+            f'static_assert(sizeof(struct Shared) > {size} - 1024, "too large");\n'
+        )
+        extended = replace(source, text=source.text + asked)
+        build(extended, features, source.directions, arch="compute_90a", mode=name)  # no ptxas
+        assert size <= SM_90A.shared_memory
+
+
+def test_the_size_check_can_fail():
+    source = unit("causal", FORWARD, 64)
+    size = source.mode().launches[0].shared_bytes
+    wrong = f'static_assert(sizeof(struct Shared) > {size}, "");\n'
+    with pytest.raises(BuildFailed):
+        build(replace(source, text=source.text + wrong), NONE, (FORWARD,), arch="compute_90a")
