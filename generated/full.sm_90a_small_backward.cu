@@ -161,6 +161,9 @@ constexpr int GROUPS = 1;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
 // Tiles of dq of all heads but the first ones get their zeros while these are computed.
 #define ZEROES (STAGED && !DETERMINISTIC && !TURNED)
+// lse and delta are one more step of the products that make scores and dp, instead of numbers that
+// are read: with plain softmax, whose scores nothing else looks at.
+#define FOLDED (!(WITH_SOFTCAP || WITH_ALIBI || WITH_ENTMAX))
 // Key/value heads come in groups whose queries are so many tokens.
 constexpr i32 GROUP_TOKENS = 32768;
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
@@ -180,7 +183,7 @@ constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 constexpr int SHARES = 2, OWN_SHARES = SHARES / GROUPS;
 constexpr bool CROWDED = OWN_SHARES > 1;  // registers: fewer numbers wait in them
 constexpr int DQ_PIECES = HEAD_DIM / 8 / SHARES;
-constexpr int SLOPE_SUMS = 128;
+constexpr int SLOPE_SUMS = WITH_ALIBI ? 128 : 0;
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
 constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // where share 1 begins
 constexpr u32 ZERO_BYTES = TILE_FLOATS;  // a quarter of a tile
@@ -475,6 +478,31 @@ FN void multiply_scores(float (&d)[32], u64 a, u64 b, bool add) {
         : "l"(a), "l"(b), "r"((int)add));
 }
 
+// 64 x 64 and 16 deep, a in registers: d = a b, or d += a b where `add`.
+FN void multiply_pieces(float (&d)[32], const u32 *a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31},"
+        " { %32, %33, %34, %35}, %36, add,"
+        " 1, 1, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+
 // 64 x 128 and 16 deep, a in registers: d = a b, or d += a b where `add`.
 FN void multiply_gradient(float (&d)[64], const u32 *a, u64 b, bool add) {
     asm volatile(
@@ -580,8 +608,9 @@ struct Maps {
 };
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
-// as `Rows` reads them, then a tile of dq. For every tile column that several items add to, or in
-// deterministic mode for each of these items: tiles of dk and dv.
+// as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.
+// For every tile column that several items add to, or in deterministic mode for each of these
+// items: tiles of dk and dv.
 struct Workspace {
     float *lse;      // times log2(e), or the level; infinite past the end and where there is no key
     float *delta;    // mean of dout . v, by u: rowsum(out * dout) with softmax
@@ -589,6 +618,7 @@ struct Workspace {
     float *dq;
     float *keys;
 };
+constexpr int ROW_FLOATS = 4;  // of lse and delta, in either form
 // Where `Rows` looks for the number of a query of the tile.
 FN i32 place_in_rows(i32 query) {
     return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2;
@@ -605,7 +635,7 @@ FN struct Workspace workspace(const struct Attention &p) {
     struct Workspace w;
     w.lse = p.delta;
     w.delta = w.lse + rows * TILE_Q;
-    w.control = w.delta + rows * TILE_Q;
+    w.control = w.lse + ROW_FLOATS * rows * TILE_Q;
     w.dq = w.control + rows * TILE_Q;
     w.keys = w.dq + rows * TILE_FLOATS;
     return w;
@@ -624,6 +654,13 @@ FN i64 zeroed_before(const struct Attention &p) {
     return (p.items < FEW_ITEMS || first > heads ? heads : first) * p.tile_rows;
 }
 #endif
+
+// The unit of scores, in powers of two; with entmax, times alpha - 1.
+FN float score_unit(const struct Attention &p) {
+    const float whole = WITH_ENTMAX ? p.alpha_minus_1 : LOG2E;
+    const float unit = WITH_SOFTCAP || WITH_ALIBI ? whole : p.scale * whole;
+    return fabsf(unit) < 1e-30f ? 1e-30f : unit;  // zero must not turn infinity into NaN
+}
 
 // One thread tells others what it wrote by adding to a number; they wait until it is so much.
 FN void tell(i32 *number) {
@@ -684,6 +721,26 @@ FN float block_sum(float x) {
     return threadIdx.x < 32 ? warp_sum(x) : 0.0f;
 }
 
+#if FOLDED
+// A number as the sum of three in bf16: the high halves of two words, and the low half of one.
+FN uint2 three_pieces(float x) {
+    constexpr u32 HIGH = 0xffff0000;
+    const u32 first = __float_as_uint(x) & HIGH;
+    x -= __uint_as_float(first);
+    const u32 second = __float_as_uint(x) & HIGH;
+    x -= __uint_as_float(second);
+    return make_uint2(first >> 16 | second, __float_as_uint(x) >> 16);
+}
+// What the products of scores and dp add for a query: minus lse, by the scores' unit, and minus
+// delta. Rows without a key, and those past the end, have so large an lse that weights are 0.
+FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
+    const float unit = score_unit(p);
+    const float level = (lse == MINUS_INFINITY ? 1e8f : lse * LOG2E) / unit;
+    const uint2 a = three_pieces(TURNED ? -0.5f * level : -level), b = three_pieces(-delta);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+#endif
+
 // Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to, where it
 // is not known who is the first. With entmax another launch finds delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -725,9 +782,13 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
             const float lse =
                 q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
+#if FOLDED
+            ((uint4 *)w.lse)[row * TILE_Q + r] = row_pieces(p, lse, dead ? 0.0f : sum);
+#else
             const i64 place = row * TILE_Q + place_in_rows(r);
             w.lse[place] = dead ? PLUS_INFINITY : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
             if (!WITH_ENTMAX) w.delta[place] = dead ? 0.0f : sum;
+#endif
 #if WITH_SINKS
             if (!dead) sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
 #endif
@@ -910,6 +971,12 @@ typedef u32 Pairs[QUERIES / 4];  // two scores each, in storage precision
 // what limits a step: of 16 queries first those of lane 0, which are 0, 1, 8 and 9.
 typedef float4 Rows[QUERIES / 16];
 
+#if FOLDED
+// They are in what the products made.
+FN void read_rows(Rows &, const float *) {}
+FN float2 pair_of(const Rows &, int) { return make_float2(0.0f, 0.0f); }
+FN float4 row_four(const float *, int) { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+#else
 FN float4 row_four(const float *from, int i) {
     return *(const float4 *)(from + 16 * i + threadIdx.x % 4 * 4);
 }
@@ -921,6 +988,7 @@ FN float2 pair_of(const Rows &rows, int i) {  // of queries 8 i + 2 (lane % 4)
     return i % 2 ? make_float2(rows[i / 2].z, rows[i / 2].w)
                  : make_float2(rows[i / 2].x, rows[i / 2].y);
 }
+#endif
 
 // What turns a head's scores into logits.
 struct Logit {
@@ -930,11 +998,8 @@ struct Logit {
 };
 FN struct Logit logit_of(const struct Attention &p, i32 head) {
     struct Logit logit;
-    const float whole = WITH_ENTMAX ? p.alpha_minus_1 : LOG2E;
-    const float unit = WITH_SOFTCAP || WITH_ALIBI ? whole : p.scale * whole;
-    // A scale of zero must not turn infinity into NaN.
-    logit.unit = fabsf(unit) < 1e-30f ? 1e-30f : unit;
-    logit.hidden = unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
+    logit.unit = score_unit(p);
+    logit.hidden = logit.unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
     logit.slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
     return logit;
 }
@@ -1207,22 +1272,56 @@ typedef float QueryGradient[DQ_PIECES * 4];
 // STAGES tiles behind that of q; that of p, where it is exchanged, as many behind that of ds.
 struct Operands {
     u64 k, q;                // for scores, along the columns
+    u64 rows, ones;          // for scores and dp, lse and delta, and what stands beside them
     u64 k_tokens, q_tokens;  // for gradients, along the tokens
     u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
 };
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
 [[maybe_unused]] constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
 FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
+FN u32 rows_stage(u32 at) { return at * TILE_Q; }
 FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 
+#if FOLDED
+// Minus lse and minus delta are the right operand of one more step: a query has a row of eight
+// numbers, three of lse, a zero, and the same of delta. The step's second half is the first again.
+FN u64 along_pieces(u32 rows) { return (u64)(rows >> 4) | 8ull << 32; }
+constexpr u32 PIECE_BYTES = 16 * TILE_Q;
+// The left operand has ones beside what is to be added, and zeros. It lies in registers, but where
+// these are short, that for lse lies in shared memory, the same in both halves: lse is halved.
+constexpr u32 TWO_ONES = 0x3f803f80;
+FN void add_pieces(Scores &s, const struct Operands &tiles, u32 (&ones)[4], u32 at,
+                   [[maybe_unused]] bool of_delta) {
+    const u64 rows = tiles.rows + rows_stage(at);
+#if TURNED
+    if (!of_delta) return multiply_pieces(s, tiles.ones, rows, true);
+#endif
+    multiply_pieces(s, ones, rows, true);
+}
+#endif
+
 // s = k q^T, begun; likewise v dout^T.
-FN void begin_scores(Scores &s, u64 k, u64 q) {
+FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
     pin(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
         multiply_scores(s, k + column_step(i, K_SLAB), q + column_step(i, Q_SLAB), i > 0);
+    if (!more) products_commit();
+}
+// The same, and what is folded into them.
+FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
+                     [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta) {
+#if FOLDED
+    u32 ones[4] = {};
+    ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
+    pin(ones);
+    begin_scores(s, k, q, true);
+    add_pieces(s, tiles, ones, at, of_delta);
     products_commit();
+#else
+    begin_scores(s, k, q);
+#endif
 }
 
 // Writes p or ds of a warpgroup to a tile of queries by keys.
@@ -1375,7 +1474,14 @@ struct Shared {
 #if ZEROES
     unsigned char zeros[ZERO_BYTES];
 #endif
+#if FOLDED
+    unsigned char rows[STAGES][PIECE_BYTES];  // pieces of lse and delta
+#if TURNED
+    uint4 ones[8];  // eight rows of what stands beside them in scores
+#endif
+#else
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
+#endif
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS], dq_asked;
@@ -1385,7 +1491,7 @@ struct Shared {
     i32 dq_row;                      // of the tile in dq
     i32 rank[STAGES], dq_rank;       // how many columns add to a tile before, if that matters
 };
-static_assert(sizeof(struct Shared) <= 108288, "planned memory");
+static_assert(sizeof(struct Shared) <= 109056, "planned memory");
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -1441,12 +1547,30 @@ FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Po
                  at.batch);
 }
 
-// One query tile and its rows of lse, or of dout and delta.
-FN void load_rows(unsigned char *tile, const TensorMap &map, const struct Place &at, float *rows,
-                  const float *from, u64 &full, i32 first) {
-    arrive_expecting(full, Q_BYTES + TILE_Q * 4);
-    load_tile<TILE_Q>(tile, map, full, query_point(first), at);
-    load_bytes(shared_address(rows), from + first, TILE_Q * 4, full);
+// One query tile and what is known of its rows; or dout, and the rest.
+FN void load_queries(struct Shared &shared, const struct Source &source, const TensorMap &map,
+                     u32 at, i32 first) {
+    u64 &full = shared.q_full[at];
+#if FOLDED
+    arrive_expecting(full, Q_BYTES + PIECE_BYTES);
+    load_bytes(shared_address(shared.rows[at]), source.lse + 4 * first, PIECE_BYTES, full);
+#else
+    constexpr u32 NUMBERS = 4 * TILE_Q;  // bytes
+    arrive_expecting(full, Q_BYTES + NUMBERS);
+    load_bytes(shared_address(shared.lse[at]), source.lse + first, NUMBERS, full);
+#endif
+    load_tile<TILE_Q>(shared.q[at], map, full, query_point(first), source.q);
+}
+FN void load_dout(struct Shared &shared, const struct Source &source, const TensorMap &map, u32 at,
+                  i32 first) {
+    u64 &full = shared.dout_full[at];
+#if FOLDED
+    arrive_expecting(full, Q_BYTES);
+#else
+    arrive_expecting(full, Q_BYTES + 4 * TILE_Q);
+    load_bytes(shared_address(shared.delta[at]), source.delta + first, 4 * TILE_Q, full);
+#endif
+    load_tile<TILE_Q>(shared.dout[at], map, full, query_point(first), source.dout);
 }
 
 // Where a place lies in a tensor: a dimension without a stride is one that all share.
@@ -1462,7 +1586,7 @@ FN void find_source(struct Source &source, const struct Attention &p, const stru
     find_list(source.list, p, work, head);
     source.q = coordinates(p.q_stride, at);
     source.dout = coordinates(p.dout_stride, at);
-    source.lse = w.lse + first;
+    source.lse = w.lse + (FOLDED ? ROW_FLOATS : 1) * first;
     source.delta = w.delta + first;
     source.tail = (work.tile + 1) * TILE_K > keys_end(p) ? MASKED : 0;
 }
@@ -1498,16 +1622,14 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
 #endif
         shared.word[at] = word;
         shared.head[at] = head;
-        load_rows(shared.q[at], maps.q, source.q, shared.lse[at], source.lse, shared.q_full[at],
-                  first);
+        load_queries(shared, source, maps.q, at, first);
         if (begins) {
             wait_asleep(shared.column_free, turn);
             load_column(shared, work, p, maps);
             begins = false;
         }
         wait_asleep(shared.dout_free[at], stage.turn() ^ 1);
-        load_rows(shared.dout[at], maps.dout, source.dout, shared.delta[at], source.delta,
-                  shared.dout_full[at], first);
+        load_dout(shared, source, maps.dout, at, first);
         stage.next();
     }
 }
@@ -1742,15 +1864,29 @@ FN float distance(const struct Step &step, const struct Attention &p, i32 tile, 
 // dp = dout . v begins before scores become weights, where registers are at hand.
 constexpr bool EARLY =
     !WITH_SOFTCAP && (!(WITH_ALIBI || WITH_ENTMAX) || (QUERIES <= 64 && !CROWDED));
-// Numbers of the rows are read before the products begin, behind whose operands they would wait.
+// Numbers of the rows that are read are so before the products begin, behind whose operands they
+// would wait.
 constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG && !WITH_ENTMAX;
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
 
+#if FOLDED
+FN const float *lse_in(const struct Shared &, u32, i32) { return nullptr; }
+FN const float *delta_in(const struct Shared &, u32, i32) { return nullptr; }
+#else
+FN const float *lse_in(const struct Shared &shared, u32 at, i32 group) {
+    return shared.lse[at] + first_row(group);
+}
+FN const float *delta_in(const struct Shared &shared, u32 at, i32 group) {
+    return shared.delta[at] + first_row(group);
+}
+#endif
+
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
                  const Ring<STAGES> &stage, i32 group) {
-    wait(shared.dout_full[stage.at()], stage.turn());
-    if (DELTA_EARLY) read_rows(delta, shared.delta[stage.at()] + first_row(group));
-    begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(stage.at()));
+    const u32 at = stage.at();
+    wait(shared.dout_full[at], stage.turn());
+    if (DELTA_EARLY) read_rows(delta, delta_in(shared, at, group));
+    begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(at), tiles, at, true);
 }
 
 // Scores of a step, under way, become weights: p and dp are then in registers.
@@ -1770,7 +1906,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     if (step.word & MASKED) hide_rest(s, seen, logit.hidden);
     if (!LSE_EARLY) {
         pin(s);
-        read_rows(lse, shared.lse[stage.at()] + first_row(group));
+        read_rows(lse, lse_in(shared, stage.at(), group));
     }
     to_weights(s, kept, lse, p, logit, far);
 #if !SPLIT_KEYS
@@ -1877,8 +2013,14 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
 FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
                   const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
     struct Shared &shared = shared_memory();
-    const struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
-                                           shared_address(shared.ds), group);
+    struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
+                                     shared_address(shared.ds), group);
+#if FOLDED
+    tiles.rows = along_pieces(shared_address(shared.rows) + 16 * first_row(group));
+#if TURNED
+    tiles.ones = (u64)(shared_address(shared.ones) >> 4);  // all rows are these eight
+#endif
+#endif
     const u32 at = stage.at();
     Scores s, dp;
     Rows lse, delta;
@@ -1887,15 +2029,15 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     QueryGradient dq;
     wait(shared.q_full[at], stage.turn());
     const struct Step step = step_in(shared, at, p);
-    if (LSE_EARLY) read_rows(lse, shared.lse[at] + first_row(group));
-    begin_scores(s, tiles.k, tiles.q + q_stage(at));
+    if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
+    begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
 #if DETERMINISTIC && !STAGED
     ask_turn(shared, step.row, step.rank);
 #endif
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     const float far = distance(step, p, anew(column.tile), anew(group));
-    const float *const rest = DELTA_EARLY ? nullptr : shared.delta[at] + first_row(group);
+    const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
@@ -2184,6 +2326,12 @@ attention_backward(const __grid_constant__ struct Attention p,
                    const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;
     if (threadIdx.x == 0) initialize(shared);
+#if FOLDED && TURNED
+    if (threadIdx.x < 8) {
+        shared.ones[threadIdx.x] = make_uint4(TWO_ONES, TWO_ONES, 0, 0);
+        publish_writes();
+    }
+#endif
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {

@@ -1,8 +1,9 @@
-"""How many tiles a pass has in all, and whether any row has several."""
+"""How many tiles a pass has in all, and how many a row has at most."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,16 +33,31 @@ def tally_of_spans(spans: Spans) -> Tally:
     return Tally(int(np.count_nonzero(spans.count)), tiles, tiles - full)
 
 
-def at_most_once(layouts: Iterable[BlockLayout]) -> bool:
-    """Whether no tile row of lists by rows has several tiles."""
-    return all(np.diff(layout.row_ptr).max(initial=0) <= 1 for layout in layouts)
+@dataclass(frozen=True, slots=True)
+class Adders:
+    """Which tile columns of a backward pass add to the same tile row of dq."""
+
+    most: int
+    """To one tile row, of any list."""
+    in_steps: int = 0
+    """Tile columns of a list where each begins at a later row than the one before, or at the first
+    one; 0 where some do not, or nobody looked."""
 
 
-def apart(spans: Spans) -> bool:
-    """The same of closed-form ranges by tile columns."""
+def adders_of(layouts: Iterable[BlockLayout]) -> Adders:
+    """Of lists by tile rows."""
+    return Adders(max((int(np.diff(x.row_ptr).max(initial=0)) for x in layouts), default=0))
+
+
+def adders_of_spans(spans: Spans) -> Adders:
+    """Of closed-form ranges by tile columns."""
+    most, steps = 0, spans.count.shape[1]
     for first, count in zip(spans.first, spans.count, strict=True):
-        order = np.argsort(first[count > 0], kind="stable")
-        starts, ends = (x[count > 0][order] for x in (first, first + count))
-        if np.any(ends[:-1] > starts[1:]):
-            return False
-    return True
+        first, end = first[count > 0], (first + count)[count > 0]
+        change = np.zeros(1 + end.max(initial=0), np.int64)
+        np.add.at(change, first, 1)
+        np.add.at(change, end, -1)
+        most = max(most, int(np.cumsum(change).max(initial=0)))
+        later = np.diff(first, prepend=-1) > 0
+        steps = steps if np.all(later | (np.maximum.accumulate(first) == 0)) else 0
+    return Adders(most, steps)

@@ -34,7 +34,6 @@ from maskc.plan.sm90a_backward import (
     backward_schedule,
     small_backward_schedule,
     tall_backward_schedule,
-    with_thresholds,
 )
 from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule, selections
 
@@ -153,7 +152,7 @@ def _with_thresholds(plan: Plan, pairs: list[tuple[Lifted, E.Expr]]) -> Plan:
         masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
     use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
     if plan.direction is _BACKWARD:
-        schedule = with_thresholds(schedule)
+        schedule = backward_schedule(plan.problem, thresholds=True)
     else:  # comparing takes the registers that a stream needs
         modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
         schedule = replace(schedule, modes=modes)

@@ -74,6 +74,8 @@ class Product:
     """1 where the reduction of the left operand runs along the tokens of its tile."""
     b_along_tokens: int = 0
     """The same for the right operand."""
+    in_bf16: bool = False
+    """Whether operands are bf16 whatever the tensors are."""
 
     @property
     def registers(self) -> int:

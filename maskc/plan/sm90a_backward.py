@@ -54,7 +54,6 @@ delta as one more step of the scores' products, beside ones in registers, 64 and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.bundle import ONCE, Grid, Launch, Mode, TensorMap, WorkList
@@ -67,7 +66,8 @@ from maskc.plan.types import Schedule
 THREADS = 256
 """Of the passes before and after, which have a block per tile."""
 SLOPE_SUMS = 128
-"""Sums for the gradient of ALiBi's slope behind each warpgroup's share of dq: one per thread."""
+"""Sums for the gradient of ALiBi's slope, where there is one, behind each warpgroup's share of dq:
+one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
 LONG_COLUMN = 16
@@ -75,7 +75,9 @@ LONG_COLUMN = 16
 132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one ends
 after 75 where columns are whole, after 44 with 32, after 30 with 16."""
 
-_CONTROL_BYTES = 768
+ROW_BYTES = 16
+"""Of a query's lse and delta, as pieces of products; or as numbers, with thresholds of its keys."""
+_CONTROL_BYTES = 512
 """Barriers and words behind the tiles."""
 _L2_BYTES = 32 * 1024 * 1024
 """Of queries, their gradients and those of the output that running blocks have in common."""
@@ -131,8 +133,8 @@ _SMALL_BLOCKS = 2
 """Per multiprocessor."""
 
 
-def backward_schedule(problem: Problem) -> BackwardSchedule:
-    """The schedule of a backward pass.
+def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSchedule:
+    """The schedule of a backward pass, with `thresholds` of keys that are chosen one by one or not.
 
     Raises:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
@@ -140,7 +142,7 @@ def backward_schedule(problem: Problem) -> BackwardSchedule:
     tile = _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
     how = f"2 warpgroups that divide the {split} and one that copies"
-    return _schedule(problem, tile, 2, split, 1, (240, 24), how)
+    return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
 
 
 def small_backward_schedule(problem: Problem) -> BackwardSchedule:
@@ -167,7 +169,7 @@ def tall_backward_schedule(problem: Problem) -> BackwardSchedule:
 
 def _schedule(
     problem: Problem, tile: TileShape, warpgroups: int, split: str, blocks: int,
-    registers: tuple[int, int], how: str,
+    registers: tuple[int, int], how: str, thresholds: bool = False,
 ) -> BackwardSchedule:  # fmt: skip
     dim, target = problem.head_dim, TARGETS["sm_90a"]
     slabs, turned = -(-dim // SLAB), tile.q % SLAB > 0
@@ -175,8 +177,7 @@ def _schedule(
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
     rest = _shared(tile, slabs, warpgroups, split)
-    of_dq = tile.q * dim + warpgroups * SLOPE_SUMS if staged else 0
-    modes = _modes(tile, rest, of_dq, warpgroups, blocks, _TURNED if turned else _QUARTERS)
+    modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, turned, thresholds)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:
@@ -209,43 +210,25 @@ def _schedule(
             TensorMap("dv", 64),
         ),
         work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
-        # dq and the slopes' sums; lse, delta and the tile's own numbers.
-        row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + 3,
+        # dq and the slopes' sums; lse and delta; the tile's own numbers.
+        row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
         key_floats=2 * dim,
     )
-
-
-def with_thresholds(schedule: BackwardSchedule) -> BackwardSchedule:
-    """The same with room for two more numbers of every query, in two stages.
-
-    Raises:
-        SharedMemoryExceeded: they do not fit (no head dimension of the target does that).
-    """
-    more, target = 2 * 2 * 4 * schedule.tile.q, TARGETS["sm_90a"]
-    room = schedule.shared_bytes + more
-    if room > target.shared_memory:
-        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
-
-    def larger(launch: Launch) -> Launch:
-        own = launch.shared_bytes
-        return replace(launch, shared_bytes=own + more) if own else launch
-
-    modes = tuple(
-        (name, replace(mode, launches=tuple(map(larger, mode.launches))))
-        for name, mode in schedule.modes
-    )
-    return replace(schedule, shared_bytes=room, modes=modes)
 
 
 def _products(
     dim: int, queries: int, parts: tuple[int, ...], of_dq: int
 ) -> tuple[Product, ...]:  # fmt: skip
-    """Matrix products of a warpgroup: transposed scores, gradients of keys and values, dq (whose
-    columns are `of_dq`; 0 where it is transposed, with the tile's queries as columns)."""
+    """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
+    keys and values, dq (whose columns are `of_dq`; 0 where it is transposed, with the tile's
+    queries as columns)."""
     scores = Product("multiply_scores", queries)
+    pieces = Product("multiply_pieces", queries, from_registers=True, in_bf16=True)
     if not parts:
+        beside = (pieces,) if of_dq else (pieces, replace(pieces, from_registers=False))
         return (
             scores,
+            *beside,
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
             Product("multiply_dq", of_dq, b_along_tokens=1)
             if of_dq
@@ -255,7 +238,7 @@ def _products(
     for n in parts:
         own.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
         own.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
-    return (scores, *own)
+    return (scores, pieces, *own)
 
 
 _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
@@ -268,15 +251,19 @@ many threads to be stored at once."""
 
 
 def _modes(
-    tile: TileShape, rest: int, of_dq: int, warpgroups: int, blocks: int,
-    quarters: Mapping[str, int],
+    tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, turned: bool,
+    thresholds: bool,
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """All modes, with `rest` bytes of shared memory and what each has of dq."""
-    threads = 128 * (warpgroups + 1)
-    return tuple(
-        (name, _mode(tile, rest + own * of_dq, threads, blocks, _MACROS[name]))
-        for name, own in quarters.items()
-    )
+    """All modes, with `rest` bytes of shared memory, rows, and what each stages of dq: so many
+    columns, and the slopes' sums, beside which rows are numbers."""
+    threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
+    modes = []
+    for name, own in (_TURNED if turned else _QUARTERS).items():
+        slopes = own * warpgroups * SLOPE_SUMS if staged else 0
+        beside = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
+        room = rest + beside + own * tile.q * staged
+        modes.append((name, _mode(tile, room, threads, blocks, _MACROS[name])))
+    return tuple(modes)
 
 
 def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> Mode:
@@ -290,9 +277,9 @@ def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> 
 
 
 def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:
-    """Bytes of struct Shared but for dq: k, v; two stages of q, dout, lse and delta; ds, and p
-    where it is exchanged, both twice between two warpgroups; the control part.
+    """Bytes of struct Shared but for dq and rows: k, v; two stages of q and dout; ds, and p where
+    it is exchanged, both twice between two warpgroups; the control part.
     """
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
-    return tiles + exchanged + 2 * 2 * 4 * tile.q + _CONTROL_BYTES
+    return tiles + exchanged + _CONTROL_BYTES

@@ -234,7 +234,8 @@ def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False)
     names = dict(unit.modes)
     if wanted.direction is Direction.backward:
         of_heads = wanted.features & {Feature.alibi, Feature.sinks}
-        if tables.once and ONCE in names and not (joins or of_heads or unit.work.ordered):
+        once = tables.adders is not None and tables.adders.most <= 1
+        if once and ONCE in names and not (joins or of_heads or unit.work.ordered):
             return ONCE
         return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
     if Feature.entmax in wanted.features:

@@ -41,7 +41,7 @@ from maskc.layout import (
     stack_spans,
 )
 from maskc.layout.boxes import box_layout, box_words
-from maskc.layout.tally import apart, at_most_once, tally_of, tally_of_spans
+from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
 from maskc.runtime.covering import check_layout, check_spans
@@ -97,8 +97,8 @@ class Tables:
     """What the distinct lists have, where a call may choose its source by it: not where sequences
     bring data of their own, whose choice would depend on the others of the batch, nor where tiles
     begin with documents."""
-    once: bool = False
-    """Whether it is known of a backward pass that no tile row has several tiles."""
+    adders: Adders | None = None
+    """Of a backward pass; None where they are not known."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
@@ -208,8 +208,10 @@ def make_tables(
         parts += _work_parts(work)
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans)
-    once = backward and work is not None and (at_most_once(layouts) if lists else apart(spans))
-    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, once)
+    adders = None
+    if backward and work is not None:
+        adders = adders_of(layouts) if lists else adders_of_spans(spans)
+    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, adders)
 
 
 def _slots(

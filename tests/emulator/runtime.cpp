@@ -242,13 +242,15 @@ u32 shuffled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 u32 element(u64 tile, bool turned, u32 row, u32 k) {
     const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4;
     const u32 stride = (u32)(tile >> 32 & 0x3fff) << 4;
+    if (tile >> 62 == 0) return start + row / 8 * stride + row % 8 * 16 + k / 8 * leading + k % 8 * 2;
     if (!turned) return shuffled(start + row / 8 * stride + row % 8 * 128 + 2 * k);
     return shuffled(start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2);
 }
 typedef float Operand[16][256];  // by k
 // Eight neighbours lie side by side, along k or along the rows.
 void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, bool half) {
-    if (tile >> 62 != 1) fail("an operand that is not swizzled by 128 bytes");
+    if (tile >> 62 > 1 || (tile >> 62 == 0 && turned))
+        fail("an operand that is neither swizzled by 128 bytes nor plain and along its columns");
     for (int row = 0; row < rows; row += turned ? 8 : 1)
         for (int k = 0; k < 16; k += turned ? 1 : 8) {
             const u32 at = element(tile, turned, row, k);

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from maskc.core.problem import Direction  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.plan import choose  # noqa: E402
-from maskc.runtime import planning  # noqa: E402
+from maskc.runtime import making, planning  # noqa: E402
 from maskc.runtime.parts import PartedPlan  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
@@ -152,6 +152,29 @@ def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
     assert "attention_backward_finish" not in {entry for entry, _ in hopper.launches}
     check(attn, made, live, **vectors(["alibi_slopes"], 4))
     assert "attention_backward_finish" in {entry for entry, _ in hopper.launches}
+
+
+@pytest.mark.parametrize(
+    ("mask", "in_turn"),
+    [
+        (mc.window(40), True),
+        (mc.window(9, 9) & mc.where(lambda q, k: k > 20), True),
+        (mc.chunked(256), False),  # columns that begin together wait for each other
+        (mc.window(40) | mc.where(lambda q, k: k % 128 == 0), False),  # many add to the last rows
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
+    """Faster than zeros that all add to; with zeros where the lengths are short."""
+    attn, made, live = compiled(mask, dim), given(530, 530, dim), live_pairs(mask, 530, 530)
+    check(attn, made, live)
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"usual"}
+    monkeypatch.setattr(making, "_MANY_COLUMNS", 4)
+    attn = compiled(mask, dim)
+    check(attn, made, live)
+    found = {mode for name, mode in modes(attn) if "backward" in name}
+    assert found == {"deterministic" if in_turn else "usual"}
 
 
 def test_heads_packed_into_tiles():

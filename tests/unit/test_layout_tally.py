@@ -1,4 +1,4 @@
-"""Sums over the tiles of a pass, and whether rows have several, against arrays of all tiles."""
+"""Sums over the tiles of a pass, and the longest row, against arrays of all tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskc.core.cost import Tally
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, TileShape
 from maskc.layout.spans import Spans
-from maskc.layout.tally import apart, at_most_once, tally_of, tally_of_spans
+from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
 
 TILE = TileShape(64, 128)
 
@@ -42,7 +42,7 @@ def test_lists(one, other):
         tiles, masked = (sum(int(cond(x).sum()) for x in dense)
                          for cond in (lambda x: x > 0, lambda x: x == 1))  # fmt: skip
         assert tally_of(layouts, direction) == Tally(lines, tiles, masked)
-    assert at_most_once(layouts) == all((each > 0).sum(1).max() <= 1 for each in dense)
+    assert adders_of(layouts) == Adders(max((each > 0).sum(1).max() for each in dense))
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=1, max_size=5))
@@ -52,11 +52,15 @@ def test_ranges(columns):
     rows = np.zeros(20, int)
     for start, length in columns:
         rows[start : start + length] += 1
-    assert apart(spans) == (rows.max() <= 1)
+    starts = [start for start, length in columns if length]
+    later = [start for start in starts if start]
+    steps = len(columns) if sorted(starts) == starts and sorted(set(later)) == later else 0
+    assert adders_of_spans(spans) == Adders(rows.max(), steps)
     lines = sum(length > 0 for _, length in columns)
     assert tally_of_spans(spans) == Tally(lines, int(rows.sum()), 0)
 
 
 @pytest.mark.parametrize(("n", "once"), [(64, True), (128, True), (129, False), (1000, False)])
 def test_a_window_within_a_tile_of_keys(n, once):
-    assert at_most_once([mc.window(20).layout(n, n, block=(TILE.q, TILE.k))]) == once
+    layout = mc.window(20).layout(n, n, block=(TILE.q, TILE.k))
+    assert (adders_of([layout]).most == 1) == once

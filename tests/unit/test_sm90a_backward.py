@@ -107,12 +107,13 @@ def test_workspace_is_what_the_source_reckons_with(dim, form):
     """Per tile: lse, delta and control numbers, and a tile of dq with the slopes' sums."""
     plan, text = planned(dim, form), unit(mc.causal(), dim, form=form).text
     of_dq = plan.tile.q * dim + plan.shares * SLOPE_SUMS
-    assert plan.row_floats == -(-(3 * plan.tile.q + of_dq) // plan.tile.q)
+    assert plan.row_floats == -(-(5 * plan.tile.q + of_dq) // plan.tile.q)
+    assert "ROW_FLOATS = 4;" in text
     assert plan.key_floats * plan.tile.k == 2 * plan.tile.k * dim
     assert f"SHARES = {plan.shares}, " in text
     assert "TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;" in text
     assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
-    assert f"SLOPE_SUMS = {SLOPE_SUMS};" in text
+    assert f"SLOPE_SUMS = WITH_ALIBI ? {SLOPE_SUMS} : 0;" in text
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -179,14 +180,24 @@ def test_compiles_without_spills_or_serial_products(dim, form, mode, mask):
 
 def steps(plan: BackwardSchedule) -> int:
     """Matrix instructions of one step."""
-    size = dict.fromkeys(("scores", "gradient", "dq"), 0)
+    size = dict.fromkeys(("scores", "pieces", "gradient", "dq"), 0)
     for product in plan.products:
         size[product.name.split("_")[1]] += 1
     dim = 64 * plan.slabs if plan.split == "columns" else next(
         p.columns for p in plan.products if p.name == "multiply_gradient"
     )  # fmt: skip
-    along = {"scores": dim // 16, "gradient": plan.tile.q // 16, "dq": plan.tile.k // 16}
-    times = {"scores": 2, "gradient": 2, "dq": plan.shares // plan.warpgroups}
+    along = {
+        "scores": dim // 16,
+        "pieces": 1,
+        "gradient": plan.tile.q // 16,
+        "dq": plan.tile.k // 16,
+    }
+    times = {
+        "scores": 2,
+        "pieces": 2 // size["pieces"],
+        "gradient": 2,
+        "dq": plan.shares // plan.warpgroups,
+    }
     return sum(size[name] * along[name] * times[name] for name in size)
 
 
