@@ -26,6 +26,14 @@ bf16, TFLOP/s of live pairs), beyond the order of products and waits:
 - Pairs that must be tested are tested sixteen columns at a time, before the product begins
   (documents, 32k: 382 TFLOP/s with four columns, 458 with sixteen).
 
+Short passes begin with what all blocks wait for together. Blocks of 16 at 4k, in cycles of the
+16700 that a block takes: its first item is known after 1900, k is there after 5000 (all blocks ask
+for it at once: 9.5 MB), weights after 7400, and then an item takes 3700. Sinks with a window of 64:
+2700, 6300 (q 8400), 12000, and 2100 to 2700 a tile. It did not help to fetch items in a warp of
+their own (ahead of time they are missing elsewhere at the end: Longformer 10 % slower; when asked
+for, +-3 %), to bring tensor maps near before, to write empty rows first, or to test pairs of small
+tiles under the product.
+
 Without gain: constants of the mask in the source instead of memory, three or two stages at D 64.
 Lost: asking, in streams at D 64, whether a warpgroup sees anything of a tile (registers).
 """

@@ -29,6 +29,12 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
   descending, for sixteen heads at a time. Causal +10 %, where one order of all columns cost +57 %.
 - Zeros of later heads by a warp that copies: 1 to 3 % of windows, dilated, strided, random blocks.
 - dq stored once: strided 128 at 16k .72 to .61 ms, kernels of blocks of 16 at 4k .043 to .028.
+- Where at most three columns add to a tile of dq, these take turns, as in deterministic mode, and
+  need no zeros: windows at 16k, of 64 .333 to .286 ms, 128 .350 to .319, 256 .389 to .377.
+- lse and delta as one more step of the products that make scores and dp, three bf16 pieces each
+  beside ones: they need no registers, and of shared memory 144 wavefronts a step instead of 320
+  (80 queries; 64: 128 instead of 256). D 128: window 1024 1.51 to 1.42 ms, prefix-LM 4.95 to 4.72,
+  random blocks 5 %, D 256 3 %, tiles of 80 1 to 4 %, D 64 1 to 2 %.
 - Tiles of 80 queries (all launches, many calls in a row, the card at its power limit): full 8k 5.01
   to 4.75 ms, 8.7 to 8.0 million cycles; causal 16k 4.84 to 4.70; window 1024 5 % slower.
   FlashAttention-4 there: 4.78 and 4.77 ms, 7.9 and 7.8 million cycles.
@@ -47,9 +53,10 @@ no time. Exponentials under dp, dv before ds, or dq announced under the next sco
 (causal 16k, tiles of 80: 7.93, 7.97, 8.00 million cycles; with 64, exponentials under dp take 3 %
 more). What a step keeps busy is shared memory, for 3236 of 3540 cycles with 64 queries and 3845 of
 4220 with 80 (wavefronts as the profiler counts them; matrix products take 2560 and 3200): operands
-of products 2048 and 2368, lse and delta, which all warps read, 256 and 320, dq 256 and 320, as much
-again for its copies out, ds 128 and 160, copies in 256 and 320, the rest control. Untried: lse and
-delta as one more step of the scores' products, beside ones in registers, 64 and 80 instead.
+of products 2048 and 2368, lse and delta, where all warps read them, 256 and 320, dq 256 and 320, as
+much again for its copies out, ds 128 and 160, copies in 256 and 320, the rest control. At D 64
+products take 2816 of 4750 cycles a step: shared memory is not what it waits for, and exponentials
+under dp, which registers now allow, make it 4 % slower there too.
 """
 
 from __future__ import annotations
