@@ -46,7 +46,6 @@ _TEMPLATES = {
     ("sm90a", _FORWARD): "sm90a/forward.cu.j2",
     ("sm90a", _BACKWARD): "sm90a/backward.cu.j2",
 }
-_CHOOSER = "sm90a/choose.cu.j2"
 
 
 def emit(plan: Plan, name: str) -> Bundle:
@@ -144,7 +143,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
 
 def _template(plan: Plan) -> str:
     if plan.chosen is not None:
-        return _CHOOSER
+        return f"{plan.target.family}/choose.cu.j2"
     if plan.form in (GATHER, WIDE):
         passes = "_backward" if plan.direction is _BACKWARD else ""
         return f"{plan.target.family}/gather{passes}.cu.j2"
@@ -202,7 +201,8 @@ def _modes(plan: Plan) -> tuple[tuple[str, Mode], ...]:
     schedule = plan.schedule
     if hasattr(schedule, "modes"):
         return tuple((n, mode) for n, mode in schedule.modes if n != PACKED or not plan.boxes)
-    launch = Launch("attention_forward", Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
+    entry = "attention_forward" if plan.chosen is None else "attention_choose"
+    launch = Launch(entry, Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
     return (("usual", Mode((launch,))),)
 
 

@@ -35,6 +35,7 @@ from maskc.plan.sm90a_backward import (
     small_backward_schedule,
     tall_backward_schedule,
 )
+from maskc.plan.thresholds import CHOOSE
 from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule, selections
 
 FEW, MANY = 3, 1 << 16
@@ -43,9 +44,10 @@ FEW, MANY = 3, 1 << 16
 _FORWARD, _BACKWARD = Direction.forward, Direction.backward
 _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("cpu", _FORWARD, ""): cpu.schedule,
+    ("sm80", _FORWARD, CHOOSE): sm80.choose_schedule,
     ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
-    ("sm90a", _FORWARD, sm90a.CHOOSE): sm90a.choose_schedule,
+    ("sm90a", _FORWARD, CHOOSE): sm90a.choose_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
     ("sm90a", _BACKWARD, SMALL): small_backward_schedule,
     ("sm90a", _BACKWARD, TALL): tall_backward_schedule,
@@ -119,12 +121,12 @@ def _by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target
     """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
     hulls = thresholds.hulls(heads, one)
     pairs = [thresholds.lifted_pair(ir.keep, one) for ir in heads.masks]
-    forward, backward = (
+    forward, *backward = (
         _with_thresholds(_plan(hulls, problem, target, direction, ""), pairs)
-        for direction in (_FORWARD, _BACKWARD)
+        for direction in target.directions
     )
     found = thresholds.candidates(heads, one)
-    chooser = _plan(found, problem, target, _FORWARD, sm90a.CHOOSE)
+    chooser = _plan(found, problem, target, _FORWARD, CHOOSE)
     count = max(len(mask.lifted.args) for mask in chooser.masks)
     masks = tuple(
         replace(mask, lifted=replace(mask.lifted, args=_padded(mask.lifted.args, count, one.k)))
@@ -132,7 +134,7 @@ def _by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target
     )
     chooser = replace(chooser, masks=masks, chosen=count)
     reasons = (*forward.reasons, thresholds.REASON, f"those: {chooser.schedule.reason}")
-    return replace(forward, reasons=reasons, chooser=chooser, also=(backward,))
+    return replace(forward, reasons=reasons, chooser=chooser, also=tuple(backward))
 
 
 def _padded(args: tuple[E.Expr, ...], count: int, k: int) -> tuple[E.Expr, ...]:
@@ -153,7 +155,7 @@ def _with_thresholds(plan: Plan, pairs: list[tuple[Lifted, E.Expr]]) -> Plan:
     use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
     if plan.direction is _BACKWARD:
         schedule = backward_schedule(plan.problem, thresholds=True)
-    else:  # comparing takes the registers that a stream needs
+    elif plan.target.family == "sm90a":  # comparing takes the registers that a stream needs
         modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
         schedule = replace(schedule, modes=modes)
     return replace(plan, masks=tuple(masks), distances=False, thresholds=True,
@@ -338,7 +340,7 @@ def _schedule(
     heads: Heads, problem: Problem, target: Target, direction: Direction, form: str
 ) -> Schedule:
     """The family's schedule; sm_80 alone asks the masks how high its tiles should be."""
-    if target.family == "sm80":
+    if target.family == "sm80" and not form:
         return sm80.for_masks(problem, heads.masks)
     return _SCHEDULES[target.family, direction, form](problem)
 

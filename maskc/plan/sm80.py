@@ -158,6 +158,42 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
     )
 
 
+_CHOOSE = {
+    32: (64, 64, 4),
+    64: (64, 64, 4),
+    96: (32, 64, 2),
+    128: (32, 64, 2),
+    192: (32, 64, 2),
+    256: (32, 32, 2),
+}
+"""For each head dimension, where thresholds are searched: queries and keys of a tile, warps."""
+_BIN_BYTES = 1024
+"""Of a row, in shared memory."""
+
+
+def choose_schedule(problem: Problem) -> Sm80Schedule:
+    """The schedule of templates/sm80/choose.cu.j2, which finds thresholds of keys that are chosen
+    one by one: 16 rows a warp, and two tiles of keys in turn.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    queries, keys, warps = _CHOOSE[dim]
+    room = 2 * dim * (queries + 2 * keys) + _BIN_BYTES * queries + BLOCK_BYTES
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    return Sm80Schedule(
+        TileShape(queries, keys),
+        f"thresholds by {warps} warps of 16 rows and {keys} keys, {room / 1024:g} KiB of shared "
+        "memory",
+        warps=warps,
+        min_blocks=1,
+        shared_bytes=room,
+        group_keys=_L2_BYTES // (2 * dim),
+    )
+
+
 def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target) -> int:
     """Bytes of struct Shared: a tile each of q, k and v, parked tops and sums, the block's part.
 

@@ -226,8 +226,6 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
 
 # ------------------------------------------------------------------ keys chosen by their scores
 
-CHOOSE = "choose"
-"""The form of sources that find the thresholds of keys that are chosen one by one."""
 _BIN_BYTES = 1024
 """Of a row, in shared memory."""
 _CHOOSE_FORMS = {

@@ -22,8 +22,10 @@ from maskc.ir.selecting import chosen, place_of
 from maskc.ir.types import MaskIR
 from maskc.plan.types import Heads
 
-FAMILIES = ("sm90a",)
+FAMILIES = ("sm80", "sm90a")
 """Families with such kernels."""
+CHOOSE = "choose"
+"""The form of sources that find the thresholds."""
 REASON = (
     "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
     "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "

@@ -185,7 +185,7 @@ def make_tables(
         parts.append(("distances", np.concatenate(words)))
     batched = any(slot.batch for slot in slots)
     seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
-    backward, tally = direction is Direction.backward, None
+    backward, tally, adders = direction is Direction.backward, None, None
     if lists and unit.by_documents:
         ptr, words, stops = lists_on_host(bundle, unit.tile, sizes, params, seen)
         parts += [("row_ptr", ptr), ("row_tiles", words)]
@@ -208,9 +208,7 @@ def make_tables(
         parts += _work_parts(work)
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans)
-    adders = None
-    if backward and work is not None:
-        adders = adders_of(layouts) if lists else adders_of_spans(spans)
+        adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, adders)
 
 

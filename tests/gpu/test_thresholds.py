@@ -1,4 +1,5 @@
-"""Keys chosen one by one on Hopper: both passes against fp64, and what only a card can tell."""
+"""Keys chosen one by one on a Hopper, with its own kernels and those of sm_80: all passes against
+fp64, and what only a card can tell."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from tests.support.chosen_keys import BOTH, PASSES, TOP, check_counts, check_nans, check_passes  # noqa: E402
+from tests.support.chosen_keys import (  # noqa: E402
+    BOTH,
+    PASSES,
+    TARGETS,
+    TOP,
+    check_counts,
+    check_nans,
+    check_passes,
+)
 from tests.support.exact_attention import DEVICE, tensors  # noqa: E402
 from tests.support.hopper import HOPPER, freed  # noqa: E402,F401
 
@@ -17,19 +26,21 @@ if not HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PASSES)
-def test_both_passes(name):
-    check_passes(name)
+def test_passes(name, target):
+    check_passes(name, target=target)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("mask", BOTH)
-def test_both_passes_see_the_keys_that_were_chosen(mask, dim, dtype):
+@pytest.mark.parametrize("target", TARGETS)
+def test_passes_see_the_keys_that_were_chosen(target, mask, dim, dtype):
     """The forward's scores, q k^T, and the backward's, k q^T, are the same to the bit: else a key
     next to a threshold would be seen by one of them alone."""
     for seed, (n_q, n_kv) in enumerate([(150, 333), (1000, 1000), (700, 4096)]):
-        check_counts(*BOTH[mask], dim, n_q, n_kv, seed, dtype)
+        check_counts(*BOTH[mask], dim, n_q, n_kv, seed, dtype, target)
 
 
 def test_the_same_bits_on_every_run():
@@ -86,5 +97,6 @@ def test_rows_and_columns_that_are_cut(name):
     check_passes(name, most_tiles=1)
 
 
-def test_keys_that_are_no_numbers():
-    check_nans()
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_that_are_no_numbers(target):
+    check_nans(target=target)

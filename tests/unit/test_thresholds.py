@@ -1,4 +1,4 @@
-"""Thresholds of keys that are chosen one by one, on Hopper in emulation, against a sort.
+"""Thresholds of keys that are chosen one by one, on GPUs in emulation, against a sort.
 
 A query is a unit vector: its scores are one column of k, exactly, so that rows may have any values.
 """
@@ -11,14 +11,29 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.build import build
+from maskc.core.problem import Direction, Feature
+from maskc.core.target import TARGETS as TARGETS_BY_NAME
 from maskc.runtime.plans import ATTENTION
 
 torch = pytest.importorskip("torch")
 
 from tests.emulator import machine  # noqa: E402
-from tests.support.chosen_keys import BOTH, PASSES, check_counts, check_nans, check_passes  # noqa: E402
+from tests.support.chosen_keys import (  # noqa: E402
+    BOTH,
+    PASSES,
+    TARGETS,
+    check_counts,
+    check_nans,
+    check_passes,
+)
 
 N_Q, N_KV, DIM = 130, 700, 64
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    return request.param
 
 
 def columns(rng, n_kv=N_KV) -> dict[str, np.ndarray]:
@@ -95,9 +110,9 @@ def best(scores, allowed, k):
     return made
 
 
-def check(k, scores, q, keys, v, of=None, allowed=None):
+def check(target, k, scores, q, keys, v, of=None, allowed=None):
     of = mc.full() if of is None else of
-    attn = mc.topk(k, of=of).compile(head_dim=DIM, target="sm_90a")
+    attn = mc.topk(k, of=of).compile(head_dim=DIM, target=target)
     low, end = found_thresholds(attn, q, keys, v)
     allowed = np.ones(scores.shape, bool) if allowed is None else allowed
     wanted = best(scores, allowed, k)
@@ -118,14 +133,14 @@ def scores_of(q, k):
 
 
 @pytest.mark.parametrize("k", [0, 1, 64, 350, 699, 700, 1000])
-def test_whatever_the_scores(k):
+def test_whatever_the_scores(target, k):
     rows = columns(np.random.default_rng(k)).values()
     given = inputs(list(rows), signs=True)
-    check(k, scores_of(*given[:2]), *given)
+    check(target, k, scores_of(*given[:2]), *given)
 
 
 @pytest.mark.parametrize("k", [1, 100, 700, 2900])
-def test_guesses_that_are_wrong(k):
+def test_guesses_that_are_wrong(target, k):
     """Longer rows, of which scores as if they were normal tell little: more than fit a list lie
     where the threshold is expected, or it is elsewhere."""
     rng, n = np.random.default_rng(k), 3000
@@ -139,25 +154,25 @@ def test_guesses_that_are_wrong(k):
         "one narrow peak": np.where(rng.random(n) < 0.5, 4 + rng.standard_normal(n) / 64, 0),
     }
     given = inputs(list(rows.values()), signs=True)
-    check(k, scores_of(*given[:2]), *given)
+    check(target, k, scores_of(*given[:2]), *given)
 
 
 @pytest.mark.parametrize("k", [3, 200])
-def test_among_the_keys_that_may_be_chosen(k):
+def test_among_the_keys_that_may_be_chosen(target, k):
     given = inputs(list(columns(np.random.default_rng(7)).values()))
     query, key = np.arange(N_Q)[:, None] + N_KV - N_Q, np.arange(N_KV)[None, :]
     allowed = (key <= query) & (key >= query - 300)
-    check(k, scores_of(*given[:2]), *given, mc.window(300), allowed)
+    check(target, k, scores_of(*given[:2]), *given, mc.window(300), allowed)
 
 
-def test_rows_without_candidates():
+def test_rows_without_candidates(target):
     given = inputs(list(columns(np.random.default_rng(8)).values()))
     allowed = np.broadcast_to((np.arange(N_Q) >= 129)[:, None], (N_Q, N_KV))
-    check(5, scores_of(*given[:2]), *given, mc.where(lambda q, k: q >= 129), allowed)
+    check(target, 5, scores_of(*given[:2]), *given, mc.where(lambda q, k: q >= 129), allowed)
 
 
 @pytest.mark.parametrize("k", [1, 5, 30, 400, 690])
-def test_what_is_no_number_comes_last(k):
+def test_what_is_no_number_comes_last(target, k):
     """A column with infinities: its own rows have them as scores, others what is no number."""
     rng = np.random.default_rng(k)
     made = list(columns(rng).values())[:5]
@@ -165,23 +180,23 @@ def test_what_is_no_number_comes_last(k):
     made[0] = np.where(rng.random(N_KV) < 0.3, -np.inf, made[0])
     made[1][rng.random(N_KV) < 0.1] = np.nan
     given = inputs(made, signs=True)
-    check(k, scores_of(*given[:2]), *given)
+    check(target, k, scores_of(*given[:2]), *given)
 
 
 # ------------------------------------------------------------------ what reads thresholds
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_both_passes(name, monkeypatch):
+def test_passes(name, target, monkeypatch):
     machine.install(monkeypatch)
-    check_passes(name)
+    check_passes(name, target=target)
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("mask", BOTH)
-def test_both_passes_see_the_keys_that_were_chosen(mask, dim, monkeypatch):
+def test_passes_see_the_keys_that_were_chosen(mask, dim, target, monkeypatch):
     machine.install(monkeypatch)
-    check_counts(*BOTH[mask], dim, 150, 333)
+    check_counts(*BOTH[mask], dim, 150, 333, target=target)
 
 
 @pytest.mark.parametrize("name", ["union", "ordered"])
@@ -190,6 +205,31 @@ def test_rows_and_columns_that_are_cut(name, monkeypatch):
     check_passes(name, most_tiles=1)
 
 
-def test_keys_that_are_no_numbers(monkeypatch):
+def test_keys_that_are_no_numbers(target, monkeypatch):
     machine.install(monkeypatch)
-    check_nans()
+    check_nans(target=target)
+
+
+# ------------------------------------------------------------------ sm_80
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [32, 96, 192])
+def test_other_head_dimensions(dim, dtype, monkeypatch):
+    machine.install(monkeypatch)
+    for each in BOTH.values():
+        check_counts(*each, dim, 70, 140, dtype=dtype, target="sm_80")
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 256])
+def test_sources_have_no_spills(dim):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    target, forward = TARGETS_BY_NAME["sm_80"], (Direction.forward,)
+    features = [{}, *({each} for each in Feature if each is not Feature.entmax)]
+    for mask in (mc.topk(9, mc.causal()), mc.topk(9, mc.causal()) | mc.window(6)):
+        bundle = mask.compile(dim, target="sm_80").bundle
+        wanted = [(bundle.units[0], frozenset(each)) for each in features]
+        for unit, asked in [*wanted, (bundle.chooser.units[0], frozenset())]:
+            (use,) = build(unit, asked, forward, arch="sm_80").report.kernels
+            assert (use.stack, use.spill_stores) == (0, 0), (unit.key, asked)
+            assert unit.mode().launches[0].shared_bytes <= target.shared_memory
