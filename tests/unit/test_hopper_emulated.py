@@ -84,6 +84,18 @@ def test_pairs_tested_one_by_one_and_heads_of_their_own():
     check(compiled(HEADS, 64, heads=4), made, live_pairs(HEADS, 150, 130, heads=4))
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-12, -3.0, 40.0])
+@pytest.mark.parametrize(
+    ("mode", "dim", "dtype"),
+    [("large", 64, "float16"), ("small", 128, "bfloat16"), ("tall", 128, "float16"),
+     (None, 256, "bfloat16")],
+)  # fmt: skip
+def test_scales(mode, dim, dtype, scale):
+    """In backward passes lse and delta are terms of products, lse by the unit of scores."""
+    mask, made = mc.window(90, 40), given(140, 90, dim, dtype)
+    check(compiled(mask, dim, dtype, mode=mode), made, live_pairs(mask, 140, 90), scale=scale)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("small", 128)])
 def test_features(mode, dim, deterministic):
