@@ -1111,7 +1111,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         struct Tile tile = next;
         unpack(tile);
         const i32 first_k = tile.index * TILE_K;
-        const bool masked = !tile.full || p.n_kv - first_k < TILE_K;
+        bool masked = !tile.full || p.n_kv - first_k < TILE_K;
         struct Seen seen = {};
         if (masked) seen = seen_by(&p, block, tile);
 

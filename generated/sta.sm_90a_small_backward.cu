@@ -1556,7 +1556,7 @@ FN void load_queries(struct Shared &shared, const struct Source &source, const T
     u64 &full = shared.q_full[at];
 #if FOLDED
     arrive_expecting(full, Q_BYTES + PIECE_BYTES);
-    load_bytes(shared_address(shared.rows[at]), source.lse + 4 * first, PIECE_BYTES, full);
+    load_bytes(shared_address(shared.rows[at]), source.lse + ROW_FLOATS * first, PIECE_BYTES, full);
 #else
     constexpr u32 NUMBERS = 4 * TILE_Q;  // bytes
     arrive_expecting(full, Q_BYTES + NUMBERS);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from maskc.core.errors import FileMissing, MaskcError, NoPattern, PatternFailed
 from maskc.core.source import SourceLoc, raised_at
@@ -49,7 +49,7 @@ def _run(file: Path, module: ModuleType) -> None:
     linecache.checkcache(name)  # excerpts in messages are of the file as it is now
     sys.path.insert(0, str(file.resolve().parent))
     try:
-        exec(compile(file.read_bytes(), name, "exec"), vars(module))
+        exec(_compiled(file, name), vars(module))
     except MaskcError as error:
         mistake(error, None)
     except SyntaxError as error:
@@ -60,6 +60,13 @@ def _run(file: Path, module: ModuleType) -> None:
         mistake(PatternFailed(type(error).__name__, error, at=at), None)
     finally:
         sys.path.remove(str(file.resolve().parent))
+
+
+def _compiled(file: Path, name: str) -> CodeType:
+    try:
+        return compile(file.read_bytes(), name, "exec")
+    except ValueError as error:  # what Python 3.11 makes of null bytes, in its first releases
+        raise SyntaxError(str(error)) from error
 
 
 def _try(pattern: Pattern, file: Path) -> None:

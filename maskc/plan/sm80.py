@@ -58,6 +58,7 @@ from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.types import MaskIR
+from maskc.plan.thresholds import BIN_BYTES
 from maskc.plan.types import Schedule
 
 BLOCK_BYTES = 1024
@@ -167,8 +168,6 @@ _CHOOSE = {
     256: (32, 32, 2),
 }
 """For each head dimension, where thresholds are searched: queries and keys of a tile, warps."""
-_BIN_BYTES = 1024
-"""Of a row, in shared memory."""
 
 
 def choose_schedule(problem: Problem) -> Sm80Schedule:
@@ -180,7 +179,7 @@ def choose_schedule(problem: Problem) -> Sm80Schedule:
     """
     dim, target = problem.head_dim, TARGETS["sm_80"]
     queries, keys, warps = _CHOOSE[dim]
-    room = 2 * dim * (queries + 2 * keys) + _BIN_BYTES * queries + BLOCK_BYTES
+    room = 2 * dim * (queries + 2 * keys) + BIN_BYTES * queries + BLOCK_BYTES
     if room > target.shared_memory:
         raise SharedMemoryExceeded(room, target.name, target.shared_memory)
     return Sm80Schedule(

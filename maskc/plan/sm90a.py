@@ -46,6 +46,7 @@ from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
+from maskc.plan.thresholds import BIN_BYTES
 from maskc.plan.types import Schedule
 
 SLAB = 64
@@ -226,8 +227,6 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
 
 # ------------------------------------------------------------------ keys chosen by their scores
 
-_BIN_BYTES = 1024
-"""Of a row, in shared memory."""
 _CHOOSE_FORMS = {
     64: _Form(2, 128, 4, (240, 24), keep_q=True),
     96: _Form(2, 128, 2, (240, 24), keep_q=True),
@@ -247,7 +246,7 @@ def choose_schedule(problem: Problem) -> ForwardSchedule:
     form = _CHOOSE_FORMS[dim]
     tile, slabs = TileShape(64 * form.warpgroups, form.keys), -(-dim // SLAB)
     threads = 128 * (form.warpgroups + 1)
-    room = 2 * SLAB * slabs * (tile.q + form.stages * tile.k) + _BIN_BYTES * tile.q + _CONTROL_BYTES
+    room = 2 * SLAB * slabs * (tile.q + form.stages * tile.k) + BIN_BYTES * tile.q + _CONTROL_BYTES
     if room > target.shared_memory:
         raise SharedMemoryExceeded(room, target.name, target.shared_memory)
     launch = Launch("attention_choose", Grid.items, threads, room)

@@ -26,6 +26,8 @@ FAMILIES = ("sm80", "sm90a")
 """Families with such kernels."""
 CHOOSE = "choose"
 """The form of sources that find the thresholds."""
+BIN_BYTES = 1024
+"""Of shared memory that a row takes there, see templates/common/choose_rows.cuh.j2."""
 REASON = (
     "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
     "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "

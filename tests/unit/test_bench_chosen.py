@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from maskc.bench.tensors import host, make_tensors
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.reference.attention import attention
+
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 
 MASKS = {
     "keys": mc.topk(7, mc.causal()) | mc.window(2),
@@ -75,6 +78,7 @@ RANKED = [name for name in MASKS if name not in ("together", "given", "heads")]
 
 @pytest.mark.parametrize("scores", [1 << 24, 1 << 12], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("name", RANKED)
+@needs_torch
 def test_the_rival_chooses_the_same(name, scores, monkeypatch):
     monkeypatch.setitem(unfused._SCORES, "cpu", scores)
     case = case_of(name)
@@ -88,6 +92,7 @@ def test_the_rival_chooses_the_same(name, scores, monkeypatch):
 
 @pytest.mark.parametrize("scores", [1 << 24, 1 << 12], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("score", ["indexer", "qk"])
+@needs_torch
 def test_the_rival_gathers_keys_that_all_heads_share(score, scores, monkeypatch):
     monkeypatch.setitem(unfused._SCORES, "cpu", scores)
     mask = mc.topk(7, mc.causal(), score=score, share="all")
@@ -101,6 +106,7 @@ def test_the_rival_gathers_keys_that_all_heads_share(score, scores, monkeypatch)
     assert np.abs(out - attention(*map(host, tensors.qkv), keep)[0]).max() < 1e-5
 
 
+@needs_torch
 def test_the_rival_of_half_precision_ranks_exactly():
     """The largest products of rows of bfloat16 differ by less than bfloat16 can tell."""
     case = replace(case_of("keys alone"), dtype=DType.bfloat16)
@@ -122,6 +128,7 @@ def one_causal(case: Case):
     return torch.tensor(mc.causal().dense(case.n_q, case.n_kv))
 
 
+@needs_torch
 def test_equal_scores_go_to_the_lower_index():
     case = case_of("keys of all", batch=1)
     tensors = make_tensors(case, "cpu")
@@ -164,6 +171,7 @@ def test_other_masks_have_no_spans():
 
 
 @pytest.mark.parametrize("name", ["keys", "indexer"])
+@needs_torch
 def test_a_pattern_is_timed_and_right(name):
     report = bench_pattern(
         name, MASKS[name], n=96, heads=4, head_dim=16, target="cpu", repeats=1,

@@ -135,6 +135,7 @@ def test_bursts_of_four_take_turns(monkeypatch: pytest.MonkeyPatch):
     assert [name for name, *_ in rounds].count("fast") == 20
 
 
+@needs_torch
 def test_a_gpu_waits_only_for_a_slower_host():
     assert lead_for(queued=200e-6, once=0.5) == 0
     assert lead_for(queued=400e-6, once=0.05) == pytest.approx(600e-6)

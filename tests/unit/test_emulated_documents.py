@@ -6,14 +6,16 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-import torch
 
 import maskc as mc
 from maskc.core.errors import DataRange
 from maskc.runtime.listed import ListedPlan
 from tests.emulator import machine
-from tests.support.exact_attention import called, tensors
-from tests.support.hopper import with_rules
+
+torch = pytest.importorskip("torch")
+
+from tests.support.exact_attention import called, tensors  # noqa: E402
+from tests.support.hopper import with_rules  # noqa: E402
 
 DOCUMENTS = mc.documents("doc")
 MASKS = {

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 import maskc as mc
 from maskc import driver
@@ -108,6 +107,7 @@ def test_short_lengths(n):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_ranks_the_stored_numbers(dtype):
+    torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(integers(1, 2, 100, 16)).to(getattr(torch, dtype))
                for _ in range(3))  # fmt: skip
     mask = mc.topk(6, mc.causal())
@@ -187,6 +187,7 @@ def test_a_backward_pass_does_not_choose_again(monkeypatch):
 
 
 def test_torch_gradients_are_those_of_the_chosen_pairs():
+    torch = pytest.importorskip("torch")
     mask = mc.topk(5, mc.causal(), score="indexer", share="all") | mc.window(2)
     index = {
         "index_q": torch.from_numpy(integers(1, 2, 50, 8)),
@@ -208,6 +209,7 @@ def test_torch_gradients_are_those_of_the_chosen_pairs():
 
 
 def test_inside_torch_compile():
+    torch = pytest.importorskip("torch")
     mask = mc.topk(5, mc.causal()) | mc.window(2)
     q, k, v = (torch.from_numpy(normal(1, 2, 50, 16)) for _ in range(3))
     inside = torch.compile(lambda *x: mc.attention(*x, mask), fullgraph=True, backend="eager")
