@@ -297,7 +297,7 @@ _MASK = GeneratedMask(
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
-                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
+                costs=(("usual", 7981, 2633, 429), ("stream", 2287, 2821, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -344,7 +344,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                 row_floats=130,
                 form="small",
-                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
+                costs=(("usual", 3340, 762, 0), ("stream", 1189, 822, 98)),
             ),
             kernel(
                 "sm_90a",
@@ -444,7 +444,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=137,
                 key_floats=256,
-                costs=(("usual", 16662, 3978, 1282),),
+                costs=(("usual", 14882, 3978, 826),),
             ),
             kernel(
                 "sm_90a",
@@ -547,7 +547,7 @@ _MASK = GeneratedMask(
                 row_floats=137,
                 key_floats=256,
                 form="small",
-                costs=(("usual", 10879, 2545, 487),),
+                costs=(("usual", 9077, 2504, 0),),
             ),
             kernel(
                 "sm_90a",
@@ -614,7 +614,7 @@ _MASK = GeneratedMask(
                 row_floats=137,
                 key_floats=256,
                 form="tall",
-                costs=(("usual", 20000, 4657, 4400),),
+                costs=(("usual", 17489, 4903, 833),),
             ),
         ),
         report=REPORT,

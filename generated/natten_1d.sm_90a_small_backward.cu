@@ -29,7 +29,8 @@ struct Attention {
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
-    const i32 *col_turns;  // of each of col_tiles: how many add to dq before, or null
+    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
+    const i32 *row_sums;  // [lists][tile_rows + 1] further tiles of dq, or null: none
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -55,6 +56,7 @@ struct Attention {
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 further;  // most further tiles of dq of a list
     i32 joins;  // 1: results hold those of other keys, and are joined with them
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
@@ -238,11 +240,14 @@ struct Tile {
     i32 full;   // every pair of it is live: no predicate
 };
 
+// The list of a head of a sequence.
+FN i64 list_number(const struct Attention *p, i32 batch, i32 head) {
+    return (i64)batch * p->list_batch + (p->head_variant ? p->head_variant[head] : 0);
+}
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
                                   i32 ti) {
     struct TileList list = {0};
-    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i64 number = (i64)batch * p->list_batch + variant;
+    const i64 number = list_number(p, batch, head);
     const i32 *ptr = p->row_ptr + number * (p->tile_rows + 1) + ti;
     list.tiles = p->row_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
@@ -252,8 +257,7 @@ FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch
 FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
                                   i32 tj) {
     struct TileList list = {0};
-    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i64 number = (i64)batch * p->list_batch + variant;
+    const i64 number = list_number(p, batch, head);
     const i32 *ptr = p->col_ptr + number * (p->tile_cols + 1) + tj;
     list.tiles = p->col_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
@@ -613,6 +617,8 @@ struct Maps {
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
 // as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.
+// In deterministic mode a tile row may have further tiles of dq, with TILE_Q numbers of control each:
+// they lie behind those of all rows, head by head.
 // For every tile column that several items add to, or in deterministic mode for each of these
 // items: tiles of dk and dv.
 struct Workspace {
@@ -635,18 +641,32 @@ enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4, ZEROED = 5, TAKEN = 6 };
 constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
 
 FN struct Workspace workspace(const struct Attention &p) {
-    const i64 rows = (i64)p.batch * p.heads_q * p.tile_rows;
+    const i64 heads = p.batch * p.heads_q, rows = heads * p.tile_rows;
+    const i64 sums = DETERMINISTIC ? rows + heads * p.further : rows;
     struct Workspace w;
     w.lse = p.delta;
     w.delta = w.lse + rows * TILE_Q;
     w.control = w.lse + ROW_FLOATS * rows * TILE_Q;
-    w.dq = w.control + rows * TILE_Q;
-    w.keys = w.dq + rows * TILE_FLOATS;
+    w.dq = w.control + sums * TILE_Q;
+    w.keys = w.dq + sums * TILE_FLOATS;
     return w;
 }
 
+// Of a tile row, or of another tile of dq.
 FN i32 *control_of(const struct Attention &p, i64 row, int which) {
     return (i32 *)(workspace(p).control + row * TILE_Q) + which;
+}
+
+// The further tiles of dq that a tile row of a head has.
+struct Further {
+    i32 first, count;
+};
+FN struct Further further_of(const struct Attention &p, i32 head, i32 row) {
+    if (!p.further) return {0, 0};
+    const struct Place at = place_of(head, p.heads_q);
+    const i32 *before = p.row_sums + list_number(&p, at.batch, at.head) * (p.tile_rows + 1) + row;
+    const i32 first = __ldg(before), rows = p.batch * p.heads_q * p.tile_rows;
+    return {rows + head * p.further + first, __ldg(before + 1) - first};
 }
 #if ZEROES
 // Tile rows whose zeros come before the main launch: those of the heads that begin, or where only
@@ -799,6 +819,10 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         }
     }
     if (WITH_SINKS) sink_sum = block_sum(sink_sum);
+#if DETERMINISTIC
+    const struct Further further = further_of(p, line, blockIdx.x % p.tile_rows);
+    if (thread < further.count) *control_of(p, further.first + thread, TURN) = 0;
+#endif
     if (thread < 2) {
         float4 *const control = (float4 *)(w.control + row * TILE_Q);
         control[thread] = make_float4(thread ? 0.0f : sink_sum, 0.0f, 0.0f, 0.0f);
@@ -824,19 +848,32 @@ FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
 FN float4 sum_of(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
-// Eight columns of two of `tokens` rows, as four threads left them: numbers 0 and 1 of each belong
-// to `first`, 2 and 3 to `second`. They are the sum of `parts` tiles that lie side by side.
-FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
-                   i32 tokens, int column, const float4 *from, i32 parts, float scale, bool joins) {
-    float4 x[4] = {};
-    if (parts > 0)
+// Tiles that are added up: the first, and others that lie side by side.
+struct Sum {
+    const float *first, *more;
+    i32 count, stride;
+};
+// Some of their numbers, every `step` of them four, from a place in a tile on.
+template <int COUNT>
+FN void add_up(float4 (&x)[COUNT], const struct Sum &sum, i32 place, int step) {
+    const float4 *from = (const float4 *)(sum.first + place);
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
-    for (i32 part = 1; part < parts; part++) {
-        from += KEY_TILE_FLOATS / 4;
+    for (int i = 0; i < COUNT; i++)
+        x[i] = sum.count > 0 ? __ldcs(from + i * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (i32 part = 1; part < sum.count; part++) {
+        from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], __ldcs(from + i));
+        for (int i = 0; i < COUNT; i++) x[i] = sum_of(x[i], __ldcs(from + i * step));
     }
+}
+
+// Eight columns of two of `tokens` rows, as four threads left them at a place of a tile: numbers 0
+// and 1 of each belong to `first`, 2 and 3 to `second`.
+FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
+                   i32 tokens, int column, const struct Sum &sum, i32 place, float scale,
+                   bool joins) {
+    float4 x[4];
+    add_up(x, sum, place, 1);
     float2 low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -851,17 +888,12 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
 #if TURNED
 // A tile of dq in storage precision: 16 columns of two queries at a time, of which eight threads of
 // a warp left two each.
-FN void store_turned(const struct Attention &p, struct Place at, i32 first, const float *tile,
-                     i32 tiles) {
+FN void store_turned(const struct Attention &p, struct Place at, i32 first, const struct Sum &sum) {
     for (i32 i = threadIdx.x; i < TILE_Q * HEAD_DIM / 32; i += PLAIN_THREADS) {
         const i32 pair = i % 4, warp = i / 4 % 4, piece = i / 16 % DQ_PIECES;
         const i32 share = i / 16 / DQ_PIECES;
-        const float4 *const from =
-            (const float4 *)(tile + share * SHARE) + piece * 128 + warp * 32 + pair;
-        float4 x[8] = {};
-        if (tiles > 0)
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = __ldcs(from + 4 * j);
+        float4 x[8];
+        add_up(x, sum, share * SHARE + 4 * (piece * 128 + warp * 32 + pair), 4);
 #pragma unroll
         for (int odd = 0; odd < 2; odd++) {
             const i32 token = query_at(first + 8 * piece + 2 * pair + odd);
@@ -907,10 +939,15 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     const i32 thread = threadIdx.x, first = blockIdx.x % p.tile_rows * TILE_Q;
     const struct Place at = place_of_row(p, blockIdx.x);
     const float *const tile = w.dq + row * TILE_FLOATS;
+    struct Sum sum = {tile, tile, 1, TILE_FLOATS};
+#if DETERMINISTIC
+    const struct Further further = further_of(p, row / p.tile_rows, row % p.tile_rows);
+    sum.more = w.dq + (i64)further.first * TILE_FLOATS;
     // Where nobody added to it there is nothing, not even zeros.
-    const i32 tiles = DETERMINISTIC ? min_i32(*control_of(p, row, TURN), 1) : 1;
+    sum.count = *control_of(p, row, TURN) ? 1 + further.count : 0;
+#endif
 #if TURNED
-    store_turned(p, at, first, tile, tiles);
+    store_turned(p, at, first, sum);
 #else
 #pragma unroll
     for (i32 i = thread; i < TILE_Q * HEAD_DIM / 16; i += PLAIN_THREADS) {
@@ -918,16 +955,18 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         const i32 pieces = dq_pieces(share), piece = j % pieces, y = j / pieces;
         const i32 q = first + dq_query(share) + y / 8 * 16 + y % 8;
         store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
-                   dq_column(share, piece),
-                   (const float4 *)(tile + share * SHARE) + piece * 128 + y * 4, tiles, p.scale,
+                   dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
                    p.joins);
     }
 #endif
 #if WITH_ALIBI
     const i32 share = thread / 128;
-    const float *const sums = tile + share * SHARE + 512 * dq_pieces(share);
-    const float sum = block_sum(tiles && share < SHARES ? sums[thread % 128] : 0.0f);
-    if (thread == 0) w.control[row * TILE_Q + SLOPE_SUM] = sum;
+    const i32 place = share * SHARE + 512 * dq_pieces(share) + thread % 128;
+    float slope = sum.count && share < SHARES ? tile[place] : 0.0f;
+    for (i32 part = 1; part < sum.count && share < SHARES; part++)
+        slope += sum.more[(part - 1ll) * TILE_FLOATS + place];
+    slope = block_sum(slope);
+    if (thread == 0) w.control[row * TILE_Q + SLOPE_SUM] = slope;
 #endif
 #if WITH_ALIBI || WITH_SINKS
     __shared__ bool last;
@@ -952,17 +991,18 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const i32 first = work.tile * TILE_K;
-    const float4 *const tile = (const float4 *)(w.keys + (i64)work.first * KEY_TILE_FLOATS);
+    const float *const tile = w.keys + (i64)work.first * KEY_TILE_FLOATS;
+    const struct Sum sum = {tile, tile + KEY_TILE_FLOATS, work.count, KEY_TILE_FLOATS};
     for (i32 i = threadIdx.x; i < 2 * GROUPS * PIECES * 32; i += PLAIN_THREADS) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % GROUPS, key = first + key_of(group) + y / 8 * 16 + y % 8;
-        const float4 *const from = tile + (part * PIECES + piece) * 128 + y * 4;
+        const i32 from = 4 * ((part * PIECES + piece) * 128 + y * 4);
         const i32 to = column_of(group, piece), low = key_at(key), high = key_at(key + 8);
         if (part < GROUPS)
-            store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, from, work.count, p.scale,
+            store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, sum, from, p.scale,
                        p.joins);
         else
-            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, from, work.count, 1.0f,
+            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, 1.0f,
                        p.joins);
     }
 }
@@ -1363,8 +1403,13 @@ struct alignas(16) Item {
     i32 steps;         // query tiles of all heads; negative past the end of the work
 };
 
-// In memory at a time. In deterministic mode the thread that loads has no registers for a second.
-constexpr u32 ITEMS = DETERMINISTIC ? 1 : 2;
+// In memory at a time. In deterministic mode large tiles have no registers for a second.
+constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
+
+// Which tile of dq a column adds to, and, where that matters, how many do so before.
+struct Turn {
+    i32 sum, rank;
+};
 
 #if DETERMINISTIC
 // Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
@@ -1429,10 +1474,18 @@ FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     const struct Place at = place_of(head, p.heads_q);
     return behind(row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row), column);
 }
-// The same, of tile `i` of a column's list; where the host made the lists it is written there.
-FN i32 turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row, i32 column) {
-    if (p.col_turns) return __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
-    return rank_of(p, head, row, column);
+
+// Of tile `i` of a column's list; where the host made the lists it is written there.
+FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row,
+                       i32 column) {
+    const i32 sum = head * p.tile_rows + row;
+    if (p.col_turns) {
+        constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/ordered.py
+        const i32 word = __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
+        const i32 which = word % MOST_SUMS, rank = word / MOST_SUMS;
+        return {which ? further_of(p, head, row).first + which - 1 : sum, rank};
+    }
+    return {sum, rank_of(p, head, row, column)};
 }
 #else
 typedef struct Work List;
@@ -1484,12 +1537,12 @@ struct Shared {
 #endif
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
-    u64 dq_full[GROUPS], dq_free[GROUPS], dq_asked;
+    u64 dq_full[GROUPS], dq_free[GROUPS], dq_seen;
     struct Item item[ITEMS];
     struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
-    i32 dq_row;                      // of the tile in dq
-    i32 rank[STAGES], dq_rank;       // how many columns add to a tile before, if that matters
+    struct Turn turn[STAGES], dq_turn;  // of a step, and of the tile in dq
+    i32 *dq_counter;                    // of additions to what a step adds to
 };
 static_assert(sizeof(struct Shared) <= 109056, "planned memory");
 
@@ -1514,7 +1567,7 @@ struct Ring {
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.column_full, 1);
     barrier_init(shared.column_free, GROUPS);
-    barrier_init(shared.dq_asked, 1);
+    barrier_init(shared.dq_seen, 1);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.dout_full[i], 1);
@@ -1531,8 +1584,7 @@ FN void initialize(struct Shared &shared) {
 // The query tile of a step.
 struct Step {
     i32 word;
-    i32 row;   // the tile row's number
-    i32 rank;  // of this column among those that add to the row's dq, in deterministic mode
+    i32 row;  // the tile row's number
 };
 
 // ---------------------------------------------------------------- the warp that loads
@@ -1614,9 +1666,9 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
         const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
         const u32 at = stage.at();
 #if DETERMINISTIC
-        const i32 rank = turn_at(p, source.list, i, head, word & INDEX, work.tile);
+        const struct Turn added = turn_at(p, source.list, i, head, word & INDEX, work.tile);
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
-        shared.rank[at] = rank;
+        shared.turn[at] = added;
 #else
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
 #endif
@@ -1706,10 +1758,10 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
 #pragma unroll
         for (i32 group = 0; group < GROUPS; group++) {
             wait_asleep(shared.dq_full[group], staged.turn());
-            row = shared.dq_row;
+            row = shared.dq_turn.sum;
             if (row < 0) continue;
 #if DETERMINISTIC
-            if (group == 0) wait_until(control_of(p, row, TURN), shared.dq_rank);
+            if (group == 0) wait_until(control_of(p, row, TURN), shared.dq_turn.rank);
 #elif ZEROES
             if (group == 0 && row / p.tile_rows != head) {
                 head = row / p.tile_rows;
@@ -1721,7 +1773,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             float *const to = dq + (i64)row * TILE_FLOATS + place;
             const u32 from = shared_address(shared.dq + place);
             const u32 bytes = 2048 * dq_pieces(group) + (WITH_ALIBI ? 4 * SLOPE_SUMS : 0);
-            if (DETERMINISTIC && shared.dq_rank == 0) put_floats(to, from, bytes);
+            if (DETERMINISTIC && shared.dq_turn.rank == 0) put_floats(to, from, bytes);
             else add_floats(to, from, bytes);
             commit_stores();
         }
@@ -1738,27 +1790,32 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
     stores_done<0>();
 }
 #elif DETERMINISTIC
-// The thread that waits for the turns of this column while warpgroups compute, and passes them on
-// once both have added to dq in memory: neither waits for what is far away.
-FN void keep_turns(struct Shared &shared, const struct Attention &p) {
+// A thread that waits for the turn of the next step while warpgroups compute one, and another that
+// passes turns on once both have added to dq in memory: neither waits for what is far away.
+FN void await_turns(struct Shared &shared, const struct Attention &p) {
+    Ring<STAGES> stage;
 #pragma unroll 1
-    for (Ring<1> asked;; asked.next()) {
-        wait_asleep(shared.dq_asked, asked.turn());
-        const i32 row = shared.dq_row;
-        if (row < 0) break;
-        i32 *const turn = control_of(p, row, TURN);
-        wait_until(turn, shared.dq_rank);
+    for (Ring<1> given;; given.next(), stage.next()) {
+        wait_asleep(shared.q_full[stage.at()], stage.turn());
+        const struct Turn next = shared.turn[stage.at()];
+        i32 *const turn = next.sum < 0 ? nullptr : control_of(p, next.sum, TURN);
+        if (turn) wait_until(turn, next.rank);
+        wait_asleep(shared.dq_seen, given.turn() ^ 1);
+        shared.dq_counter = turn;
         for (i32 group = 0; group < GROUPS; group++) arrive(shared.dq_free[group]);
-        for (i32 group = 0; group < GROUPS; group++)
-            wait_asleep(shared.dq_full[group], asked.turn());
-        tell(turn);
+        if (!turn) break;
     }
 }
-// Asks for the turn of a step, or says with a negative row that there are no more.
-FN void ask_turn(struct Shared &shared, i32 row, i32 rank) {
-    if (threadIdx.x != 128) return;
-    shared.dq_row = row, shared.dq_rank = rank;
-    arrive(shared.dq_asked);
+FN void pass_turns_on(struct Shared &shared) {
+#pragma unroll 1
+    for (Ring<1> added;; added.next()) {
+        for (i32 group = 0; group < GROUPS; group++)
+            wait_asleep(shared.dq_full[group], added.turn());
+        i32 *const turn = shared.dq_counter;
+        arrive(shared.dq_seen);
+        if (!turn) break;
+        tell(turn);
+    }
 }
 #endif
 
@@ -1773,12 +1830,19 @@ FN void publish_dq(struct Shared &shared, i32 group) {
 #endif
 }
 
+// What a step adds to; read where registers are at hand, but before all warps meet for the last
+// time: behind that the place may be given back.
+FN struct Turn turn_in(const struct Shared &shared, u32 at, const struct Step &step) {
+    if (!DETERMINISTIC) return {step.row, 0};
+    return {uniform(shared.turn[at].sum), uniform(shared.turn[at].rank)};
+}
+
 // Waits until a warpgroup may hand over its part of a step's dq.
-FN void await_dq(struct Shared &shared, const struct Step &step, i32 group, Ring<1> &staged) {
+FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring<1> &staged) {
 #if STAGED
     wait(shared.dq_free[group], staged.turn() ^ 1);
     staged.next();
-    if (threadIdx.x == 128) shared.dq_row = step.row, shared.dq_rank = step.rank;
+    if (threadIdx.x == 128) shared.dq_turn = turn;
 #elif DETERMINISTIC
     wait(shared.dq_free[group], staged.turn());
     staged.next();
@@ -1789,7 +1853,7 @@ FN void await_dq(struct Shared &shared, const struct Step &step, i32 group, Ring
 // Stores a share of a tile of dq, in storage precision at once. Of two pieces, threads side by side
 // exchange halves of their rows, so that four of them have 32 bytes in a row.
 FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
-               const struct Step &step, i32 share) {
+               const struct Step &step, const struct Turn &, i32 share) {
     const i32 thread = threadIdx.x % 128, odd = thread % 2;
     const i32 first = (step.word & INDEX) * TILE_Q + dq_query(share) + thread / 32 * 16
                       + thread % 32 / 4;
@@ -1815,14 +1879,14 @@ FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention
 // Hands over a share of a tile of dq; `slope` is the thread's share of ALiBi's. What is staged is
 // still to be published.
 FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
-               const struct Step &step, i32 share) {
+               const struct Step &, const struct Turn &turn, i32 share) {
     const i32 thread = threadIdx.x % 128;
 #if STAGED
     constexpr bool first = true;
     float *const to = shared.dq + share * SHARE;
 #else
-    const bool first = DETERMINISTIC && step.rank == 0;  // finds nothing to add to
-    float *const to = workspace(p).dq + (i64)anew(step.row) * TILE_FLOATS + anew(share) * SHARE;
+    const bool first = DETERMINISTIC && turn.rank == 0;  // finds nothing to add to
+    float *const to = workspace(p).dq + (i64)anew(turn.sum) * TILE_FLOATS + anew(share) * SHARE;
 #endif
 #pragma unroll
     for (int i = 0; i < DQ_PIECES; i++) {
@@ -1847,8 +1911,7 @@ FN i32 first_row(i32 group) { return SPLIT_KEYS ? 0 : QUERIES * group; }
 FN i32 first_query(i32 word, i32 group) { return (word & INDEX) * TILE_Q + first_row(group); }
 FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attention &p) {
     const i32 word = uniform(shared.word[at]);
-    return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX),
-            DETERMINISTIC ? uniform(shared.rank[at]) : 0};
+    return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
 }
 // The place of a thread's first key; the other is 8 behind. Computed where it is used.
 FN i32 first_key(i32 tile, i32 group) {
@@ -2032,9 +2095,6 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
     begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
-#if DETERMINISTIC && !STAGED
-    ask_turn(shared, step.row, step.rank);
-#endif
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
@@ -2044,6 +2104,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
 #endif
     publish_writes();
+    const struct Turn turn = turn_in(shared, at, step);
     sync_both();
     begin_dq(dq, tiles, at, 0);
 #if SPLIT_KEYS
@@ -2059,14 +2120,14 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     products_wait<2>();
 #endif
     pin(dq);
-    await_dq(shared, step, group, staged);
-    add_dq(dq, slope, shared, p, step, ALONE ? 0 : group);
+    await_dq(shared, turn, group, staged);
+    add_dq(dq, slope, shared, p, step, turn, ALONE ? 0 : group);
 #pragma unroll
     for (int share = 1; share < OWN_SHARES; share++) {
         begin_dq(dq, tiles, at, share);
         products_wait<0>();
         pin(dq);
-        add_dq(dq, 0.0f, shared, p, step, share);
+        add_dq(dq, 0.0f, shared, p, step, turn, share);
     }
     publish_dq(shared, group);
     products_wait<0>();
@@ -2107,10 +2168,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     }
 #if STAGED
     wait(shared.dq_free[group], staged.turn() ^ 1);
-    if (threadIdx.x == 128) shared.dq_row = -1;
+    if (threadIdx.x == 128) shared.dq_turn.sum = -1;
     publish_dq(shared, group);
 #elif DETERMINISTIC
-    ask_turn(shared, -1, 0);
+    if (threadIdx.x == 128) {  // a step that adds nothing
+        shared.turn[stage.at()].sum = -1;
+        arrive(shared.q_full[stage.at()]);
+    }
+    wait(shared.dq_free[group], staged.turn());
+    publish_dq(shared, group);
 #endif
     if (thread == 0) stores_done<0>();
 }
@@ -2337,17 +2403,19 @@ attention_backward(const __grid_constant__ struct Attention p,
     if (group == 0) {
         give_registers<COPY_REGISTERS>();
         const i32 warp = uniform(threadIdx.x / 32);
-        if (warp == 0) {
+        if (warp == 3) {  // with 0 for it ptxas makes a switch of all, and spills
             if (elected()) load_items(shared, p, maps);
         } else if (warp == 1) {
 #if STAGED
             if (elected()) add_dq_tiles(shared, p);
 #elif DETERMINISTIC
-            if (elected()) keep_turns(shared, p);
+            if (elected()) await_turns(shared, p);
 #endif
         } else if (warp == 2) {
 #if ZEROES
             zero_tiles(shared, p);
+#elif DETERMINISTIC && !STAGED
+            if (elected()) pass_turns_on(shared);
 #endif
         }
     } else {

@@ -138,7 +138,7 @@ def _contender(attn: CompiledMask, unit: SourceUnit, mode: str, tensors: Tensors
     backward = Direction.backward in unit.directions
     return Contender(
         "maskc", None if backward else forward, gradient if backward else None,
-        variant=variant(unit, mode), sources=lambda: made.last_sources,
+        variant=variant(unit, mode), sources=lambda: made.last_sources, attended=kept,
     )  # fmt: skip
 
 

@@ -204,7 +204,8 @@ class Contest:
 
     def _backward(self, contender: Contender) -> Verdict:
         run, dout = contender.backward, self.tensors.dout
-        found = contender.forward() if contender.forward else None
+        attended = contender.forward or contender.attended
+        found = attended() if attended else None
         out = found[0] if isinstance(found, tuple) else found
         if contender.key == ("maskc", ""):
             start = perf_counter()

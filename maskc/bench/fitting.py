@@ -4,8 +4,8 @@ A pass of `rows` tile rows, `tiles` tiles and `masked` tiles with dead pairs is 
 
     launches * launch + (row * rows + tile * tiles + masked * more) / (multiprocessors * clock).
 
-The four are found by least squares of relative errors, none of them negative; then, as what a
-launch takes is the card's and not a source's, the other three with the median of all launches.
+They are found by least squares of relative errors, none of them negative. What a launch takes is
+the card's and not a source's: the same in all fits, that which makes the sum of their squares least.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, combinations
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,8 @@ from maskc.core.errors import UsageMistake
 GHZ = 1.7
 """The clock in which cycles are counted, whatever a card's own does: only products with times
 mean anything."""
+_LAUNCHES = tuple(i / 10 for i in range(500))
+"""Microseconds among which those of a launch are looked for."""
 _FEWEST = 5
 """Times from which coefficients of a mode are found: there are four of them."""
 
@@ -57,6 +58,8 @@ class Fit:
     launch_us: float
     worst: float
     """The greatest relative error of a time."""
+    squares: float = 0.0
+    """The sum of the squares of all."""
 
 
 def samples_of(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
@@ -78,27 +81,29 @@ def fits(samples: Sequence[Sample], multiprocessors: int) -> list[Fit]:
     if not enough:
         hint = "run all of the suite `calibration`, without --cases"
         raise UsageMistake(f"fewer than {_FEWEST} times of each source and mode", hint)
-    launch = median(_fit(own, multiprocessors, None).launch_us for own in enough)
+
+    def squares(launch_us: float) -> float:
+        return sum(_fit(own, multiprocessors, launch_us).squares for own in enough)
+
+    launch = min(_LAUNCHES, key=squares)
     return [_fit(own, multiprocessors, launch) for own in enough]
 
 
-def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float | None) -> Fit:
-    """Of one mode; where it is known what a launch takes the rest is found beside it."""
+def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float) -> Fit:
+    """Of one mode, beside what a launch takes."""
     per_cycle = 1 / (multiprocessors * GHZ * 1e6)
     ms = np.array([each.ms for each in samples])
     work = np.array([[each.launches / 1e3, *(per_cycle * x for x in (each.rows, each.tiles,
                                                                     each.masked))]
                      for each in samples])  # fmt: skip
-    shares, launch = work / ms[:, None], launch_us
-    if launch is None:
-        launch, *cycles = non_negative(shares, np.ones(len(ms)))
-    else:
-        cycles = non_negative(shares[:, 1:], 1 - launch * shares[:, 0])
-    row, tile, masked = (round(x) for x in cycles)
-    predicted = work @ np.array([launch, row, tile, masked])
-    first = samples[0]
-    worst = float(np.abs(predicted / ms - 1).max())
-    return Fit(first.source, first.head_dim, Cost(first.mode, row, tile, masked), launch, worst)
+    shares = work / ms[:, None]
+    row, tile, masked = (
+        round(x) for x in non_negative(shares[:, 1:], 1 - launch_us * shares[:, 0])
+    )
+    errors = shares @ np.array([launch_us, row, tile, masked]) - 1
+    first, cost = samples[0], Cost(samples[0].mode, row, tile, masked)
+    worst, squares = float(np.abs(errors).max()), float(errors @ errors)
+    return Fit(first.source, first.head_dim, cost, launch_us, worst, squares)
 
 
 def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -115,8 +120,8 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def card(name: str, multiprocessors: int, found: Sequence[Fit]) -> Card:
-    """The card that was measured; a launch takes what it does in half of the fits."""
-    return Card(name, multiprocessors, GHZ, round(median(fit.launch_us for fit in found), 1))
+    """The card that was measured."""
+    return Card(name, multiprocessors, GHZ, found[0].launch_us)
 
 
 # ------------------------------------------------------------------ the file

@@ -74,6 +74,8 @@ class Contender:
     """Its variants."""
     sources: Callable[[], tuple[str, ...]] = tuple
     """Names what the latest call ran."""
+    attended: Callable[[], Any] | None = None
+    """Gives the out, or (out, lse), that `backward` reads where there is no `forward`."""
 
     @property
     def key(self) -> Key:
@@ -110,8 +112,9 @@ def maskc_contenders(
 
     found = [Contender("maskc", forward, gradient if backward else None, sources=sources)]
     if backward and tensors.device == "cuda":
-        again = Contender("maskc", None, repeatable, variant="deterministic", sources=sources)
-        found.append(again)
+        found.append(Contender(
+            "maskc", None, repeatable, variant="deterministic", sources=sources, attended=kept
+        ))  # fmt: skip
     if case.alpha > 1:
         found.append(Contender("maskc", softmax, None, variant="softmax", alpha=1.0))
     return found

@@ -30,27 +30,65 @@ HOP = 1.5
 """Steps from one addition to a tile of dq to the next, if somebody waits for it."""
 LATER = 2
 """Steps after which others know that a column has added to a tile of dq."""
+MOST_SUMS = 32
+"""Most tiles of dq that a tile row's additions are spread over, which are added up at the end."""
 MOST_TRIED = 1 << 16
 """Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
 
 
-def heads_together(
-    count: np.ndarray, row_ptr: np.ndarray | None, n_q: int, rule: WorkList
-) -> int:  # fmt: skip
+def heads_together(count: np.ndarray, chain: int, n_q: int, rule: WorkList) -> int:
     """Key/value heads that run side by side: as many as have `rule.group_tokens` queries between
     them, which then stay in the L2 cache; more where the additions to one tile of dq, each behind
     the one before, would take longer than all steps of so few heads.
 
     Args:
         count: int64 [lists, columns] live tiles.
-        row_ptr: int [lists, rows + 1], where lists by rows begin; None where there are none.
+        chain: most additions to one tile of dq, see `longest_chain`.
         n_q: queries per sequence.
     """
-    steps = count.sum() / max(1, len(count))
-    adders = count.shape[1] if row_ptr is None else np.diff(row_ptr).max(initial=0)
     at_once = BLOCKS * rule.resident
-    chain = adders * HOP * at_once / max(1, steps)
-    return int(np.clip(max(rule.group_tokens // max(1, n_q), chain), 1, at_once // FEWEST))
+    wanted = chain * HOP * at_once / _steps(count)
+    return int(np.clip(max(_cached(n_q, rule), wanted), 1, at_once // FEWEST))
+
+
+def sums_of(row_ptr: np.ndarray, n_q: int, rule: WorkList) -> np.ndarray:
+    """How many tiles of dq every tile row's additions are spread over: several where one after
+    another they would take longer than all steps of the heads that fit the L2 cache together, as
+    those of global queries do; then so many that they take half as long as these.
+
+    Args:
+        row_ptr: int [lists, rows + 1], where lists by rows begin.
+        n_q: queries per sequence.
+
+    Returns:
+        int32 [lists, rows], each from 1 to MOST_SUMS.
+    """
+    adders = np.diff(row_ptr)
+    at_once = BLOCKS * rule.resident / _cached(n_q, rule)
+    late = adders * HOP * at_once / _steps(adders)
+    wanted = np.where(late > 1, np.minimum(np.ceil(2 * late), adders), 1)
+    return wanted.clip(1, MOST_SUMS).astype(np.int32)
+
+
+def _cached(n_q: int, rule: WorkList) -> int:
+    """Heads whose queries stay in the L2 cache."""
+    return max(1, rule.group_tokens // max(1, n_q))
+
+
+def _steps(count: np.ndarray) -> float:
+    """Tiles of a list, of several on average; at least one."""
+    return max(1, count.sum() / max(1, len(count)))
+
+
+def longest_chain(row_ptr: np.ndarray, sums: np.ndarray | None) -> int:
+    """Most additions to one tile of dq.
+
+    Args:
+        row_ptr: int [lists, rows + 1], where lists by rows begin.
+        sums: int [lists, rows] tiles per row; None where each has one.
+    """
+    adders = np.diff(row_ptr)
+    return int((adders if sums is None else -(-adders // sums)).max(initial=0))
 
 
 def ordered_work(
@@ -96,7 +134,7 @@ def ordered_work(
 
 
 def in_turn(
-    ptr: np.ndarray, tiles: np.ndarray, at_once: int, plain: bool
+    ptr: np.ndarray, tiles: np.ndarray, sums: np.ndarray, at_once: int, plain: bool
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Lists by columns in the order in which their tiles should be taken, and their turns.
 
@@ -105,29 +143,41 @@ def in_turn(
 
     Args:
         ptr, tiles: lists by columns, as `kernel_lists` gives them.
+        sums: int32 [lists, rows] as `sums_of` gives them; columns take these in turn.
         at_once: columns of a list under way at a time, see `BLOCKS`.
         plain: whether tiles stay in their order.
 
     Returns:
-        int32 tiles; int32, of the same shape, how many columns add to the row's dq before.
+        int32 tiles; int32, of the same shape, how many columns add to the same tile of dq before,
+        times MOST_SUMS, plus which of the row's it is.
     """
     columns = ptr.shape[1] - 1
     owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())
     row = (tiles >> 1).astype(np.int64)
-    line = owner // max(columns, 1) * (row.max(initial=0) + 1) + row
-    order = np.lexsort((-owner, line))  # the additions to every tile of dq, one after another
-    begins = np.diff(line[order], prepend=-1) > 0
-    first = np.flatnonzero(begins)
-    turn = np.empty(len(tiles), np.int32)
-    turn[order] = np.arange(len(tiles)) - np.repeat(first, np.diff(first, append=len(tiles)))
+    line = owner // max(columns, 1) * sums.shape[1] + row
+    rank, _ = _ranks(line, owner)
+    share = sums.ravel()[line]
+    which = rank % share
+    code = (rank // share * MOST_SUMS + which).astype(np.int32)
     if plain or len(tiles) > MOST_TRIED:
-        return tiles, turn
-    following = np.full(len(tiles), -1)
-    following[order[:-1]] = np.where(begins[1:], -1, order[1:])
+        return tiles, code
+    turn, following = _ranks(line * MOST_SUMS + which, owner)
     taken = np.concatenate([
         _tried_out(each, following, turn, at_once) for each in ptr.tolist()
-    ]) if len(tiles) else order  # fmt: skip
-    return tiles[taken], turn[taken]
+    ]) if len(tiles) else owner  # fmt: skip
+    return tiles[taken], code[taken]
+
+
+def _ranks(line: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many of the same line are before each, from the last owner to the first, and which one of
+    them follows; -1 for none."""
+    order = np.lexsort((-owner, line))
+    begins = np.diff(line[order], prepend=-1) > 0
+    first = np.flatnonzero(begins)
+    rank, following = np.empty(len(line), np.int64), np.full(len(line), -1)
+    rank[order] = np.arange(len(line)) - np.repeat(first, np.diff(first, append=len(line)))
+    following[order[:-1]] = np.where(begins[1:], -1, order[1:])
+    return rank, following
 
 
 def _tried_out(

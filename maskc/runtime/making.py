@@ -133,8 +133,10 @@ class Maker:
         try:
             found = cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
             if found.tile.k < unit.tile.k and wanted.deterministic:
-                tables = self._bound(found, wanted, sizes, bound, arrays, not found.ranges)
-                return unit if tables.most_in_row > _MOST_TURNS else found
+                listed = self.bundle.list_source(unit.target) is not None
+                turns = ordered(found, plain=listed)
+                tables = self._bound(turns, wanted, sizes, bound, arrays, not found.ranges)
+                return unit if tables.chain > _MOST_TURNS else found
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
         return found

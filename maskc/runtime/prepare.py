@@ -177,9 +177,11 @@ def _padded(unit: SourceUnit, sizes: Sizes) -> int:
 
 
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
-    """fp32 entries of `delta`; those of keys only where items of the work list share them."""
+    """fp32 entries of `delta`; those of keys only where items of the work list share them, of
+    further tiles of dq only where columns add to several of a row."""
     parts = 0 if tables.work is None else tables.work.parts
-    own = _padded(unit, sizes) * unit.row_floats + parts * unit.tile.k * unit.key_floats
+    queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
+    own = queries * unit.row_floats + parts * unit.tile.k * unit.key_floats
     return threshold_words(unit, sizes) + own
 
 
@@ -300,7 +302,7 @@ def _block(
     block.batch, block.heads_q, block.heads_kv = sizes.batch, sizes.heads_q, sizes.heads_kv
     block.n_q, block.queries, block.n_kv = sizes.n_q, sizes.n_q, sizes.n_kv
     block.tile_rows, block.tile_cols = unit.tiles(sizes.n_q, sizes.n_kv)
-    block.list_batch = tables.list_batch
+    block.list_batch, block.further = tables.list_batch, tables.further
     if tables.work is not None:
         block.items, block.empty = tables.work.filled, tables.work.empty
         block.shared_items = len(tables.work.merges)

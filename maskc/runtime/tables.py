@@ -35,10 +35,12 @@ from maskc.layout import (
     in_turn,
     kernel_lists,
     list_spans,
+    longest_chain,
     ordered_work,
     range_spans,
     sequence_arrays,
     stack_spans,
+    sums_of,
 )
 from maskc.layout.boxes import box_layout, box_words
 from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
@@ -105,10 +107,15 @@ class Tables:
     """By device and stream: what owns the copy made there, where it starts, and its counters."""
 
     @property
-    def most_in_row(self) -> int:
-        """Tiles of the longest tile row; 0 where rows have no lists."""
-        ptr = dict(self.parts).get("row_ptr")
-        return 0 if ptr is None else int(np.diff(ptr).max(initial=0))
+    def chain(self) -> int:
+        """Most additions to one tile of dq, one after another; 0 where rows have no lists."""
+        return _chain(dict(self.parts))
+
+    @property
+    def further(self) -> int:
+        """Most tiles of dq that a head has beside one for each tile row."""
+        sums = dict(self.parts).get("row_sums")
+        return 0 if sums is None else int(sums[:, -1].max(initial=0))
 
     @property
     def counted(self) -> bool:
@@ -287,10 +294,21 @@ def _in_turn(
         return parts
     named = dict(parts)
     ptr, tiles = named["col_ptr"], named["col_tiles"]
-    together = heads_together(np.diff(ptr), named["row_ptr"], n_q, unit.work)
+    sums = sums_of(named["row_ptr"], n_q, unit.work)
+    if unit.work.plain:
+        sums[:] = 1
+    if sums.max(initial=1) > 1:
+        named["row_sums"] = np.cumsum(np.pad(sums - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
+    together = heads_together(np.diff(ptr), _chain(named), n_q, unit.work)
     at_once = BLOCKS * unit.work.resident // together
-    named["col_tiles"], named["col_turns"] = in_turn(ptr, tiles, at_once, unit.work.plain)
+    named["col_tiles"], named["col_turns"] = in_turn(ptr, tiles, sums, at_once, unit.work.plain)
     return [*named.items()]
+
+
+def _chain(parts: Mapping[str, np.ndarray]) -> int:
+    """Most additions to one tile of dq; 0 where rows have no lists."""
+    ptr, sums = parts.get("row_ptr"), parts.get("row_sums")
+    return 0 if ptr is None else longest_chain(ptr, None if sums is None else 1 + np.diff(sums))
 
 
 def _work(
@@ -302,7 +320,8 @@ def _work(
     step = cases if len(spans.count) > cases else 0
     lists = step * np.arange(sizes.batch)[:, None] + case
     if rule.ordered:
-        together = heads_together(spans.count, dict(parts).get("row_ptr"), sizes.n_q, rule)
+        chain = _chain(dict(parts)) or spans.count.shape[1]
+        together = heads_together(spans.count, chain, sizes.n_q, rule)
         return ordered_work(spans, lists, sizes.heads_kv, together, rule)
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)

@@ -1,8 +1,9 @@
 """alpha-entmax in fp64 by sorting, and how far fp32 may be from it.
 
 The gradients of entmax are not continuous where a key enters the support: u = p^(2 - alpha) has an
-infinite slope there for alpha above 1.5, and jumps from 0 to 1 for alpha 2. What rounding of the
-scores can do to them is therefore worked out pair by pair.
+infinite slope there for alpha above 1.5, and jumps from 0 to 1 for alpha 2. The gradient of a slope
+of ALiBi sums terms that may cancel to a thousandth of them. What rounding of the scores can do to
+these is therefore worked out pair by pair.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Problem:
         wanted = gradients(
             self.q, self.k, self.v, self.seen, self.dout, alpha=self.alpha, **self.options
         )
-        slack = self._slack() if self.alpha > 1.5 else {}
+        slack = self._slack()
+        if self.alpha <= 1.5:
+            slack = {"dalibi": slack["dalibi"]}
         for name, gradient in found.items():
             self._check(name, gradient, wanted[name], bound, slack.get(name, 0))
 
@@ -76,26 +79,45 @@ class Problem:
         assert (error <= limit).all(), (name, (error - limit).max())
 
     def _slack(self) -> dict[str, np.ndarray]:
-        """What scores off by a few fp32 roundings may add to errors of dq and dk."""
+        """What scores off by a few fp32 roundings may add to errors of dq, dk and dalibi.
+
+        The last is a sum over all pairs times their distance. Errors of a row may all have one sign,
+        as its lse's does; those of rows do not know of each other.
+        """
         q, k, v, dout = (x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout))
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat(group, 1), v.repeat(group, 1)
-        scale = q.shape[3] ** -0.5
-        scores = np.where(self.seen, scale * q @ k.swapaxes(2, 3), -np.inf)
+        scale = self.options.get("scale") or q.shape[3] ** -0.5
+        distance = abs(np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+                       - np.arange(k.shape[2]))  # fmt: skip
+        scores, bend = self._bent(scale * q @ k.swapaxes(2, 3), distance)
+        scores = np.where(self.seen, scores, -np.inf)
         _, lse = attention(self.q, self.k, self.v, self.seen, alpha=self.alpha, **self.options)
         a = self.alpha - 1
         with np.errstate(invalid="ignore"):
             x = np.where(np.isinf(lse)[..., None], -np.inf, 1 + a * (scores - lse[..., None]))
-        off = 1e-6 * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
+        off = a * 2e-6 * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
         low, u, high = (_power(x + by, 1 / a - 1) for by in (-off, 0, off))
         error = np.maximum(high - u, u - low)
         size = np.abs(dout @ v.swapaxes(2, 3))
         mass = np.maximum(u.sum(-1, keepdims=True), 1e-300)
         size = size + (u * size).sum(-1, keepdims=True) / mass
         error = error * size + u * (error * size).sum(-1, keepdims=True) / mass
+        dalibi = np.sqrt(((error * distance).sum(3) ** 2).sum((0, 2)))
+        error *= scale * bend
         dk = error.swapaxes(2, 3) @ np.abs(q)
         dk = dk.reshape(dk.shape[0], self.k.shape[1], group, *dk.shape[2:]).sum(2)
-        return {"dq": scale * error @ np.abs(k), "dk": scale * dk}
+        return {"dq": error @ np.abs(k), "dk": dk, "dalibi": dalibi}
+
+    def _bent(self, scores: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores with soft-cap and ALiBi, and the soft-cap's derivative at each."""
+        bend = np.ones_like(scores)
+        if cap := self.options.get("softcap"):
+            bent = np.tanh(scores / cap)
+            scores, bend = cap * bent, 1 - bent**2
+        if (slopes := self.options.get("alibi_slopes")) is not None:
+            scores = scores - slopes.astype(np.float64)[:, None, None] * distance
+        return scores, bend
 
 
 def _power(x: np.ndarray, exponent: float) -> np.ndarray:

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from maskc.core.problem import Direction  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
+from maskc.layout import ordered  # noqa: E402
 from maskc.plan import choose  # noqa: E402
 from maskc.runtime import making, planning  # noqa: E402
 from maskc.runtime.parts import PartedPlan  # noqa: E402
@@ -187,6 +188,26 @@ def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
     check(attn, made, live)
     found = {mode for name, mode in modes(attn) if "backward" in name}
     assert found == {"deterministic" if in_turn else "usual"}
+
+
+@pytest.mark.parametrize(
+    ("dim", "mode"),
+    [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)],
+)
+def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
+    """As if additions took long: heads have lists of their own, with tile rows of one to eight tiles
+    of dq; the bits are the same whoever comes first."""
+    monkeypatch.setattr(ordered, "HOP", 100)
+    scattered = mc.where(lambda q, k: (q // 64 * 5 + k // 64 * 3) % 7 < 3)
+    mask = mc.per_head([scattered | mc.where(lambda q, k: q < 20), mc.window(50), scattered])
+    attn, live = compiled(mask, dim, heads=3, mode=mode), live_pairs(mask, 450, 500, heads=3)
+    made = given(450, 500, dim, batch=2, heads=3, kv_heads=3)
+    check(attn, made, live, deterministic=True, **vectors(["alibi_slopes"], 3))
+    first = called(attn, *made, deterministic=True)
+    assert attn._last[1].tables.further > 0
+    hopper.seed = 1000
+    again = called(attn, *made, deterministic=True)
+    assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
 def test_heads_packed_into_tiles():

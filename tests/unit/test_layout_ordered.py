@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskc.core.bundle import WorkList
-from maskc.layout import BLOCKS, Spans, heads_together, in_turn, ordered_work
+from maskc.core.package import template_folder
+from maskc.layout import (
+    BLOCKS,
+    Spans,
+    heads_together,
+    in_turn,
+    longest_chain,
+    ordered_work,
+    sums_of,
+)
+from maskc.layout.ordered import HOP, MOST_SUMS
 
 
 @st.composite
@@ -74,22 +84,66 @@ def test_everything_once_and_in_turn(call, together):
     assert work.parts == sum(map(len, shares.values()))
 
 
-@settings(max_examples=100, deadline=None)
-@given(calls(), st.integers(1, 16), st.booleans())
-def test_turns_of_a_row_follow_the_items(call, together, plain):
-    live = call[0]
+def by_columns(live):
+    """Pointers and words of lists by columns, of which tiles are live [lists, columns, rows]."""
     lists, columns, _ = live.shape
     ends = np.concatenate([[0], live.sum(axis=2).ravel().cumsum()])
     ptr = ends[np.arange(lists)[:, None] * columns + np.arange(columns + 1)]
-    words = 2 * np.nonzero(live)[2].astype(np.int32) + 1
-    tiles, turn = in_turn(ptr.astype(np.int32), words, BLOCKS // together, plain)
-    assert tiles.dtype == turn.dtype == np.int32
+    return ptr.astype(np.int32), 2 * np.nonzero(live)[2].astype(np.int32) + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(calls(), st.integers(1, 16), st.booleans(), st.integers(1, MOST_SUMS))
+def test_turns_of_a_row_follow_the_items(call, together, plain, most):
+    live = call[0]
+    lists, columns, rows = live.shape
+    ptr, words = by_columns(live)
+    sums = np.random.default_rng(most).integers(1, most + 1, (lists, rows)).astype(np.int32)
+    tiles, code = in_turn(ptr, words, sums, BLOCKS // together, plain)
+    assert tiles.dtype == code.dtype == np.int32
     assert not plain or np.array_equal(tiles, words)
     for which, own in np.ndindex(lists, columns):
         part = slice(ptr[which, own], ptr[which, own + 1])
         assert sorted(tiles[part]) == words[part].tolist()
-        for word, found in zip(tiles[part].tolist(), turn[part].tolist(), strict=True):
-            assert found == live[which, own + 1 :, word >> 1].sum()
+        for word, found in zip(tiles[part].tolist(), code[part].tolist(), strict=True):
+            before = live[which, own + 1 :, word >> 1].sum()
+            number = sums[which, word >> 1]
+            assert divmod(found, MOST_SUMS) == (before // number, before % number)
+
+
+@settings(max_examples=100, deadline=None)
+@given(calls(), st.integers(0, 300))
+def test_sums_keep_chains_short(call, n_q):
+    live, rule = call[0], call[3]
+    adders = live.sum(axis=1)
+    row_ptr = np.pad(adders.cumsum(axis=1), ((0, 0), (1, 0)))
+    found = sums_of(row_ptr, n_q, rule)
+    assert found.shape == adders.shape
+    assert (found <= np.maximum(adders, 1)).all()
+    assert ((found >= 1) & (found <= MOST_SUMS)).all()
+    at_once = BLOCKS / max(1, rule.group_tokens // max(1, n_q))
+    steps = max(1, adders.sum() / len(adders))
+    late = adders * HOP * at_once / steps
+    assert (found[late <= 1] == 1).all()
+    enough = (found == MOST_SUMS) | (found == adders) | (late / found <= 0.5)
+    assert enough[late > 1].all()
+    chains = -(-adders // found)
+    assert longest_chain(row_ptr, found) == chains.max(initial=0)
+    assert longest_chain(row_ptr, None) == adders.max(initial=0)
+
+
+def test_a_window_has_one_sum_and_global_queries_several():
+    rule, far = WorkList(4096), np.arange(256) - np.arange(256)[:, None]
+    adders = ((far >= 0) & (far < 8)).sum(axis=0)
+    assert (sums_of(np.cumsum([[0, *adders]], axis=1), 16384, rule) == 1).all()
+    adders[0] = 256
+    found = sums_of(np.cumsum([[0, *adders]], axis=1), 16384, rule)
+    assert found.tolist() == [[MOST_SUMS] + 255 * [1]]
+
+
+def test_kernels_read_turns_as_they_are_written():
+    text = (template_folder() / "sm90a" / "backward_order.cuh.j2").read_text()
+    assert f"MOST_SUMS = {MOST_SUMS};" in text
 
 
 def waited(live, orders):
@@ -114,10 +168,9 @@ def waited(live, orders):
 
 def taken(live):
     """The rows of every column as they are taken."""
-    words = 2 * np.nonzero(live)[1].astype(np.int32)
-    ptr = np.concatenate([[0], live.sum(axis=1).cumsum()])
-    tiles, _ = in_turn(ptr[None].astype(np.int32), words, BLOCKS // 16, False)
-    return [tiles[a:b] >> 1 for a, b in pairwise(ptr)]
+    ptr, words = by_columns(live[None])
+    tiles, _ = in_turn(ptr, words, np.ones((1, live.shape[1]), np.int32), BLOCKS // 16, False)
+    return [tiles[a:b] >> 1 for a, b in pairwise(ptr[0])]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
@@ -142,10 +195,10 @@ def test_heads_side_by_side():
     """Two where their queries fill the cache; more where one row has to be added to by all columns,
     but for each of them there is little else to do; never so many that few columns are left."""
     rule, causal = WorkList(32768), 2 * np.arange(1, 129)[None]
-    assert heads_together(causal, None, 16384, rule) == 2
-    assert heads_together(causal, None, 1 << 20, rule) == 1
+    assert heads_together(causal, 128, 16384, rule) == 2
+    assert heads_together(causal, 128, 1 << 20, rule) == 1
     few = np.full((1, 128), 10)
-    assert heads_together(few, np.array([[0, 3, 5]]), 16384, rule) == 2
-    assert heads_together(few, np.array([[0, 128]]), 16384, rule) == 16
-    assert heads_together(np.full((3, 4), 10), None, 100, rule) == 16
-    assert heads_together(np.zeros((1, 0), np.int64), np.zeros((1, 1)), 0, rule) == 16
+    assert heads_together(few, 3, 16384, rule) == 2
+    assert heads_together(few, 128, 16384, rule) == 16
+    assert heads_together(np.full((3, 4), 10), 4, 100, rule) == 16
+    assert heads_together(np.zeros((1, 0), np.int64), 0, 0, rule) == 16
