@@ -5,7 +5,7 @@ Mask: block_diagonal(128)
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 block_diagonal.cpu.c, block_diagonal.sm_80.cu, block_diagonal.sm_90a.cu,
 block_diagonal.sm_90a_small.cu, block_diagonal.sm_90a_backward.cu,
-block_diagonal.sm_90a_small_backward.cu, block_diagonal.sm_90a_tall_backward.cu.
+block_diagonal.sm_90a_small_backward.cu.
 """
 
 from pathlib import Path
@@ -21,7 +21,6 @@ SOURCE = {
     "sm_90a_small": (_HERE / "block_diagonal.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "block_diagonal.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "block_diagonal.sm_90a_small_backward.cu").read_text(),
-    "sm_90a_tall_backward": (_HERE / "block_diagonal.sm_90a_tall_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -75,9 +74,6 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
          multiprocessor, 106.5 KiB of shared memory: taken by a call when the exact tiles of its
          lengths are predicted to take fewer cycles (never for data given per sequence)
-plan     backward: or tiles of 80 x 128, 2 warpgroups that divide the keys and one that copies, 227
-         KiB of shared memory: taken by a call when the exact tiles of its lengths are predicted to
-         take fewer cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
 
@@ -255,46 +251,6 @@ _MASK = GeneratedMask(
                         where=(
                             "((n_kv + 64 * ti - n_q) % 128 + n_q >= 64 * ti + 129) & ((n_kv + 64 * "
                             "ti - n_q) % 128 >= 65) & (n_kv + 64 * ti >= n_q - 128)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    80,
-                    128,
-                    loop(
-                        "(n_kv - n_q - 48 * ti) // 128 + ti",
-                        "(n_kv - n_q - 48 * ti) // 128 + ti",
-                        where=(
-                            "((n_kv + 80 * ti - n_q + 79) % 128 >= 79) & (n_kv + 80 * ti >= n_q - "
-                            "79)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 127) // 128 - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= n_kv + 80 * ti + 80) | ((n_kv + 80 * ti - n_q + 79) % 128 < "
-                            "79)) & ((n_kv + 127) % 128 + 80 * ti >= n_q + 48)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv - n_q - 48 * ti + 79) // 128 + ti - 1",
-                        "(n_kv - n_q - 48 * ti + 79) // 128 + ti - 1",
-                        where=(
-                            "((n_kv + 80 * ti - n_q) % 128 + n_q >= 80 * ti + 129) & ((n_kv + 80 * "
-                            "ti - n_q) % 128 >= 49) & (n_kv + 80 * ti >= n_q)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv - n_q - 48 * ti + 79) // 128 + ti",
-                        "(n_kv - n_q - 48 * ti + 79) // 128 + ti",
-                        where=(
-                            "((n_kv + 80 * ti - n_q) % 128 + n_q >= 80 * ti + 129) & ((n_kv + 80 * "
-                            "ti - n_q) % 128 >= 49) & (n_kv + 80 * ti >= n_q - 128)"
                         ),
                         full=False,
                     ),
@@ -617,73 +573,6 @@ _MASK = GeneratedMask(
                 key_floats=256,
                 form="small",
                 costs=(("usual", 9077, 2504, 0),),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_tall_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=80),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=232448,
-                    per_block=80,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=384, shared=232448),
-                launch("attention_backward_finish", "queries", threads=256, per_block=80),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=80,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=232448,
-                    per_block=80,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=232448,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=80,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=128,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                tile=(80, 128),
-                ranges=True,
-                passes=("backward",),
-                maps=(("q", 80), ("dout", 80), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
-                row_floats=137,
-                key_floats=256,
-                form="tall",
-                costs=(("usual", 17489, 4903, 833),),
             ),
         ),
         report=REPORT,

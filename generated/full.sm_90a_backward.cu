@@ -156,13 +156,11 @@ constexpr int QUERIES = 64;
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
 #define STAGED (1 && !ONCE)
-// dq is computed transposed, columns by queries: its queries are no multiple of 64.
-#define TURNED 0
 
 constexpr int GROUPS = 2;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
 // Tiles of dq of all heads but the first ones get their zeros while these are computed.
-#define ZEROES (STAGED && !DETERMINISTIC && !TURNED)
+#define ZEROES (STAGED && !DETERMINISTIC)
 // lse and delta are one more step of the products that make scores and dp, instead of numbers that
 // are read: with plain softmax, whose scores nothing else looks at.
 #define FOLDED (!(WITH_SOFTCAP || WITH_ALIBI || WITH_ENTMAX))
@@ -611,8 +609,8 @@ struct Maps {
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
 // as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.
-// In deterministic mode a tile row may have further tiles of dq, with TILE_Q numbers of control each:
-// they lie behind those of all rows, head by head.
+// In deterministic mode a tile row may have further tiles of dq, with TILE_Q numbers of control
+// each: they lie behind those of all rows, head by head.
 // For every tile column that several items add to, or in deterministic mode for each of these
 // items: tiles of dk and dv.
 struct Workspace {
@@ -750,7 +748,7 @@ FN uint2 three_pieces(float x) {
 FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
     const float unit = score_unit(p);
     const float level = (lse == MINUS_INFINITY ? 1e8f : lse * LOG2E) / unit;
-    const uint2 a = three_pieces(TURNED ? -0.5f * level : -level), b = three_pieces(-delta);
+    const uint2 a = three_pieces(-level), b = three_pieces(-delta);
     return make_uint4(a.x, a.y, b.x, b.y);
 }
 #endif
@@ -843,27 +841,21 @@ struct Sum {
     const float *first, *more;
     i32 count, stride;
 };
-// Some of their numbers, every `step` of them four, from a place in a tile on.
-template <int COUNT>
-FN void add_up(float4 (&x)[COUNT], const struct Sum &sum, i32 place, int step) {
-    const float4 *from = (const float4 *)(sum.first + place);
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        x[i] = sum.count > 0 ? __ldcs(from + i * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (i32 part = 1; part < sum.count; part++) {
-        from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) x[i] = sum_of(x[i], __ldcs(from + i * step));
-    }
-}
-
 // Eight columns of two of `tokens` rows, as four threads left them at a place of a tile: numbers 0
 // and 1 of each belong to `first`, 2 and 3 to `second`.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
                    i32 tokens, int column, const struct Sum &sum, i32 place, float scale,
                    bool joins) {
-    float4 x[4];
-    add_up(x, sum, place, 1);
+    float4 x[4] = {};
+    const float4 *from = (const float4 *)(sum.first + place);
+    if (sum.count > 0)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
+    for (i32 part = 1; part < sum.count; part++) {
+        from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], __ldcs(from + i));
+    }
     float2 low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -874,34 +866,6 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (first < tokens) store_eight(line + first * stride[2] / 8, low, joins);
     if (second < tokens) store_eight(line + second * stride[2] / 8, high, joins);
 }
-
-#if TURNED
-// A tile of dq in storage precision: 16 columns of two queries at a time, of which eight threads of
-// a warp left two each.
-FN void store_turned(const struct Attention &p, struct Place at, i32 first, const struct Sum &sum) {
-    for (i32 i = threadIdx.x; i < TILE_Q * HEAD_DIM / 32; i += PLAIN_THREADS) {
-        const i32 pair = i % 4, warp = i / 4 % 4, piece = i / 16 % DQ_PIECES;
-        const i32 share = i / 16 / DQ_PIECES;
-        float4 x[8];
-        add_up(x, sum, share * SHARE + 4 * (piece * 128 + warp * 32 + pair), 4);
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const i32 token = query_at(first + 8 * piece + 2 * pair + odd);
-            if (token >= p.n_q) continue;
-            float2 low[4], high[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float4 a = x[2 * j], b = x[2 * j + 1];
-                low[j] = make_float2((odd ? a.y : a.x) * p.scale, (odd ? b.y : b.x) * p.scale);
-                high[j] = make_float2((odd ? a.w : a.z) * p.scale, (odd ? b.w : b.z) * p.scale);
-            }
-            const i64 place = row_offset(p.dq_stride, at, token) + dq_column(share, 2 * warp);
-            store_eight((uint4 *)p.dq + place / 8, low, p.joins);
-            store_eight((uint4 *)p.dq + place / 8 + 1, high, p.joins);
-        }
-    }
-}
-#endif
 
 // The last block adds the tiles' shares, head by head, always in the same order.
 FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to,
@@ -936,9 +900,6 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     // Where nobody added to it there is nothing, not even zeros.
     sum.count = *control_of(p, row, TURN) ? 1 + further.count : 0;
 #endif
-#if TURNED
-    store_turned(p, at, first, sum);
-#else
 #pragma unroll
     for (i32 i = thread; i < TILE_Q * HEAD_DIM / 16; i += PLAIN_THREADS) {
         const i32 share = i >= 32 * DQ_PIECES, j = i - share * 32 * DQ_PIECES;
@@ -948,7 +909,6 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
                    dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
                    p.joins);
     }
-#endif
 #if WITH_ALIBI
     const i32 share = thread / 128;
     const i32 place = share * SHARE + 512 * dq_pieces(share) + thread % 128;
@@ -1321,17 +1281,8 @@ FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 // numbers, three of lse, a zero, and the same of delta. The step's second half is the first again.
 FN u64 along_pieces(u32 rows) { return (u64)(rows >> 4) | 8ull << 32; }
 constexpr u32 PIECE_BYTES = 16 * TILE_Q;
-// The left operand has ones beside what is to be added, and zeros. It lies in registers, but where
-// these are short, that for lse lies in shared memory, the same in both halves: lse is halved.
+// The left operand, in registers, has ones beside what is to be added, and zeros.
 constexpr u32 TWO_ONES = 0x3f803f80;
-FN void add_pieces(Scores &s, const struct Operands &tiles, u32 (&ones)[4], u32 at,
-                   [[maybe_unused]] bool of_delta) {
-    const u64 rows = tiles.rows + rows_stage(at);
-#if TURNED
-    if (!of_delta) return multiply_pieces(s, tiles.ones, rows, true);
-#endif
-    multiply_pieces(s, ones, rows, true);
-}
 #endif
 
 // s = k q^T, begun; likewise v dout^T.
@@ -1351,7 +1302,7 @@ FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Oper
     ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
     pin(ones);
     begin_scores(s, k, q, true);
-    add_pieces(s, tiles, ones, at, of_delta);
+    multiply_pieces(s, ones, tiles.rows + rows_stage(at), true);
     products_commit();
 #else
     begin_scores(s, k, q);
@@ -1391,15 +1342,14 @@ FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
     products_commit();
 }
 
-// dq = ds k, begun, or transposed; a warpgroup alone does so for each of its shares.
+// dq = ds k, begun; a warpgroup alone does so for each of its shares.
 FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int share) {
     const u64 ds = tiles.ds + ds_stage(at), k = tiles.k_tokens + share * (K_SLAB >> 4);
     pin(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
-        if (TURNED) multiply_dq(dq, k + token_step(i), ds + column_step(i, Q_SLAB), i > 0);
-        else multiply_dq(dq, ds + column_step(i, Q_SLAB), k + token_step(i), i > 0);
+        multiply_dq(dq, ds + column_step(i, Q_SLAB), k + token_step(i), i > 0);
     products_commit();
 }
 
@@ -1518,9 +1468,6 @@ struct Shared {
 #endif
 #if FOLDED
     unsigned char rows[STAGES][PIECE_BYTES];  // pieces of lse and delta
-#if TURNED
-    uint4 ones[8];  // eight rows of what stands beside them in scores
-#endif
 #else
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
 #endif
@@ -1965,15 +1912,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     store_pairs(shared_address(shared.weights[stage.at()]), kept.p, group);
 #endif
     if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
-#if TURNED
-    // Exponentials run under dp. Without two branches ptxas moves the wait up, before them.
-    if (step.word & MASKED)
-        asm volatile("wgmma.wait_group.sync.aligned 0;  // masked" ::: "memory");
-    else
-        asm volatile("wgmma.wait_group.sync.aligned 0;  // full" ::: "memory");
-#else
     products_wait<0>();
-#endif
     pin(dp);
 }
 
@@ -2069,9 +2008,6 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
                                      shared_address(shared.ds), group);
 #if FOLDED
     tiles.rows = along_pieces(shared_address(shared.rows) + 16 * first_row(group));
-#if TURNED
-    tiles.ones = (u64)(shared_address(shared.ones) >> 4);  // all rows are these eight
-#endif
 #endif
     const u32 at = stage.at();
     Scores s, dp;
@@ -2291,7 +2227,7 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     Scores s, dp;
     wait(shared.k_full[at], stage.turn());
     const i32 word = uniform(shared.word[at]), tile = word & INDEX;
-    const struct Step step = {anew(row) % p.tile_rows, row, 0};
+    const struct Step step = {anew(row) % p.tile_rows, row};
     begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
@@ -2381,12 +2317,6 @@ attention_backward(const __grid_constant__ struct Attention p,
                    const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;
     if (threadIdx.x == 0) initialize(shared);
-#if FOLDED && TURNED
-    if (threadIdx.x < 8) {
-        shared.ones[threadIdx.x] = make_uint4(TWO_ONES, TWO_ONES, 0, 0);
-        publish_writes();
-    }
-#endif
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {

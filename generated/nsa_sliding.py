@@ -4,8 +4,7 @@ Mask: window(511)
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
 nsa_sliding.cpu.c, nsa_sliding.sm_80.cu, nsa_sliding.sm_90a.cu, nsa_sliding.sm_90a_small.cu,
-nsa_sliding.sm_90a_backward.cu, nsa_sliding.sm_90a_small_backward.cu,
-nsa_sliding.sm_90a_tall_backward.cu.
+nsa_sliding.sm_90a_backward.cu, nsa_sliding.sm_90a_small_backward.cu.
 """
 
 from pathlib import Path
@@ -21,7 +20,6 @@ SOURCE = {
     "sm_90a_small": (_HERE / "nsa_sliding.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "nsa_sliding.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "nsa_sliding.sm_90a_small_backward.cu").read_text(),
-    "sm_90a_tall_backward": (_HERE / "nsa_sliding.sm_90a_tall_backward.cu").read_text(),
 }
 """Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
 rows, `_documents` for lists of tiles that are made on the device."""
@@ -76,9 +74,6 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
          multiprocessor, 106.5 KiB of shared memory: taken by a call when the exact tiles of its
          lengths are predicted to take fewer cycles (never for data given per sequence)
-plan     backward: or tiles of 80 x 128, 2 warpgroups that divide the keys and one that copies, 227
-         KiB of shared memory: taken by a call when the exact tiles of its lengths are predicted to
-         take fewer cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
 
@@ -215,49 +210,6 @@ _MASK = GeneratedMask(
                         "min((n_kv + 64 * ti - n_q + 63) // 128, (n_kv + 127) // 128 - 1)",
                         where=(
                             "n_q >= 64 * ti + 2"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    80,
-                    128,
-                    loop(
-                        "(n_kv + 127) // 128 - 4",
-                        "(n_kv + 127) // 128 - 4",
-                        where=(
-                            "(n_q >= 80 * ti + 2) & (n_kv >= 385) & ((n_kv + 127) % 128 + 80 * ti "
-                            ">= n_q + 48)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q - 48 * ti + 79) // 128 + ti - 3, 0)",
-                        "(n_kv - n_q - 48 * ti + 1) // 128 + ti - 1",
-                        where=(
-                            "n_q >= 80 * ti + 2"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv + 127) // 128 - 4, 0)",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "80 * ti >= n_q - 1"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q - 48 * ti + 1) // 128 + ti - 4, 0)",
-                        "min((n_kv - n_q - 48 * ti + 79) // 128 + ti - 3, (n_kv + 127) // 128 -"
-                        " 4) - 1",
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv - n_q - 48 * ti + 1) // 128 + ti, 0)",
-                        "min((n_kv + 127) // 128 - 1, (n_kv - n_q - 48 * ti + 79) // 128 + ti)",
-                        where=(
-                            "n_q >= 80 * ti + 2"
                         ),
                         full=False,
                     ),
@@ -580,73 +532,6 @@ _MASK = GeneratedMask(
                 key_floats=256,
                 form="small",
                 costs=(("usual", 9077, 2504, 0),),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_tall_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=80),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=232448,
-                    per_block=80,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=384, shared=232448),
-                launch("attention_backward_finish", "queries", threads=256, per_block=80),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=80,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=232448,
-                    per_block=80,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=232448,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=80,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=128,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                tile=(80, 128),
-                ranges=True,
-                passes=("backward",),
-                maps=(("q", 80), ("dout", 80), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
-                row_floats=137,
-                key_floats=256,
-                form="tall",
-                costs=(("usual", 17489, 4903, 833),),
             ),
         ),
         report=REPORT,

@@ -5,7 +5,7 @@ A pass of `rows` tile rows, `tiles` tiles and `masked` tiles with dead pairs is 
     launches * launch + (row * rows + tile * tiles + masked * more) / (multiprocessors * clock).
 
 They are found by least squares of relative errors, none of them negative. What a launch takes is
-the card's and not a source's: the same in all fits, that which makes the sum of their squares least.
+the card's and not a source's: the same in all fits, where the sum of all squares is least.
 """
 
 from __future__ import annotations

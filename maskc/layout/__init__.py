@@ -27,12 +27,10 @@ from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents
 from maskc.layout.lists import kernel_lists as kernel_lists
 from maskc.layout.lists import sequence_arrays as sequence_arrays
-from maskc.layout.ordered import BLOCKS as BLOCKS
 from maskc.layout.ordered import heads_together as heads_together
 from maskc.layout.ordered import in_turn as in_turn
 from maskc.layout.ordered import longest_chain as longest_chain
 from maskc.layout.ordered import ordered_work as ordered_work
-from maskc.layout.ordered import sums_of as sums_of
 from maskc.layout.parts import Tiled as Tiled
 from maskc.layout.parts import obstacle as obstacle
 from maskc.layout.parts import time_in_pairs as time_in_pairs

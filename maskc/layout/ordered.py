@@ -10,6 +10,7 @@ the items.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from itertools import pairwise
 
@@ -80,15 +81,17 @@ def _steps(count: np.ndarray) -> float:
     return max(1, count.sum() / max(1, len(count)))
 
 
-def longest_chain(row_ptr: np.ndarray, sums: np.ndarray | None) -> int:
-    """Most additions to one tile of dq.
+def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
+    """Most additions to one tile of dq; 0 where rows have no lists.
 
     Args:
-        row_ptr: int [lists, rows + 1], where lists by rows begin.
-        sums: int [lists, rows] tiles per row; None where each has one.
+        parts: tables by name; see `in_turn`.
     """
-    adders = np.diff(row_ptr)
-    return int((adders if sums is None else -(-adders // sums)).max(initial=0))
+    ptr, before = parts.get("row_ptr"), parts.get("row_sums")
+    if ptr is None:
+        return 0
+    sums = 1 if before is None else 1 + np.diff(before)
+    return int((-(-np.diff(ptr) // sums)).max(initial=0))
 
 
 def ordered_work(
@@ -134,6 +137,27 @@ def ordered_work(
 
 
 def in_turn(
+    parts: list[tuple[str, np.ndarray]], n_q: int, rule: WorkList | None
+) -> list[tuple[str, np.ndarray]]:  # fmt: skip
+    """Tables for a deterministic pass: `col_turns` beside lists by rows and by columns, the latter
+    in another order, and `row_sums` where a row has several tiles of dq. For others, as they are.
+    """
+    if rule is None or not rule.ordered:
+        return parts
+    named = dict(parts)
+    ptr, tiles = named["col_ptr"], named["col_tiles"]
+    sums = sums_of(named["row_ptr"], n_q, rule)
+    if rule.plain:
+        sums[:] = 1
+    if sums.max(initial=1) > 1:
+        named["row_sums"] = np.cumsum(np.pad(sums - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
+    together = heads_together(np.diff(ptr), longest_chain(named), n_q, rule)
+    at_once = BLOCKS * rule.resident // together
+    named["col_tiles"], named["col_turns"] = turns(ptr, tiles, sums, at_once, rule.plain)
+    return [*named.items()]
+
+
+def turns(
     ptr: np.ndarray, tiles: np.ndarray, sums: np.ndarray, at_once: int, plain: bool
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Lists by columns in the order in which their tiles should be taken, and their turns.

@@ -22,19 +22,14 @@ from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
 from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds
 from maskc.plan.boxes import boxes_for, grid_masks
-from maskc.plan.cost import GRID, SMALL, TALL, costs_of
+from maskc.plan.cost import GRID, SMALL, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.reasons import why_layout, why_lists, why_no_boxes, why_other, why_partial
 from maskc.plan.recipe import layout_recipe
 from maskc.plan.runs import run_length
-from maskc.plan.sm90a_backward import (
-    TALL_HEAD_DIMS,
-    backward_schedule,
-    small_backward_schedule,
-    tall_backward_schedule,
-)
+from maskc.plan.sm90a_backward import backward_schedule, small_backward_schedule
 from maskc.plan.thresholds import CHOOSE
 from maskc.plan.types import Heads, Plan, PlannedMask, PlannedPart, Schedule, selections
 
@@ -50,7 +45,6 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("sm90a", _FORWARD, CHOOSE): sm90a.choose_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
     ("sm90a", _BACKWARD, SMALL): small_backward_schedule,
-    ("sm90a", _BACKWARD, TALL): tall_backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
@@ -59,12 +53,11 @@ _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
         ("sm_90a", _FORWARD, SMALL),
         ("sm_90a", _BACKWARD, ""),
         ("sm_90a", _BACKWARD, SMALL),
-        ("sm_90a", _BACKWARD, TALL),
         ("sm_80", _FORWARD, ""),
     ),
 }
-"""For a target the sources that go along: its smaller and taller tiles, its other pass, and what
-runs calls it cannot."""
+"""For a target the sources that go along: its smaller tiles, its other pass, and what runs calls it
+cannot."""
 
 
 _PARTED = ("cpu", "sm80", "sm90a")
@@ -89,7 +82,7 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     also = tuple(
         _plan(heads, problem, TARGETS[name], direction, form)
         for name, direction, form in _ALONG.get(target.name, ())
-        if (whole or name == target.name) and _has(form, main, whole)
+        if (whole or name == target.name) and _has(form, main)
     )
     if whole:
         forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
@@ -109,11 +102,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     return _with_choice(main, also)
 
 
-def _has(form: str, main: Plan, whole: bool) -> bool:
-    """Whether a plan has such tiles beside its own. Only where a key's queries are consecutive are
-    columns so long that tall ones may pay; those of parts are short."""
-    if form == TALL:
-        return whole and main.use_ranges and main.problem.head_dim in TALL_HEAD_DIMS
+def _has(form: str, main: Plan) -> bool:
+    """Whether a plan has such tiles beside its own."""
     return form != SMALL or main.problem.head_dim in sm90a.SMALL_HEAD_DIMS
 
 

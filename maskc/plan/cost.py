@@ -17,8 +17,6 @@ from maskc.plan.types import Plan, PlannedMask
 
 SMALL = "small"
 """The form of a source for short rows."""
-TALL = "tall"
-"""The form of a source for long columns of backward passes."""
 GRID = "grid"
 """The form of a source whose tiles are boxes of a grid."""
 WHEN = (
@@ -30,7 +28,6 @@ WHEN = (
 _COEFFICIENTS = {
     (Direction.forward, SMALL): "small",
     (Direction.backward, SMALL): "small_backward",
-    (Direction.backward, TALL): "tall_backward",
 }
 """What coefficients of sources are called which are not the first ones of their pass."""
 
@@ -47,8 +44,7 @@ def card_of(target: str) -> Card | None:
 
 
 def source_name(direction: Direction, form: str) -> str:
-    """What coefficients call a source: `large`, `small`, `backward`, `small_backward` or
-    `tall_backward`."""
+    """What coefficients call a source: `large`, `small`, `backward` or `small_backward`."""
     first = "backward" if direction is Direction.backward else "large"
     return _COEFFICIENTS.get((direction, form), first)
 

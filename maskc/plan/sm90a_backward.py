@@ -32,18 +32,22 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
 - Where at most three columns add to a tile of dq, these take turns, as in deterministic mode, and
   need no zeros: windows at 16k, of 64 .333 to .286 ms, 128 .350 to .319, 256 .389 to .377.
 - lse and delta as one more step of the products that make scores and dp, three bf16 pieces each
-  beside ones: they need no registers, and of shared memory 144 wavefronts a step instead of 320
-  (80 queries; 64: 128 instead of 256). D 128: window 1024 1.51 to 1.42 ms, prefix-LM 4.95 to 4.72,
-  random blocks 5 %, D 256 3 %, tiles of 80 1 to 4 %, D 64 1 to 2 %.
-- Tiles of 80 queries (all launches, many calls in a row, the card at its power limit): full 8k 5.01
-  to 4.75 ms, 8.7 to 8.0 million cycles; causal 16k 4.84 to 4.70; window 1024 5 % slower.
-  FlashAttention-4 there: 4.78 and 4.77 ms, 7.9 and 7.8 million cycles.
+  beside ones: they need no registers, and of shared memory 128 wavefronts a step instead of 256.
+  D 128: window 1024 1.51 to 1.42 ms, prefix-LM 4.95 to 4.72, random blocks 5 %; D 256 3 %, D 64 1
+  to 2 %.
+- Deterministic mode: several tiles of dq for rows that far more columns add to than to others, and
+  in small tiles a thread that waits for turns a step ahead and another that passes them on. Over
+  the usual mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small tiles 22 to 6.
+  What random blocks lose (24 to 38 %) is waiting: without it 1 to 3 %. Several tiles of dq for all
+  of their rows, or more heads side by side, keep less in the L2 cache and cost more than they save.
 
-Without gain: dq brought to storage precision by a warp that copies, as soon as a tile has all of
-its sums (telling so at every step costs 8 %, and the tile itself twice what a launch of its own
-takes), or a whole head (windows 1 % faster, dilated 12 % slower); dv before ds, dq handed over by
-named barriers, copying threads that sleep, more or fewer heads at a time, a launch that starts
-while the one before ends (short passes got slower).
+Without gain: tiles of 80 queries at D 128, with dq transposed (6 % faster before lse and delta were
+part of the products; since then full 8k 4.64 ms where 64 take 4.56, causal 16k 4.57 and 4.50,
+window 4096 at 128k 9.85 and 9.49); dq brought to storage precision by a warp that copies, as soon
+as a tile has all of its sums (telling so at every step costs 8 %, and the tile itself twice what a
+launch of its own takes), or a whole head (windows 1 % faster, dilated 12 % slower); dv before ds,
+dq handed over by named barriers, copying threads that sleep, more or fewer heads at a time, a
+launch that starts while the one before ends (short passes got slower).
 Nor did it help to let the two warpgroups drift apart, each waiting for the other's ds a step later
 (causal 16k, million cycles, 7.08 as it is): dq's product under the next step's scores 7.25, in
 halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
@@ -106,8 +110,6 @@ class BackwardSchedule(Schedule):
     """Of a tile of dq, see templates/sm90a/backward_constants.cuh.j2."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
-    turned: bool = False
-    """Whether dq is computed transposed, columns by queries."""
     parts: tuple[int, ...] = ()
     """Columns of dk, dv and dq that a warpgroup owns where `columns` are divided: whole slabs, and
     then half of the slab in the middle where their number is odd."""
@@ -133,9 +135,6 @@ _TILES = {
 
 
 _SMALL_TILE = TileShape(64, 64)
-_TALL_TILE = TileShape(80, 128)
-TALL_HEAD_DIMS = (128,)
-"""Where there are tall tiles."""
 _SMALL_BLOCKS = 2
 """Per multiprocessor."""
 
@@ -164,27 +163,17 @@ def small_backward_schedule(problem: Problem) -> BackwardSchedule:
                                            resident=_SMALL_BLOCKS))  # fmt: skip
 
 
-def tall_backward_schedule(problem: Problem) -> BackwardSchedule:
-    """The schedule of a backward pass with tall tiles, for one of TALL_HEAD_DIMS.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no such head dimension does that).
-    """
-    how = "2 warpgroups that divide the keys and one that copies"
-    return _schedule(problem, _TALL_TILE, 2, "keys", 1, (240, 24), how)
-
-
 def _schedule(
     problem: Problem, tile: TileShape, warpgroups: int, split: str, blocks: int,
     registers: tuple[int, int], how: str, thresholds: bool = False,
 ) -> BackwardSchedule:  # fmt: skip
     dim, target = problem.head_dim, TARGETS["sm_90a"]
-    slabs, turned = -(-dim // SLAB), tile.q % SLAB > 0
+    slabs = -(-dim // SLAB)
     staged = split == "keys" and warpgroups > 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
     rest = _shared(tile, slabs, warpgroups, split)
-    modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, turned, thresholds)
+    modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:
@@ -203,10 +192,9 @@ def _schedule(
         split=split,
         shares=shares,
         staged=staged,
-        turned=turned,
         parts=parts,
         score_queries=queries,
-        products=_products(dim, queries, parts, 0 if turned else SLAB if shares > 1 else dim),
+        products=_products(dim, queries, parts, SLAB if shares > 1 else dim),
         modes=modes,
         maps=(
             TensorMap("q", tile.q),
@@ -227,19 +215,15 @@ def _products(
     dim: int, queries: int, parts: tuple[int, ...], of_dq: int
 ) -> tuple[Product, ...]:  # fmt: skip
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
-    keys and values, dq (whose columns are `of_dq`; 0 where it is transposed, with the tile's
-    queries as columns)."""
+    keys and values, dq (whose columns are `of_dq`)."""
     scores = Product("multiply_scores", queries)
     pieces = Product("multiply_pieces", queries, from_registers=True, in_bf16=True)
     if not parts:
-        beside = (pieces,) if of_dq else (pieces, replace(pieces, from_registers=False))
         return (
             scores,
-            *beside,
+            pieces,
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
-            Product("multiply_dq", of_dq, b_along_tokens=1)
-            if of_dq
-            else Product("multiply_dq", queries, a_along_tokens=1),
+            Product("multiply_dq", of_dq, b_along_tokens=1),
         )
     own = []
     for n in parts:
@@ -252,20 +236,16 @@ _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
 _QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
 """Of a tile of dq, with the slopes' sums, that lie in shared memory where it is staged: all four,
 and one of zeros in the usual mode."""
-_TURNED = {"usual": 4, "deterministic": 4}
-"""The same where dq is transposed: tall tiles have no room for zeros, and a row of dq lies in too
-many threads to be stored at once."""
 
 
 def _modes(
-    tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, turned: bool,
-    thresholds: bool,
+    tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, thresholds: bool
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
     """All modes, with `rest` bytes of shared memory, rows, and what each stages of dq: so many
     columns, and the slopes' sums, beside which rows are numbers."""
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
-    for name, own in (_TURNED if turned else _QUARTERS).items():
+    for name, own in _QUARTERS.items():
         slopes = own * warpgroups * SLOPE_SUMS if staged else 0
         beside = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
         room = rest + beside + own * tile.q * staged

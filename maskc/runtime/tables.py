@@ -22,7 +22,6 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.layout import (
-    BLOCKS,
     Chosen,
     Spans,
     Work,
@@ -40,7 +39,6 @@ from maskc.layout import (
     range_spans,
     sequence_arrays,
     stack_spans,
-    sums_of,
 )
 from maskc.layout.boxes import box_layout, box_words
 from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
@@ -109,7 +107,7 @@ class Tables:
     @property
     def chain(self) -> int:
         """Most additions to one tile of dq, one after another; 0 where rows have no lists."""
-        return _chain(dict(self.parts))
+        return longest_chain(dict(self.parts))
 
     @property
     def further(self) -> int:
@@ -200,7 +198,7 @@ def make_tables(
     elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
-        parts = _in_turn(unit, parts, sizes.n_q)
+        parts = in_turn(parts, sizes.n_q, unit.work)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
@@ -254,7 +252,7 @@ def _box_tables(
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
-    parts = _in_turn(unit, parts, sizes.n_q)
+    parts = in_turn(parts, sizes.n_q, unit.work)
     spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
@@ -286,31 +284,6 @@ def _lists(
         yield "col_tiles", col_tiles
 
 
-def _in_turn(
-    unit: SourceUnit, parts: list[tuple[str, np.ndarray]], n_q: int
-) -> list[tuple[str, np.ndarray]]:  # fmt: skip
-    """The same, and who adds to dq after whom, where that matters."""
-    if unit.work is None or not unit.work.ordered:
-        return parts
-    named = dict(parts)
-    ptr, tiles = named["col_ptr"], named["col_tiles"]
-    sums = sums_of(named["row_ptr"], n_q, unit.work)
-    if unit.work.plain:
-        sums[:] = 1
-    if sums.max(initial=1) > 1:
-        named["row_sums"] = np.cumsum(np.pad(sums - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
-    together = heads_together(np.diff(ptr), _chain(named), n_q, unit.work)
-    at_once = BLOCKS * unit.work.resident // together
-    named["col_tiles"], named["col_turns"] = in_turn(ptr, tiles, sums, at_once, unit.work.plain)
-    return [*named.items()]
-
-
-def _chain(parts: Mapping[str, np.ndarray]) -> int:
-    """Most additions to one tile of dq; 0 where rows have no lists."""
-    ptr, sums = parts.get("row_ptr"), parts.get("row_sums")
-    return 0 if ptr is None else longest_chain(ptr, None if sums is None else 1 + np.diff(sums))
-
-
 def _work(
     rule: WorkList, spans: Spans, of_head: np.ndarray | None, cases: int, sizes: Sizes,
     backward: bool, parts: list[tuple[str, np.ndarray]],
@@ -320,7 +293,7 @@ def _work(
     step = cases if len(spans.count) > cases else 0
     lists = step * np.arange(sizes.batch)[:, None] + case
     if rule.ordered:
-        chain = _chain(dict(parts)) or spans.count.shape[1]
+        chain = longest_chain(dict(parts)) or spans.count.shape[1]
         together = heads_together(spans.count, chain, sizes.n_q, rule)
         return ordered_work(spans, lists, sizes.heads_kv, together, rule)
     if backward:

@@ -81,8 +81,8 @@ class Problem:
     def _slack(self) -> dict[str, np.ndarray]:
         """What scores off by a few fp32 roundings may add to errors of dq, dk and dalibi.
 
-        The last is a sum over all pairs times their distance. Errors of a row may all have one sign,
-        as its lse's does; those of rows do not know of each other.
+        The last is a sum over all pairs times their distance. Errors of a row may all have one
+        sign, as its lse's does; those of rows do not know of each other.
         """
         q, k, v, dout = (x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout))
         group = q.shape[1] // k.shape[1]

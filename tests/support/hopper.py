@@ -61,8 +61,8 @@ def compiled(
 ):  # fmt: skip
     """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
     backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
-    be a form alone (`small`, `large`, `grid`, or `tall`, which backward passes have), which leaves
-    the mode to the lengths. What is forced runs whole, not in parts.
+    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths. What is
+    forced runs whole, not in parts.
 
     Skips where a mask or a head dimension has no such tiles.
     """
@@ -71,15 +71,14 @@ def compiled(
     if mode is not None:
         parts = ()
         form = mode.split()[0] if mode.startswith(("small", "grid")) else ""
-        forms = {False: form, True: "tall" if mode == "tall" else form}
         units = tuple(
             u for u in units
-            if not u.directions or u.target != TARGET or u.form == forms[_backward(u)]
+            if not u.directions or u.target != TARGET or u.form == form
         )  # fmt: skip
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
-        if not mode.endswith(("small", "large", "grid", "tall")):
+        if not mode.endswith(("small", "large", "grid")):
             forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles

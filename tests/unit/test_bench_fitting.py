@@ -34,7 +34,6 @@ TRUE = {
     ("small", "stream"): Cost("stream", 2437, 699, 13),
     ("backward", "usual"): Cost("usual", 8000, 3600, 500),
     ("small_backward", "usual"): Cost("usual", 6000, 2500, 400),
-    ("tall_backward", "usual"): Cost("usual", 9000, 4300, 600),
 }
 
 
@@ -157,7 +156,7 @@ def test_a_new_target_gets_sections(timed):
     made = tomllib.loads(text)
     assert made["other"] == {"large": {"64": {"usual": 1}}}
     assert set(made["sm_90a"]) == {
-        "card", "large", "small", "backward", "small_backward", "tall_backward",
+        "card", "large", "small", "backward", "small_backward",
     }  # fmt: skip
 
 

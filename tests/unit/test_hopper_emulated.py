@@ -54,25 +54,6 @@ def test_forms(mode, dim):
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("mask", [mc.causal(), mc.window(90, 40), mc.window(9)], ids=str)
-def test_tall_tiles(mask, deterministic):
-    """Backward, where a key's queries are consecutive: dq is computed transposed."""
-    attn, both = compiled(mask, 128, mode="tall"), vectors(["sink_logits", "alibi_slopes"], 2)
-    for n_q, n_kv in ((130, 200), (321, 70)):
-        made, live = given(n_q, n_kv, 128, batch=2), live_pairs(mask, n_q, n_kv)
-        check(attn, made, live, deterministic=deterministic)
-        check(attn, made, live, deterministic=deterministic, scale=-0.2, softcap=3.0, **both)
-    assert "sm_90a_tall_backward" in {source for source, _ in modes(attn)}
-
-
-def test_heads_with_tall_tiles():
-    mask = mc.per_head([mc.causal(), mc.window(9), mc.full(), mc.prefix(70)])
-    attn = compiled(mask, 128, "float16", heads=4, mode="tall", most_tiles=1)
-    made = given(150, 170, 128, "float16", heads=4, kv_heads=2)
-    check(attn, made, live_pairs(mask, 150, 170, heads=4))
-
-
 @pytest.mark.parametrize(("dim", "mode"), [(96, "large"), (96, "small"), (192, None), (256, None)])
 def test_head_dimensions(dim, mode):
     attn = compiled(BAND, dim, "float16", mode=mode)
@@ -88,7 +69,7 @@ def test_pairs_tested_one_by_one_and_heads_of_their_own():
 @pytest.mark.parametrize("scale", [0.0, 1e-12, -3.0, 40.0])
 @pytest.mark.parametrize(
     ("mode", "dim", "dtype"),
-    [("large", 64, "float16"), ("small", 128, "bfloat16"), ("tall", 128, "float16"),
+    [("large", 64, "float16"), ("small", 128, "bfloat16"), ("large", 128, "float16"),
      (None, 256, "bfloat16")],
 )  # fmt: skip
 def test_scales(mode, dim, dtype, scale):
@@ -107,7 +88,7 @@ def test_features(mode, dim, deterministic):
     check(attn, made, live, deterministic=deterministic, scale=-0.2)
 
 
-@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("tall", 128)])
+@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("large", 128)])
 def test_the_same_bits_in_any_order(hopper, mode, dim):
     attn, made = compiled(mc.full(), dim, mode=mode), given(200, 300, dim, heads=4)
     first = called(attn, *made, deterministic=True)
@@ -195,8 +176,8 @@ def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
     [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)],
 )
 def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
-    """As if additions took long: heads have lists of their own, with tile rows of one to eight tiles
-    of dq; the bits are the same whoever comes first."""
+    """As if additions took long: heads have lists of their own, with tile rows of several tiles of
+    dq; the bits are the same whoever comes first."""
     monkeypatch.setattr(ordered, "HOP", 100)
     scattered = mc.where(lambda q, k: (q // 64 * 5 + k // 64 * 3) % 7 < 3)
     mask = mc.per_head([scattered | mc.where(lambda q, k: q < 20), mc.window(50), scattered])

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from maskc.core.bundle import WorkList
 from maskc.core.package import template_folder
-from maskc.layout import (
-    BLOCKS,
-    Spans,
-    heads_together,
-    in_turn,
-    longest_chain,
-    ordered_work,
-    sums_of,
-)
-from maskc.layout.ordered import HOP, MOST_SUMS
+from maskc.layout import Spans, heads_together, longest_chain, ordered_work
+from maskc.layout.ordered import BLOCKS, HOP, MOST_SUMS, sums_of, turns
 
 
 @st.composite
@@ -99,7 +91,7 @@ def test_turns_of_a_row_follow_the_items(call, together, plain, most):
     lists, columns, rows = live.shape
     ptr, words = by_columns(live)
     sums = np.random.default_rng(most).integers(1, most + 1, (lists, rows)).astype(np.int32)
-    tiles, code = in_turn(ptr, words, sums, BLOCKS // together, plain)
+    tiles, code = turns(ptr, words, sums, BLOCKS // together, plain)
     assert tiles.dtype == code.dtype == np.int32
     assert not plain or np.array_equal(tiles, words)
     for which, own in np.ndindex(lists, columns):
@@ -128,8 +120,10 @@ def test_sums_keep_chains_short(call, n_q):
     enough = (found == MOST_SUMS) | (found == adders) | (late / found <= 0.5)
     assert enough[late > 1].all()
     chains = -(-adders // found)
-    assert longest_chain(row_ptr, found) == chains.max(initial=0)
-    assert longest_chain(row_ptr, None) == adders.max(initial=0)
+    before = np.pad((found - 1).cumsum(axis=1), ((0, 0), (1, 0)))
+    assert longest_chain({"row_ptr": row_ptr, "row_sums": before}) == chains.max(initial=0)
+    assert longest_chain({"row_ptr": row_ptr}) == adders.max(initial=0)
+    assert longest_chain({}) == 0
 
 
 def test_a_window_has_one_sum_and_global_queries_several():
@@ -169,7 +163,7 @@ def waited(live, orders):
 def taken(live):
     """The rows of every column as they are taken."""
     ptr, words = by_columns(live[None])
-    tiles, _ = in_turn(ptr, words, np.ones((1, live.shape[1]), np.int32), BLOCKS // 16, False)
+    tiles, _ = turns(ptr, words, np.ones((1, live.shape[1]), np.int32), BLOCKS // 16, False)
     return [tiles[a:b] >> 1 for a, b in pairwise(ptr[0])]
 
 

@@ -22,11 +22,9 @@ from maskc.plan.sm90a_backward import (
     LONG_COLUMN,
     MOST_TILES,
     SLOPE_SUMS,
-    TALL_HEAD_DIMS,
     BackwardSchedule,
     backward_schedule,
     small_backward_schedule,
-    tall_backward_schedule,
 )
 from tests.support import sass
 
@@ -35,11 +33,8 @@ DIMS = SM_90A.head_dims
 SOURCES = [
     *((dim, "") for dim in DIMS),
     *((dim, "small") for dim in SMALL_HEAD_DIMS),
-    *((dim, "tall") for dim in TALL_HEAD_DIMS),
 ]
-MADE = {
-    "": backward_schedule, "small": small_backward_schedule, "tall": tall_backward_schedule,
-}  # fmt: skip
+MADE = {"": backward_schedule, "small": small_backward_schedule}
 """Head dimensions, with the form of a source."""
 BACKWARD = Direction.backward
 LIST = mc.causal() & mc.strided(3)
@@ -142,7 +137,6 @@ def test_launches_in_order():
     entmax = [each.entry for each in modes["usual"].launched(frozenset({Feature.entmax}))]
     assert entmax[:3] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "")]
     assert modes["deterministic"].macro == "DETERMINISTIC"
-    assert [name for name, _ in planned(128, "tall").modes] == ["usual", "deterministic"]
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -162,9 +156,6 @@ def test_maps_are_the_members_of_the_second_parameter(dim):
 @pytest.mark.parametrize(("dim", "form"), SOURCES)
 def test_compiles_without_spills_or_serial_products(dim, form, mode, mask):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    if form == "tall" and mask is LIST:
-        assert "tall" not in forms(mask, dim)
-        return
     source = unit(mask, dim, "float16" if dim == 96 else "bfloat16", form)
     plan, binary = planned(dim, form), build(source, frozenset(), (BACKWARD,), mode=mode)
     assert not re.findall(r".*\bC75\d\d\b.*", binary.report.log)
@@ -210,18 +201,3 @@ def test_shared_columns_are_added_up_four_numbers_at_a_time(dim):
     main = sass.functions(sass.disassemble(code))["attention_backward"]
     assert sass.count(main, r"REDG?\.E\.ADD\.F32x4") == 2 * dim // 8
     assert sass.count(main, "UBLKRED") == 2, "dq leaves through the copy engine"
-
-
-def test_exponentials_of_tall_tiles_run_under_dp():
-    """ptxas would rather wait for dp first: a branch keeps the wait where it is written."""
-    if sass.disassembler() is None:
-        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    for mask in (mc.full(), mc.causal(), mc.window(9)):
-        source = unit(mask, 128, form="tall")
-        text = sass.disassemble(build(source, frozenset(), (BACKWARD,)).code)
-        main = sass.functions(text)["attention_backward"]
-        _, _, after = main.partition("WARPGROUP.DEPBAR.LE gsb0, 0x1")
-        under, waits, _ = after.partition("WARPGROUP.DEPBAR.LE gsb0, 0x0")
-        assert waits
-        assert sass.count(under, r"MUFU\.EX2") == source.tile.q * 64 // 128

@@ -10,14 +10,12 @@ from maskc.build import build
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Feature
 from tests.unit.test_sm90a_sources import (
-    BACKWARD,
     FORWARD,
     NONE,
     PASSES,
     SM_90A,
     SMALL,
     SMALL_DIMS,
-    TALL,
     pattern,
     unit,
     units_of,
@@ -29,11 +27,9 @@ from tests.unit.test_sm90a_sources import (
 def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
     """The plan's number holds struct Shared, and with less than a kilobyte to spare."""
     mask = pattern("causal")
-    sources = [each for form in ("", SMALL, TALL) for each in
+    sources = [each for form in ("", SMALL) for each in
                units_of(mask, direction, head_dim, "bfloat16", form)]  # fmt: skip
-    assert len(sources) == 1 + (head_dim in SMALL_DIMS) + (
-        direction is BACKWARD and head_dim == 128
-    )
+    assert len(sources) == 1 + (head_dim in SMALL_DIMS)
     wanted = [(s, *each, NONE) for s in sources for each in s.modes]
     if direction is FORWARD:  # entmax's lists
         wanted.append((sources[0], "usual", sources[0].mode(), frozenset({Feature.entmax})))

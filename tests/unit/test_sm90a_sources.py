@@ -48,7 +48,7 @@ REGISTERS = 64 * 1024
 RESERVED = 1024  # bytes of every block's shared memory, by the system
 A_ROW = 12
 """Moves to uniform registers that a new row takes at most: what counts where products are few."""
-SMALL, TALL = "small", "tall"
+SMALL = "small"
 SMALL_DIMS = (64, 96, 128)
 """Head dimensions with a second source of each pass, for short rows and columns."""
 
