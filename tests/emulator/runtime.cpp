@@ -39,6 +39,7 @@ namespace {
 constexpr size_t STACK = 1 << 18, STATICS = 1 << 16, ARENA = (1 << 18) + STATICS;
 constexpr int RESIDENT = 6;        // blocks under way at a time
 constexpr int PATIENCE = 1 << 14;  // rounds in which threads do nothing but poll
+constexpr int SLEEPS = 200, LONGEST_SLEEP = 100;  // rounds after which a warp lags behind, and of it
 
 // ---- threads
 
@@ -65,6 +66,7 @@ struct Meeting {
 };
 struct Warp {
     u32 live = 0;
+    int asleep = 0;  // for so many rounds
     std::map<u32, Meeting> meetings;  // by mask
 };
 struct Product {
@@ -327,7 +329,9 @@ void run_round() {
         for (unsigned w = 0; w < block->warps.size(); w++) order.push_back({block.get(), w});
     std::shuffle(order.begin(), order.end(), chance);
     for (auto [block, w] : order) {
-        if (drawn(4)) continue;
+        Warp &warp = block->warps[w];
+        if (warp.asleep == 0 && drawn(SLEEPS)) warp.asleep = chance() % LONGEST_SLEEP;
+        if (warp.asleep > 0 ? warp.asleep-- : drawn(4)) continue;
         const size_t end = std::min<size_t>(block->fibers.size(), 32 * w + 32);
         for (size_t i = 32 * w; i < end && failure.empty(); i++)
             if (Fiber &f = *block->fibers[i]; !f.done && ready(f)) resume(f);
@@ -655,10 +659,11 @@ void wgmma_commit() {
     if (group.meeting.arrived == 127) group.groups.push_back(std::move(group.open)), group.open = {};
     meet(group.meeting, 128, "its warpgroup");
 }
+// Warps of a group begin products together, but none waits here for the others.
 void wgmma_wait(int pending) {
-    Warpgroup &group = warpgroup();
-    if (group.meeting.arrived == 127) compute_until(*me->block, group, pending);
-    meet(group.meeting, 128, "its warpgroup");
+    compute_until(*me->block, warpgroup(), pending);
+    progress = true;
+    warp_sync(~0u);
 }
 
 static uint16_t narrow(float x, bool half) {
