@@ -228,7 +228,7 @@ _MASK = GeneratedMask(
                 maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
-                costs=(("usual", 7981, 2633, 429), ("stream", 2287, 2821, 0)),
+                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -275,7 +275,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                 row_floats=130,
                 form="small",
-                costs=(("usual", 3340, 762, 0), ("stream", 1189, 822, 98)),
+                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
             ),
             kernel(
                 "sm_90a",
@@ -375,7 +375,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=137,
                 key_floats=256,
-                costs=(("usual", 14882, 3978, 826),),
+                costs=(("usual", 16116, 3717, 776),),
             ),
             kernel(
                 "sm_90a",
@@ -478,7 +478,7 @@ _MASK = GeneratedMask(
                 row_floats=137,
                 key_floats=256,
                 form="small",
-                costs=(("usual", 9077, 2504, 0),),
+                costs=(("usual", 9614, 2336, 1),),
             ),
         ),
         report=REPORT,

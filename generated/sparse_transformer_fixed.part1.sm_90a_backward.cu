@@ -30,7 +30,6 @@ struct Attention {
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
-    const i32 *row_sums;  // [lists][tile_rows + 1] further tiles of dq, or null: none
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -56,12 +55,13 @@ struct Attention {
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
-    i32 further;  // most further tiles of dq of a list
     i32 joins;  // 1: results hold those of other keys, and are joined with them
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
     float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
+    i32 further;  // deterministic: most further tiles of dq of a list
+    const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
 };
 
 #ifndef WITH_SOFTCAP
@@ -855,6 +855,7 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (sum.count > 0)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
+#pragma unroll 1
     for (i32 part = 1; part < sum.count; part++) {
         from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
 #pragma unroll

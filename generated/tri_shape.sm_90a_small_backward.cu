@@ -30,7 +30,6 @@ struct Attention {
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
     const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
-    const i32 *row_sums;  // [lists][tile_rows + 1] further tiles of dq, or null: none
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -56,12 +55,13 @@ struct Attention {
     i32 empty;  // items behind them without any
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
-    i32 further;  // most further tiles of dq of a list
     i32 joins;  // 1: results hold those of other keys, and are joined with them
     float spacing;  // ALiBi's distance from one token to the next
     float scale;  // factor of q . k
     float softcap;  // read only by kernels built WITH_SOFTCAP
     float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
+    i32 further;  // deterministic: most further tiles of dq of a list
+    const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
 };
 
 #ifndef WITH_SOFTCAP
@@ -243,14 +243,11 @@ struct Tile {
     i32 full;   // every pair of it is live: no predicate
 };
 
-// The list of a head of a sequence.
-FN i64 list_number(const struct Attention *p, i32 batch, i32 head) {
-    return (i64)batch * p->list_batch + (p->head_variant ? p->head_variant[head] : 0);
-}
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
                                   i32 ti) {
     struct TileList list = {0};
-    const i64 number = list_number(p, batch, head);
+    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
+    const i64 number = (i64)batch * p->list_batch + variant;
     const i32 *ptr = p->row_ptr + number * (p->tile_rows + 1) + ti;
     list.tiles = p->row_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
@@ -260,7 +257,8 @@ FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch
 FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
                                   i32 tj) {
     struct TileList list = {0};
-    const i64 number = list_number(p, batch, head);
+    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
+    const i64 number = (i64)batch * p->list_batch + variant;
     const i32 *ptr = p->col_ptr + number * (p->tile_cols + 1) + tj;
     list.tiles = p->col_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
@@ -667,7 +665,8 @@ struct Further {
 FN struct Further further_of(const struct Attention &p, i32 head, i32 row) {
     if (!p.further) return {0, 0};
     const struct Place at = place_of(head, p.heads_q);
-    const i32 *before = p.row_sums + list_number(&p, at.batch, at.head) * (p.tile_rows + 1) + row;
+    const i64 list = (i64)at.batch * p.list_batch + (p.head_variant ? p.head_variant[at.head] : 0);
+    const i32 *const before = p.row_sums + list * (p.tile_rows + 1) + row;
     const i32 first = __ldg(before), rows = p.batch * p.heads_q * p.tile_rows;
     return {rows + head * p.further + first, __ldg(before + 1) - first};
 }
@@ -866,6 +865,7 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (sum.count > 0)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
+#pragma unroll 1
     for (i32 part = 1; part < sum.count; part++) {
         from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
 #pragma unroll

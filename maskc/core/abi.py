@@ -46,7 +46,6 @@ FIELDS: tuple[Field, ...] = (
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
     Field("distances", "const i32 *", "[variants] bits of partial tiles, see maskc/layout/"),
     Field("col_turns", "const i32 *", "of each of col_tiles, or null: see maskc/layout/ordered.py"),
-    Field("row_sums", "const i32 *", "[lists][tile_rows + 1] further tiles of dq, or null: none"),
     Field("array", "const i32 *", "data arrays of the mask", MAX_ARRAYS),
     Field("array_batch", "i64", "elements from one sequence's array to the next, 0 if shared",
           MAX_ARRAYS),
@@ -74,12 +73,13 @@ FIELDS: tuple[Field, ...] = (
     Field("empty", "i32", "items behind them without any"),
     Field("shared_items", "i32", "rows to be merged, or columns that items share"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
-    Field("further", "i32", "most further tiles of dq of a list"),
     Field("joins", "i32", "1: results hold those of other keys, and are joined with them"),
     Field("spacing", "float", "ALiBi's distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "read only by kernels built WITH_SOFTCAP"),
     Field("alpha_minus_1", "float", "of entmax; read only by kernels built WITH_ENTMAX"),
+    Field("further", "i32", "deterministic: most further tiles of dq of a list"),
+    Field("row_sums", "const i32 *", "[lists][tile_rows + 1] of them before a row, or null: none"),
 )  # fmt: skip
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (

@@ -110,7 +110,7 @@ class Call:
         plan, own, launch = self._plan, self._plan.own, self._plan.lists.launch
         base, (of_q, of_k) = pointers[DELTA], self._given
         made = [base + offset if offset >= 0 else 0 for offset in plan.room]
-        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _, _ = KEPT.unpack_from(
+        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _ = KEPT.unpack_from(
             sent.template, KEPT_AT
         )
         listed = Arguments(plan.numbers, _OWN, (
@@ -118,7 +118,7 @@ class Call:
             *self._spoilt(pointers), of_q.most, of_k.most,
         ))  # fmt: skip
         launch(plan.before, stream, listed)
-        seen = (*pointers, *_lists(made), 0, mask_args, distances, 0, 0, *plan.arrays(made))
+        seen = (*pointers, *_lists(made), 0, mask_args, distances, 0, *plan.arrays(made))
         own.run(own, sent, seen, scale, softcap, stream)
         if plan.after:
             launch(plan.after, stream, listed)

@@ -25,7 +25,7 @@ POINTERS = (
 """The first members of the argument block: those that every call sets, the first five or all."""
 LISTED_POINTERS = (
     "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
-    "distances", "col_turns", "row_sums",
+    "distances", "col_turns",
 )  # fmt: skip
 """Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
 _BLOCKS = {

@@ -119,7 +119,7 @@ class Call:
         plan.lists.launch(plan.before, stream, block)
         arrays = [made[_PLACE[f"bits{number}"]] for number in plan.arrays]
         seen = (
-            *pointers, *(made[_PLACE[name]] for name in _LISTS), of_head, mask_args, 0, 0, 0,
+            *pointers, *(made[_PLACE[name]] for name in _LISTS), of_head, mask_args, 0, 0,
             *arrays, *[0] * (_ARRAYS - len(arrays)),
         )  # fmt: skip
         own.run(own, sent, seen, scale, softcap, stream)

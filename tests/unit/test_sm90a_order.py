@@ -47,7 +47,7 @@ def ranks(unit, folder):
         _between(text, "typedef int i32;", "\n};\n"), "\n};\n", _SHIMS,
         _between(text, "FN i32 min_i32", "FN i32 keep("),
         _between(text, "struct TileList {", "FN struct Tile tile_at"),
-        "typedef struct TileList List;\n", _between(text, own, "FN i32 turn_at("), _DRIVER,
+        "typedef struct TileList List;\n", _between(text, own, "FN struct Turn turn_at("), _DRIVER,
     ]))  # fmt: skip
     command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
     subprocess.run([*command, str(source), "-o", str(library)], check=True)
