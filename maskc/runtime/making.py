@@ -32,8 +32,9 @@ from maskc.runtime.tables import Tables, make_tables
 Arrays = Callable[[], Mapping[str, np.ndarray]]
 """The mask's data as int32 arrays, found when asked for."""
 _MOST_TURNS = 64
-"""Small tiles of a row up to which blocks may wait for each other: each adds to dq some 2 us after
-the one before (Longformer at 16k, H200: rows of 256 small tiles .48 ms, of 128 larger ones .38)."""
+"""Additions to one small tile of dq up to which blocks may wait for each other: each comes some
+2 us after the one before (Longformer at 16k, H200: 256 of them .48 ms, 128 to larger tiles .38; 12,
+as its global queries have many tiles of dq, .36)."""
 
 _FEW_ADDERS, _MANY_COLUMNS = 3, 32
 """So few columns add to a tile of dq one after another in less time than zeros take to add to,

@@ -149,6 +149,30 @@ def test_a_wrong_result_is_a_failure_and_not_fast(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_torch
+def test_gradients_are_judged_by_the_out_that_was_read(monkeypatch: pytest.MonkeyPatch):
+    """Also where a contender has no forward pass of its own."""
+    judged, read = contest.judged_backward, []
+
+    def noted(judge, rows, tensors, backward, out=None):
+        read.append(out)
+        return judged(judge, rows, tensors, backward, out)
+
+    def backward_only(impl: str, case, tensors, pairs, backward) -> Contender:
+        gradients = tensors.q, tensors.k, tensors.v
+        return Contender(impl, None, lambda dout: gradients, attended=lambda: (tensors.dout, 0))
+
+    monkeypatch.setattr(contest, "judged_backward", noted)
+    monkeypatch.setattr(contest, "make_rival", backward_only)
+    monkeypatch.setattr(module, "IMPLS", ["maskc", "dense"])
+    report = small(directions=("bwd",))
+    ours, theirs = read
+    assert ours is not None
+    assert not by_impl(report, "bwd")["dense"]["ok"]
+    assert theirs.shape == ours.shape
+    assert not (theirs == ours).all()
+
+
+@needs_torch
 def test_timing_that_breaks_leaves_the_other_direction(
     no_flex: None, monkeypatch: pytest.MonkeyPatch
 ):
