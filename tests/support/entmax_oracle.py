@@ -96,7 +96,7 @@ class Problem:
         a = self.alpha - 1
         with np.errstate(invalid="ignore"):
             x = np.where(np.isinf(lse)[..., None], -np.inf, 1 + a * (scores - lse[..., None]))
-        off = a * 2e-6 * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
+        off = min(1, 2 * a) * 1e-6 * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
         low, u, high = (_power(x + by, 1 / a - 1) for by in (-off, 0, off))
         error = np.maximum(high - u, u - low)
         size = np.abs(dout @ v.swapaxes(2, 3))

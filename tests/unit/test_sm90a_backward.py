@@ -45,11 +45,6 @@ def planned(dim: int, form: str = "") -> BackwardSchedule:
     return MADE[form](Problem(dim, dim, DType.bfloat16))
 
 
-def forms(mask: mc.Mask, dim: int) -> list[str]:
-    plan = driver.planned(mask, driver.problem(dim, None, 4, "bfloat16"), SM_90A)
-    return [unit.form for unit in driver.bundled(plan).choice("sm_90a", BACKWARD)]
-
-
 def unit(mask: mc.Mask, dim: int, dtype: str = "bfloat16", form: str = "") -> SourceUnit:
     plan = driver.planned(mask, driver.problem(dim, None, 4, dtype), SM_90A)
     (found,) = (u for u in driver.bundled(plan).choice("sm_90a", BACKWARD) if u.form == form)
