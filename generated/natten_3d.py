@@ -82,7 +82,7 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout by exact numbers, because isl's budget or loop form did not suffice
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
-plan     or boxes of a grid, 2 x 4 x 16 queries x 4 x 2 x 16 keys of N x 16 x 16: taken by a call
+plan     or boxes of a grid, 2 x 4 x 16 queries x 2 x 2 x 16 keys of N x 16 x 16: taken by a call
          when the exact tiles of its lengths are predicted to take fewer cycles (never for data
          given per sequence)
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
@@ -234,19 +234,19 @@ _MASK = GeneratedMask(
                     mode="stream",
                     macro="STREAM",
                 ),
-                tile=(128, 128),
+                tile=(128, 64),
                 ranges=False,
                 maps=(
                     ("q", 128, (2, 4, 16)),
-                    ("k", 128, (4, 2, 16)),
-                    ("v", 128, (4, 2, 16)),
+                    ("k", 64, (2, 2, 16)),
+                    ("v", 64, (2, 2, 16)),
                     ("out", 64, (1, 4, 16)),
                 ),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
                 row_floats=130,
                 form="grid",
-                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
-                boxes=((16, 16), (2, 4, 16), (4, 2, 16), 128),
+                costs=(("usual", 9886, 1326, 214), ("stream", 3996, 1424, 0)),
+                boxes=((16, 16), (2, 4, 16), (2, 2, 16), 64),
             ),
             kernel(
                 "sm_90a",

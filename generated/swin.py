@@ -4,8 +4,8 @@ Mask: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 +
       + 4) // 8))
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-swin.cpu.c, swin.sm_80.cu, swin.sm_90a.cu, swin.sm_90a_small.cu, swin.sm_90a_backward.cu,
-swin.sm_90a_small_backward.cu, swin.sm_90a_grid_backward.cu.
+swin.cpu.c, swin.sm_80.cu, swin.sm_90a.cu, swin.sm_90a_grid.cu, swin.sm_90a_small.cu,
+swin.sm_90a_backward.cu, swin.sm_90a_small_backward.cu, swin.sm_90a_grid_backward.cu.
 """
 
 from pathlib import Path
@@ -18,6 +18,7 @@ SOURCE = {
     "cpu": (_HERE / "swin.cpu.c").read_text(),
     "sm_80": (_HERE / "swin.sm_80.cu").read_text(),
     "sm_90a": (_HERE / "swin.sm_90a.cu").read_text(),
+    "sm_90a_grid": (_HERE / "swin.sm_90a_grid.cu").read_text(),
     "sm_90a_small": (_HERE / "swin.sm_90a_small.cu").read_text(),
     "sm_90a_backward": (_HERE / "swin.sm_90a_backward.cu").read_text(),
     "sm_90a_small_backward": (_HERE / "swin.sm_90a_small_backward.cu").read_text(),
@@ -70,7 +71,8 @@ plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stag
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 3 closed-form loops
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
-plan     a product over a grid of N x 64: tiles of consecutive tokens are as good as boxes
+plan     or boxes of a grid, 4 x 32 queries x 4 x 24 keys of N x 64: taken by a call when the exact
+         tiles of its lengths are predicted to take fewer cycles (never for data given per sequence)
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
@@ -257,6 +259,42 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
                 row_floats=130,
                 costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
+            ),
+            kernel(
+                "sm_90a",
+                SOURCE["sm_90a_grid"],
+                launch("attention_forward", "items", threads=384, shared=181248),
+                launch("attention_merge", "merges", threads=128, per_block=16),
+                launch("attention_forward", "stream", threads=384, shared=232448, feature="entmax"),
+                launch(
+                    "attention_forward",
+                    "stream",
+                    threads=384,
+                    shared=214016,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                launch(
+                    "attention_merge",
+                    "merges",
+                    threads=128,
+                    per_block=16,
+                    mode="stream",
+                    macro="STREAM",
+                ),
+                tile=(128, 96),
+                ranges=False,
+                maps=(
+                    ("q", 128, (4, 32)),
+                    ("k", 96, (4, 24)),
+                    ("v", 96, (4, 24)),
+                    ("out", 64, (2, 32)),
+                ),
+                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 21},
+                row_floats=130,
+                form="grid",
+                costs=(("usual", 9886, 1884, 305), ("stream", 3996, 2024, 0)),
+                boxes=((64,), (4, 32), (4, 24), 96),
             ),
             kernel(
                 "sm_90a",

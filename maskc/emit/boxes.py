@@ -36,6 +36,8 @@ class BoxText:
     words: tuple[str, ...]
     """Per axis where the word is that tells what a row, the point `at`, sees of a tile of columns,
     `box`; over `rows`."""
+    outside: str
+    """Where a tile of columns, `box`, is on all axes but the innermost."""
     size: str
     """Words of one mask, over `p` and `rows`."""
 
@@ -66,6 +68,7 @@ def box_text(boxes: Boxes, direction: Direction) -> BoxText:
         copied=(*point, "head", "batch") if count == 2 else (*point, "head"),
         rows=_times(f"(u32)p.tile_{row_tiles} / {rest[row]}", row[0]),
         words=words,
+        outside=f"box / {boxes_along(boxes.extents, column[1:])[-1]}",
         size=f"{size} + {along} * rows * {quads}",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 
@@ -11,10 +11,11 @@ from maskc.core.problem import Direction, TileShape
 from maskc.ir.grid import GridMask, grid_mask
 from maskc.ir.types import MaskIR
 from maskc.layout.boxes import sides
+from maskc.plan.sm90a import STEP_KEYS
 
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
-_MASKED = 0.3
+_MASKED = {Direction.forward: 0.1, Direction.backward: 0.3}
 """More time of a partial tile, a full one's being 1."""
 _LONGEST = 256
 """Most tokens of a box along an axis: the copy engine's limit."""
@@ -29,16 +30,15 @@ def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
 
 
 def boxes_for(
-    masks: tuple[GridMask, ...], tile: TileShape, seen: int, direction: Direction
-) -> Boxes | None:
-    """The boxes of a tile; None where consecutive tokens are as good.
+    masks: tuple[GridMask, ...], tiles: Sequence[TileShape], direction: Direction
+) -> tuple[TileShape, tuple[int, ...], tuple[int, ...]] | None:
+    """A tile and its boxes, of queries and of keys; None where consecutive tokens are as good.
 
     The likely size of a grid has a first axis as long as its longest.
 
     Args:
         masks: over one grid.
-        tile: its queries and keys.
-        seen: see Boxes.
+        tiles: to choose from.
         direction: the pass, which decides what is stored.
     """
     extents = masks[0].extents
@@ -48,7 +48,7 @@ def boxes_for(
     relations = [axis_relations(mask.axes, grid, {}) for mask in masks]
     times: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
 
-    def time(q: tuple[int, ...], k: tuple[int, ...]) -> float:
+    def count(q: tuple[int, ...], k: tuple[int, ...]) -> float:
         live, full = [1] * len(masks), [1] * len(masks)
         for axis, (own_q, own_k) in enumerate(zip(q, k, strict=True)):
             place = axis, own_q, own_k
@@ -58,15 +58,19 @@ def boxes_for(
             for number, (some, every) in enumerate(times[place]):
                 live[number] *= some
                 full[number] *= every
-        return sum(live) + _MASKED * (sum(live) - sum(full))
+        return sum(live) + _MASKED[direction] * (sum(live) - sum(full))
 
     backward = direction is Direction.backward
-    stored_q, stored_k = (tile.q, _STORED) if backward else (_STORED, tile.k)
-    shapes = list(product(_shapes(tile.q, grid, stored_q), _shapes(tile.k, grid, stored_k)))
-    q, k = min(shapes, key=lambda pair: (time(*pair), pair))  # of equal ones the widest
+    best = []
+    for tile in tiles:
+        stored_q, stored_k = (tile.q, _STORED) if backward else (_STORED, tile.k)
+        shapes = product(_shapes(tile.q, grid, stored_q), _shapes(tile.k, grid, stored_k))
+        own, q, k = min((count(q, k), q, k) for q, k in shapes)  # of equal ones the widest
+        best.append((own * tile.q * (tile.k + STEP_KEYS), -tile.k, tile, q, k))
+    _, _, tile, q, k = min(best)
     if _consecutive(q, grid) and _consecutive(k, grid):
         return None
-    return Boxes(extents, q, k, seen)
+    return tile, q, k
 
 
 def _shapes(tokens: int, grid: tuple[int, ...], stored: int) -> Iterator[tuple[int, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
+from maskc.core.boxes import Boxes
 from maskc.core.bundle import ONCE
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.gather import GATHER, WIDE
@@ -207,15 +208,20 @@ def _in_boxes(plan: Plan) -> Plan | None:
     found = grid_masks(tuple(mask.ir for mask in plan.masks))
     if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
         return None
-    seen = schedule.score_queries if plan.direction is _BACKWARD else tile.k
-    boxes = boxes_for(found, tile, seen, plan.direction)
-    if boxes is None:
+    backward = plan.direction is _BACKWARD
+    schedules = (schedule,) if backward else sm90a.grid_schedules(plan.problem)
+    by_tile = {each.tile: each for each in schedules}
+    chosen = boxes_for(found, tuple(by_tile), plan.direction)
+    if chosen is None:
         return None
+    tile, *sides = chosen
+    schedule = by_tile[tile]
+    boxes = Boxes(found[0].extents, *sides, schedule.score_queries if backward else tile.k)
     masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
     # Finding a token of a box while dq is at hand takes more registers than there are.
-    modes = tuple((name, mode) for name, mode in plan.schedule.modes if name != ONCE)
+    modes = tuple((name, mode) for name, mode in schedule.modes if name != ONCE)
     return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False,
-                   schedule=replace(plan.schedule, modes=modes))  # fmt: skip
+                   tile=tile, schedule=replace(schedule, modes=modes))  # fmt: skip
 
 
 def _check_selections(heads: Heads, target: Target) -> None:

@@ -13,6 +13,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout.documents import beside_documents
 from maskc.layout.tally import tally_of
+from maskc.plan.sm90a import step_size
 from maskc.plan.types import Plan, PlannedMask
 
 SMALL = "small"
@@ -54,8 +55,11 @@ def costs_of(plan: Plan) -> tuple[Cost, ...]:
     forms = _coefficients().get(plan.target.name, {})
     name = source_name(plan.direction, plan.form)
     modes = forms.get(name, {}).get(str(plan.problem.head_dim), {})
+    size = 1.0
+    if plan.boxes is not None and plan.direction is Direction.forward:
+        size = step_size(plan.problem, plan.tile.k)
     return tuple(
-        Cost(mode, *(found[name] for name in ("row", "tile", "masked")))
+        Cost(mode, found["row"], round(size * found["tile"]), round(size * found["masked"]))
         for mode, found in modes.items()
         if mode in dict(getattr(plan.schedule, "modes", ()))
     )

@@ -215,6 +215,56 @@ def test_streams(mode):
     assert same(found, want)
 
 
+def enqueued(attn, made, place):
+    """Results of calls right behind what writes their inputs: a kernel, a copy, another stream."""
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    found = []
+    for number, each in enumerate(made):
+        for to, x in zip(place, each, strict=True):
+            if number % 3 == 0:
+                torch.mul(x, 1, out=to)
+            elif number % 3 == 1:
+                to.copy_(x)
+            else:
+                side.wait_stream(current)
+                with torch.cuda.stream(side):
+                    to.copy_(x)
+                current.wait_stream(side)
+        results = both(attn, *place)
+        found.append({name: x.clone() for name, x in results.items()})
+        for x in results.values():  # its memory goes to the next call
+            x.zero_()
+    return found
+
+
+@pytest.mark.parametrize("form", [None, "small"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_calls_follow_what_is_enqueued_before_them(dim, form):
+    """Nothing is read before it is written, nor written before it is read; as nodes of a graph
+    too."""
+    attn = compiled(BAND, dim, mode=form and f"{form} usual", most_tiles=2, row_tiles=2)
+    made = [tensors(700, 700, dim, torch.bfloat16, i) for i in range(12)]
+    want = []
+    for each in made:
+        want.append(both(attn, *each))
+        torch.cuda.synchronize()
+    place = [torch.empty_like(x) for x in made[0]]
+    for _ in range(20):
+        found = enqueued(attn, made, place)
+        assert all(map(same, found, want))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = enqueued(attn, made, place)
+    for _ in range(20):
+        for made_before in found:
+            for x in made_before.values():
+                x.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(same, found, want))
+
+
 @pytest.mark.parametrize("mode", WAYS)
 def test_streams_at_the_same_time(mode):
     """Launches of several streams share nothing that they write."""

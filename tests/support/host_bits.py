@@ -48,11 +48,12 @@ extern "C" void tile(const Attention *p, int head, int row, int index, unsigned 
     for (int warp = 0; warp < TILE_Q / 16; warp++)
         for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
             const int lane = threadIdx.x, q = 16 * warp + lane / 4;
+            OUTSIDE
             const Seen seen = LOOK(*p, 0, head, row * TILE_Q + q, index * KEY_STEP);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < OWN; i++)
                     live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
-                        seen.word[r][i / 32] >> i % 32 & 1;
+                        word_of(seen, r, i / 32) >> i % 32 & 1;
         }
 }
 """
@@ -96,7 +97,9 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
         mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
         "#define LOOK(...) seen_by(__VA_ARGS__",
-        ", blocks_by(__VA_ARGS__))\n" if "FN struct Seen blocks_by" in seen else ")\n",
+        ", blocks_by(__VA_ARGS__))\n" if "FN struct Seen blocks_by" in seen
+        else ", outside)\n" if "struct Outside {" in seen else ")\n",
+        f"#define OUTSIDE {'Outside outside;' if 'struct Outside {' in seen else ''}\n",
         _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
 

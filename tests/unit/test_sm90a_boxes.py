@@ -21,7 +21,10 @@ from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
 from maskc.emit.module import module_files
 from maskc.layout.boxes import box_layout
+from maskc.plan.boxes import boxes_for, grid_masks
+from maskc.plan.cost import GRID, costs_of
 from maskc.plan.explain import explain
+from maskc.plan.sm90a import grid_schedules
 from maskc.plan.sm90a_backward import backward_schedule
 from maskc.runtime import tensor_maps
 from maskc.runtime.checks import Sizes
@@ -91,6 +94,48 @@ def test_sources_compile_without_spills(name, dim):
                 assert "C75" not in report.log
                 for kernel in report.kernels:
                     assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
+
+
+IMAGE, VIDEO = FLAT(width=256, kernel=(80, 80)), SOLID(height=48, width=80, kernel=(18, 24, 24))
+
+
+@pytest.mark.parametrize(
+    ("mask", "dim", "keys"),
+    [(IMAGE, 128, 128), (IMAGE, 192, 64), (VIDEO, 64, 96), (VIDEO, 128, 96), (VIDEO, 192, 96)],
+)
+def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
+    """Fewer where more of the pairs that run are live, by enough to pay for the steps."""
+    plan = planned(mask, dim)
+    unit = in_boxes(driver.bundled(plan), Direction.forward)
+    assert unit.tile.k == keys == prod(unit.boxes.k) == unit.boxes.seen
+    (chosen,) = (each for each in plan.also if each.form == GRID and each.tile == unit.tile)
+    usual, *fewer = grid_schedules(plan.problem)
+    assert [each.tile.k for each in fewer] == [k for k in (96, 64) if k < usual.tile.k]
+    axes = grid_masks(tuple(each.ir for each in chosen.masks))
+    wide = boxes_for(axes, (usual.tile,), Direction.forward)
+    grid = (96, *chosen.boxes.extents)
+    relations = axis_relations(chosen.masks[0].axes, grid, {})
+    area = {}
+    for tile, q, k in ((unit.tile, unit.boxes.q, unit.boxes.k), wide):
+        boxes = Boxes(chosen.boxes.extents, q, k, tile.k)
+        area[tile.k] = box_layout(boxes, relations).nnz * tile.q * tile.k
+    assert area[keys] == min(area.values())
+    for cost in costs_of(chosen):
+        (own,) = (each for each in costs_of(planned(mask, dim)) if each.mode == cost.mode)
+        assert cost.row == own.row
+        assert cost.tile * (usual.tile.k + 12) == pytest.approx(own.tile * (keys + 12), rel=1e-3)
+
+
+@pytest.mark.parametrize(("mask", "dim"), [(VIDEO, 64), (VIDEO, 128), (VIDEO, 192), (IMAGE, 256)])
+def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    unit = in_boxes(driver.bundled(planned(mask, dim)), Direction.forward)
+    for mode, _ in unit.modes:
+        for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
+            report = build(unit, features, unit.directions, "sm_90a", mode).report
+            assert "C75" not in report.log
+            for kernel in report.kernels:
+                assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["axial", "natten_1d", "full", "sta", "longformer"])

@@ -1092,18 +1092,22 @@ struct Seen {
     u32 word[2];
 };
 
-// What makes these words is maskc/layout/boxes.py; every thread of a quad has its own.
-FN const u32 *words_of(const struct Attention &p, i32 head) {
+// What makes these words is maskc/layout/boxes.py; every thread of a quad has its own: a head's and
+// a thread's begin here.
+FN u32 words_of(const struct Attention &p, i32 head) {
     const u32 rows = (u32)p.tile_cols / 20 * 32, size = 6400 + (u32)p.tile_rows / 20 * rows * 4;
-    return (const u32 *)p.distances + threadIdx.x % 4
-        + (i64)(p.head_variant ? p.head_variant[head] : 0) * size;
+    return (p.head_variant ? p.head_variant[head] : 0) * size + threadIdx.x % 4;
 }
-// Which columns of tile `box` a row sees: those that it sees on every axis.
-FN u32 seen_at(const struct Attention &p, const u32 *words, const struct Point &at, u32 box) {
+// Which columns of tile `box` a row sees on the innermost axis, and on the others. It sees those
+// that it sees on all of them.
+FN u32 seen_inside(const struct Attention &p, u32 words, const struct Point &at, u32 box) {
+    return __ldg((const u32 *)p.distances + (words + (box % 20 * 80 + at.x) * 4));
+}
+FN u32 seen_outside(const struct Attention &p, u32 words, const struct Point &at, u32 box) {
+    const u32 *const first = (const u32 *)p.distances;
     const u32 rows = (u32)p.tile_cols / 20 * 32;
     return
-        __ldg(words + ((box % 20 * 80 + at.x) * 4)) &
-        __ldg(words + (6400 + (box / 20 * rows + at.y) * 4));
+        __ldg(first + (words + 6400 + (box / 20 * rows + at.y) * 4));
 }
 
 // Whether looking takes the registers in which other numbers could wait.
@@ -1112,11 +1116,14 @@ constexpr bool SEEN_IS_LONG = QUERIES > 64;
 FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-    const u32 *const words = words_of(p, at.head) + first_q % TILE_Q / QUERIES * 4;
+    const u32 words = words_of(p, at.head) + first_q % TILE_Q / QUERIES * 4;
     (void)n_q; (void)n_kv; (void)q;
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        seen.word[r] = seen_at(p, words, key_point(k + 8 * r), (u32)first_q / TILE_Q);
+    for (int r = 0; r < 2; r++) {
+        const struct Point row = key_point(k + 8 * r);
+        const u32 box = (u32)first_q / TILE_Q;
+        seen.word[r] = seen_inside(p, words, row, box) & seen_outside(p, words, row, box);
+    }
     return seen;
 }
 

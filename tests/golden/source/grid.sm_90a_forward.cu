@@ -1,4 +1,4 @@
-// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 128 queries x 128 keys.
+// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 128 queries x 64 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
 #define FN __device__ __forceinline__
@@ -145,10 +145,10 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 #endif
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 128;  // queries per tile row
-constexpr int TILE_K = 128;  // keys per step
+constexpr int TILE_K = 64;  // keys per step
 constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
-constexpr int STAGES = 2;  // tiles of k, and of v, in flight
+constexpr int STAGES = 4;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
@@ -339,7 +339,7 @@ FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
 
 // Places count the tokens of tiles, one tile after another.
 // Tiles are boxes of a grid whose tokens are numbered row by row:
-// queries of 32 x 4, keys of 32 x 4, in N x 80.
+// queries of 32 x 4, keys of 16 x 4, in N x 80.
 struct Point {
     i32 y, x;
 };
@@ -353,7 +353,7 @@ FN struct Point query_point(i32 place) {
 FN struct Point key_point(i32 place) {
     const u32 box = (u32)place / TILE_K, own = (u32)place % TILE_K;
     struct Point at;
-    at.y = box / 20 * 32 + own / 4;
+    at.y = box / 20 * 16 + own / 4;
     at.x = box % 20 * 4 + own % 4;
     return at;
 }
@@ -439,22 +439,18 @@ FN void clear(float (&x)[N]) {
     for (int i = 0; i < N; i++) x[i] = 0.0f;
 }
 
-// 64 x 128 and 16 deep, a in shared memory: d = a b, or d += a b where `add`.
-FN void multiply_qk(float (&d)[64], u64 a, u64 b, bool add) {
+// 64 x 64 and 16 deep, a in shared memory: d = a b, or d += a b where `add`.
+FN void multiply_qk(float (&d)[32], u64 a, u64 b, bool add) {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
-        "setp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {"
+        "setp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENT "." ELEMENT " {"
         " %0, %1, %2, %3, %4, %5, %6, %7,"
         " %8, %9, %10, %11, %12, %13, %14, %15,"
         " %16, %17, %18, %19, %20, %21, %22, %23,"
-        " %24, %25, %26, %27, %28, %29, %30, %31,"
-        " %32, %33, %34, %35, %36, %37, %38, %39,"
-        " %40, %41, %42, %43, %44, %45, %46, %47,"
-        " %48, %49, %50, %51, %52, %53, %54, %55,"
-        " %56, %57, %58, %59, %60, %61, %62, %63},"
-        " %64, %65, add, 1, 1, 0, 0;\n"
+        " %24, %25, %26, %27, %28, %29, %30, %31},"
+        " %32, %33, add, 1, 1, 0, 0;\n"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -463,34 +459,22 @@ FN void multiply_qk(float (&d)[64], u64 a, u64 b, bool add) {
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
           "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
-          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
-          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"((int)add));
 }
 
-// 64 x 128 and 16 deep, a in registers: d = a b, or d += a b where `add`.
-FN void multiply_kept_qk(float (&d)[64], const u32 *a, u64 b, bool add) {
+// 64 x 64 and 16 deep, a in registers: d = a b, or d += a b where `add`.
+FN void multiply_kept_qk(float (&d)[32], const u32 *a, u64 b, bool add) {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
-        "setp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {"
+        "setp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENT "." ELEMENT " {"
         " %0, %1, %2, %3, %4, %5, %6, %7,"
         " %8, %9, %10, %11, %12, %13, %14, %15,"
         " %16, %17, %18, %19, %20, %21, %22, %23,"
-        " %24, %25, %26, %27, %28, %29, %30, %31,"
-        " %32, %33, %34, %35, %36, %37, %38, %39,"
-        " %40, %41, %42, %43, %44, %45, %46, %47,"
-        " %48, %49, %50, %51, %52, %53, %54, %55,"
-        " %56, %57, %58, %59, %60, %61, %62, %63},"
-        " { %64, %65, %66, %67}, %68, add,"
+        " %24, %25, %26, %27, %28, %29, %30, %31},"
+        " { %32, %33, %34, %35}, %36, add,"
         " 1, 1, 0;\n"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
@@ -500,15 +484,7 @@ FN void multiply_kept_qk(float (&d)[64], const u32 *a, u64 b, bool add) {
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
           "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
-          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
-          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
 }
 
@@ -640,6 +616,7 @@ FN i32 mask_row(const struct Attention &p, i32 row) {
 constexpr int WORDS = (OWN + 31) / 32;
 struct Seen {
     u32 word[2][WORDS];
+    u32 outside[2];  // on all axes but the innermost: joined when needed, before nothing waits
 };
 
 FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
@@ -658,41 +635,58 @@ FN i32 own_before(i32 column) {
     return x / 8 * 2 + min_i32(x % 8, 2);
 }
 
-// What makes these words is maskc/layout/boxes.py; every thread of a quad has its own.
-FN const u32 *words_of(const struct Attention &p, i32 head) {
+// What makes these words is maskc/layout/boxes.py; every thread of a quad has its own: a head's and
+// a thread's begin here.
+FN u32 words_of(const struct Attention &p, i32 head) {
     const u32 rows = (u32)p.tile_rows / 20 * 32, size = 6400 + (u32)p.tile_cols / 20 * rows * 4;
-    return (const u32 *)p.distances + threadIdx.x % 4
-        + (i64)(p.head_variant ? p.head_variant[head] : 0) * size;
+    return (p.head_variant ? p.head_variant[head] : 0) * size + threadIdx.x % 4;
 }
-// Which columns of tile `box` a row sees: those that it sees on every axis.
-FN u32 seen_at(const struct Attention &p, const u32 *words, const struct Point &at, u32 box) {
+// Which columns of tile `box` a row sees on the innermost axis, and on the others. It sees those
+// that it sees on all of them.
+FN u32 seen_inside(const struct Attention &p, u32 words, const struct Point &at, u32 box) {
+    return __ldg((const u32 *)p.distances + (words + (box % 20 * 80 + at.x) * 4));
+}
+FN u32 seen_outside(const struct Attention &p, u32 words, const struct Point &at, u32 box) {
+    const u32 *const first = (const u32 *)p.distances;
     const u32 rows = (u32)p.tile_rows / 20 * 32;
     return
-        __ldg(words + ((box % 20 * 80 + at.x) * 4)) &
-        __ldg(words + (6400 + (box / 20 * rows + at.y) * 4));
+        __ldg(first + (words + 6400 + (box / 20 * rows + at.y) * 4));
 }
 
+// What two rows see of boxes that only differ in their place on the innermost axis.
+struct Outside {
+    u32 boxes = ~0u;
+    u32 seen[2];
+};
 // Before the product begins, while scores need no registers, or after it: intervals are cheap.
 constexpr bool LOOK_EARLY = true;
 // Queries q and q + 8 against the tile that begins with key `first_k`.
-FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
+FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k,
+                       struct Outside &outside) {
     const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-    const u32 *const words = words_of(p, head);
+    const u32 words = words_of(p, head), box = (u32)first_k / TILE_K;
     (void)n_q; (void)n_kv; (void)k;
+    const struct Point row[2] = {query_point(q), query_point(q + 8)};
+    const bool others = outside.boxes != box / 20;
+    outside.boxes = box / 20;
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        seen.word[r][0] = seen_at(p, words, query_point(q + 8 * r), (u32)first_k / TILE_K);
+    for (int r = 0; r < 2; r++) {
+        if (others) outside.seen[r] = seen_outside(p, words, row[r], box);
+        seen.word[r][0] = seen_inside(p, words, row[r], box);
+        seen.outside[r] = outside.seen[r];
+    }
     return seen;
 }
 
+FN u32 word_of(const struct Seen &seen, int r, int) { return seen.word[r][0] & seen.outside[r]; }
 FN void hide_rest(Scores &s, const struct Seen &seen) {
 #pragma unroll
     for (int r = 0; r < 2; r++)
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             float &x = s[i / 2 * 4 + 2 * r + i % 2];
-            x = seen.word[r][i / 32] & 1u << i % 32 ? x : MINUS_INFINITY;
+            x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : MINUS_INFINITY;
         }
 }
 
@@ -933,10 +927,11 @@ FN i32 distance(const struct Attention &p, i32 query, i32 word) {
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
 // they wait for the product.
-FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
+FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                          struct Outside &outside) {
     struct Seen seen;
     if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
+        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP, outside);
     return seen;
 }
 // Scores become logits, and those of dead pairs -inf.
@@ -947,7 +942,6 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 #endif
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
         hide_rest(s, seen);
     }
 }
@@ -1273,7 +1267,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Row row = row_in(shared, 0);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
-    struct Seen seen = look_early(p, row, query, word);
+    struct Outside outside;
+    struct Seen seen = look_early(p, row, query, word, outside);
     begin_scores(s, q, k_tiles);
     products_wait<0>();
     pin(s);
@@ -1316,8 +1311,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             query = query_of(row, group);
             take_q(q, shared, q_place.at, group);
             start(softmax);
+            outside = {};
         }
-        seen = look_early(p, row, query, word);
+        seen = look_early(p, row, query, word, outside);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
         take_turn(group);
         begin_scores(s, q, k_tile);

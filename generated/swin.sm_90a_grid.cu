@@ -1,0 +1,1408 @@
+// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 128 queries x 96 keys.
+// Written by `maskc compile`; change the pattern, not this file.
+
+#define FN __device__ __forceinline__
+typedef int i32;
+typedef long long i64;
+
+struct Attention {
+    const void *q;  // [batch, heads_q, n_q, HEAD_DIM]
+    const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
+    const void *v;  // [batch, heads_kv, n_kv, HEAD_DIM_V]
+    void *out;  // [batch, heads_q, n_q, HEAD_DIM_V]
+    float *lse;  // [batch, heads_q, n_q], natural log
+    const void *dout;  // backward: like out
+    void *dq;  // backward: like q
+    void *dk;  // backward: like k
+    void *dv;  // backward: like v
+    float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
+    float *dsink;  // backward: [heads_q] to add to, or null
+    float *dalibi;  // backward: [heads_q] to add to, or null
+    const float *alibi_slopes;  // [heads_q], or null
+    const float *sink_logits;  // [heads_q], or null
+    const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
+    const i32 *row_tiles;  // tile column * 2 + (1 if every pair is live), ascending
+    const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
+    const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
+    const i32 *work;  // [items + empty + merges][WORK_FIELDS], see maskc/core/abi.py
+    i32 *counter;  // [2], zero before and after every launch: the next work item
+    const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
+    const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
+    const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
+    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
+    const i32 *array[8];  // data arrays of the mask
+    i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
+    i64 array_head[8];  // elements from one head's array to the next, 0 if shared
+    i64 array_row[8];  // elements from one row of a table to the next
+    i64 q_stride[3];  // elements between batches, heads, tokens
+    i64 k_stride[3];  // likewise
+    i64 v_stride[3];  // likewise
+    i64 out_stride[3];  // likewise
+    i64 dout_stride[3];  // likewise
+    i64 dq_stride[3];  // likewise
+    i64 dk_stride[3];  // likewise
+    i64 dv_stride[3];  // likewise
+    i64 lse_stride[3];  // likewise
+    i32 batch;  // sequences
+    i32 heads_q;  // query heads
+    i32 heads_kv;  // key/value heads; heads_q is a multiple
+    i32 n_q;  // queries per sequence, or rows of a packed head
+    i32 queries;  // per sequence: n_q, but for packed heads
+    i32 n_kv;  // keys per sequence
+    i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
+    i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
+    i32 items;  // of the work list that have tiles
+    i32 empty;  // items behind them without any
+    i32 shared_items;  // rows to be merged, or columns that items share
+    i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
+    i32 joins;  // 1: results hold those of other keys, and are joined with them
+    float spacing;  // ALiBi's distance from one token to the next
+    float scale;  // factor of q . k
+    float softcap;  // read only by kernels built WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
+    i32 further;  // deterministic: most further tiles of dq of a list
+    const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
+};
+
+#ifndef WITH_SOFTCAP
+#define WITH_SOFTCAP 0
+#endif
+#ifndef WITH_ALIBI
+#define WITH_ALIBI 0
+#endif
+#ifndef WITH_SINKS
+#define WITH_SINKS 0
+#endif
+#ifndef WITH_ENTMAX
+#define WITH_ENTMAX 0
+#endif
+#ifndef WITH_NAN_SAFE
+#define WITH_NAN_SAFE 0
+#endif
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define ELEMENT "bf16"
+#define MINUS_INFINITY __int_as_float(0xff800000)
+#define PLUS_INFINITY __int_as_float(0x7f800000)
+constexpr float LOG2E = 1.4426950408889634f;
+[[maybe_unused]] constexpr float LN2 = 0.6931471805599453f;
+
+FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Two numbers in storage precision, the first in the low half.
+FN u32 pack(float low, float high) {
+    u32 pair;
+    asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+FN float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+FN float fast_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+FN float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The same value of unknown origin: what follows from it is computed where it is used, and does not
+// wait in registers from before a loop.
+FN i32 anew(i32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+FN float anew_float(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
+
+// Over the four lanes that share a row of an accumulator.
+FN float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+FN float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+// The first lane's value, which all lanes then share: branches on it are uniform.
+FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
+
+#ifndef STREAM
+#define STREAM 0  // blocks stream through tile rows instead of computing one each
+#endif
+#ifndef PACKED
+#define PACKED 0  // the queries of the heads of a key/value head are rows of one tile
+#endif
+constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
+constexpr int TILE_Q = 128;  // queries per tile row
+constexpr int TILE_K = 96;  // keys per step
+constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
+constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
+constexpr int STAGES = 3;  // tiles of k, and of v, in flight
+constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
+constexpr int COMPUTE_REGISTERS = 240;
+constexpr int COPY_REGISTERS = 24;
+// A warpgroup's q stays in registers, where the logits leave room for it.
+#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI \
+                && !WITH_ENTMAX)
+// A step waits for p v before the logits where they need the registers (0), after the maxima (1),
+// or after half of the exponentials (2).
+constexpr int SETTLE = WITH_SOFTCAP && GROUPS == 3 ? 0 : STREAM ? 1 : 2;
+
+constexpr int THREADS = 128 * (GROUPS + 1);
+constexpr int SLABS = 2;  // of 64 columns, in every tile
+constexpr int Q_TILES = STREAM ? 2 : 1;
+constexpr int STEPS = HEAD_DIM / 16;  // of q k^T
+constexpr int OWN = TILE_K / 4;       // columns of a tile that a thread has in each of two rows
+constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
+constexpr u32 Q_BYTES = SLABS * Q_SLAB, K_BYTES = SLABS * K_SLAB;
+
+FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
+FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// Division and remainder that round towards minus infinity, as the mask's formulas mean them.
+FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
+FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+
+// The constants and arrays of one head's mask, held in registers.
+struct Mask {
+    i32 shape;  // which formula, where heads have different ones
+};
+
+FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
+    struct Mask m;
+    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
+    const i32 *args = p->mask_args + variant * 1;
+    m.shape = args[0];
+    return m;
+}
+
+// Whether query q sees key k. Evaluated in partial tiles only.
+FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+    return
+        // line 23: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k %...
+        (k / 64 + 4) / 8 == (q / 64 + 4) / 8 &&
+        (k % 64 + 4) / 8 == (q % 64 + 4) / 8;
+}
+
+FN i32 keep(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+    return keep_0(m, q, k, n_q, n_kv);
+}
+
+// ---- barriers in shared memory. A phase ends when all arrivals and all announced bytes are in.
+FN void barrier_init(u64 &barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+// Makes fresh barriers visible to the copy engine.
+FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+FN void arrive(u64 &barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+                 :: "r"(shared_address(&barrier)) : "memory");
+}
+FN void arrive_expecting(u64 &barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+// Waits until the phase of this parity is over.
+FN void wait(u64 &barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@over bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
+}
+
+// The same for threads that wait long: asleep, as their polls would cost the warps that compute.
+FN void wait_asleep(u64 &barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1, %2;\n"
+        "@over bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}" :: "r"(shared_address(&barrier)), "r"(parity), "r"(10000000) : "memory");  // ns
+}
+
+// ---- named barriers, 1 to 15: `threads` counts those that wait and those that only arrive.
+FN void sync_threads(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
+}
+FN void arrive_threads(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(name), "r"(threads) : "memory");
+}
+
+// ---- box copies. Coordinates: element, token, head, sequence.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, i32 token, i32 head,
+                 i32 batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, { %3, %4, %5, %6}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(d), "r"(token), "r"(head),
+           "r"(batch) : "memory");
+}
+FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
+}
+// `bytes` consecutive ones; addresses and size are multiples of 16.
+FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
+}
+constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+// Copies fp32 numbers in shared memory to global memory, where they are to stay in the L2 cache.
+FN void put_floats(float *to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
+}
+// The same, added to those that are there.
+FN void add_floats(float *to, u32 from, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
+                 "[%0], [%1], %2, %3;"
+                 :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
+}
+FN void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// At most PENDING groups of this thread's stores still read shared memory.
+template <int PENDING>
+FN void stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
+}
+template <int PENDING>
+FN void stores_done() {
+    asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+// This thread's writes to shared memory become visible to copies and matrix products.
+FN void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- registers move from the warpgroup that copies to those that compute.
+template <int COUNT>
+FN void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+template <int COUNT>
+FN void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+FN bool elected() {
+    u32 mine;
+    asm volatile("{\n"
+                 ".reg .pred chosen;\n"
+                 "elect.sync _|chosen, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, chosen;\n"
+                 "}" : "=r"(mine));
+    return mine;
+}
+
+// ---- 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8.
+FN void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};"
+                 :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+FN void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};"
+                 :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+}
+
+// Places count the tokens of tiles, one tile after another.
+// Tiles are boxes of a grid whose tokens are numbered row by row:
+// queries of 4 x 32, keys of 4 x 24, in N x 64.
+struct Point {
+    i32 y, x;
+};
+FN struct Point query_point(i32 place) {
+    const u32 box = (u32)place / TILE_Q, own = (u32)place % TILE_Q;
+    struct Point at;
+    at.y = box / 2 * 4 + own / 32;
+    at.x = box % 2 * 32 + own % 32;
+    return at;
+}
+FN struct Point key_point(i32 place) {
+    const u32 box = (u32)place / TILE_K, own = (u32)place % TILE_K;
+    struct Point at;
+    at.y = box / 3 * 4 + own / 24;
+    at.x = box % 3 * 24 + own % 24;
+    return at;
+}
+
+constexpr i32 BEYOND = 0x7fffffff;  // no token
+FN i32 token_at(const struct Point &at) {
+    return at.x >= 64 ? BEYOND : at.y * 64 + at.x;
+}
+FN i32 query_at(i32 place) { return token_at(query_point(place)); }
+FN i32 key_at(i32 place) { return token_at(key_point(place)); }
+FN i32 keys_end(const struct Attention &) { return BEYOND; }  // full tiles lie inside the grid
+
+// Copies. Coordinates: element, those of a point from the innermost on, head, sequence.
+FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, const struct Point &at,
+                 i32 head, i32 batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, { %3, %4, %5, %6, %7}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(d), "r"(at.x),
+           "r"(at.y), "r"(head), "r"(batch)
+        : "memory");
+}
+FN void store_box(const TensorMap &map, u32 from, i32 d, const struct Point &at, i32 head,
+                  i32 batch) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5, %6}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(at.x),
+                    "r"(at.y), "r"(head),
+                    "r"(batch) : "memory");
+}
+// The same, added to what is there.
+FN void add_box(const TensorMap &map, u32 from, i32 d, const struct Point &at, i32 head,
+                i32 batch) {
+    asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, { %2, %3, %4, %5, %6}], [%1];"
+                 :: "l"(&map), "r"(from), "r"(d), "r"(at.x),
+                    "r"(at.y), "r"(head),
+                    "r"(batch) : "memory");
+}
+
+FN float2 unpack(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
+// of a row trade places with row % 8. This is what box copies write and what products read. Every
+// tile starts at a multiple of 1024 bytes.
+constexpr u32 SLAB_ROW = 128;
+FN u32 swizzled(u32 row, u32 piece) { return row * SLAB_ROW + ((piece ^ (row % 8)) << 4); }
+
+// An operand whose reduction runs along the columns (K-major): 16 columns on are 32 bytes on.
+FN u64 along_columns(u32 tile) { return (u64)(tile >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// An operand whose reduction runs along the tokens: 16 tokens on are 2048 bytes on; the next slab
+// lies `slab` bytes behind.
+FN u64 along_tokens(u32 tile, u32 slab) {
+    return (u64)(tile >> 4) | (u64)(slab >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+// Where step `i` of 16 columns begins: four steps a slab.
+FN u32 column_step(int i, u32 slab) { return (i % 4 * 32 + i / 4 * slab) >> 4; }
+FN u32 token_step(int i) { return i * 16 * SLAB_ROW >> 4; }
+
+// Ordinary writes to accumulators and register operands come before the products that follow.
+FN void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FN void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+FN void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+}
+// Keeps accesses to registers that products use on their side of this line.
+template <int N>
+FN void pin(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]) :: "memory");
+}
+template <int N>
+FN void pin(u32 (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]) :: "memory");
+}
+template <int N>
+FN void clear(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = 0.0f;
+}
+
+// 64 x 96 and 16 deep, a in shared memory: d = a b, or d += a b where `add`.
+FN void multiply_qk(float (&d)[48], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32." ELEMENT "." ELEMENT " {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39,"
+        " %40, %41, %42, %43, %44, %45, %46, %47},"
+        " %48, %49, add, 1, 1, 0, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "l"(a), "l"(b), "r"((int)add));
+}
+
+// 64 x 96 and 16 deep, a in registers: d = a b, or d += a b where `add`.
+FN void multiply_kept_qk(float (&d)[48], const u32 *a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32." ELEMENT "." ELEMENT " {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39,"
+        " %40, %41, %42, %43, %44, %45, %46, %47},"
+        " { %48, %49, %50, %51}, %52, add,"
+        " 1, 1, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+
+// 64 x 128 and 16 deep, a in registers: d = a b, or d += a b where `add`.
+FN void multiply_pv(float (&d)[64], const u32 *a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39,"
+        " %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55,"
+        " %56, %57, %58, %59, %60, %61, %62, %63},"
+        " { %64, %65, %66, %67}, %68, add,"
+        " 1, 1, 1;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+
+// One item of the work list; maskc/core/abi.py says what its fields mean.
+struct alignas(16) Work {
+    i32 tile, head, first, count, full_first, full_last, heads, shared;
+};
+
+FN struct Work work_at(const struct Attention &p, i32 index) {
+    struct Work work;
+    const int4 *from = (const int4 *)(p.work + 8 * (i64)index);
+    const int4 low = __ldg(from), high = __ldg(from + 1);
+    work.tile = low.x, work.head = low.y, work.first = low.z, work.count = low.w;
+    work.full_first = high.x, work.full_last = high.y, work.heads = high.z, work.shared = high.w;
+    return work;
+}
+
+struct Place {
+    i32 batch, head;
+};
+FN struct Place place_of(i32 head, i32 heads) {
+    const i32 batch = (u32)head / (u32)heads;
+    return {batch, head - batch * heads};
+}
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
+
+// What the copying warp tells of a tile: its index, and whether anything about it is special.
+constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
+constexpr i32 INDEX = MASKED - 1;
+
+// The word of tile `i` of an item; `end` counts the tokens along the list, of which a tile has
+// `size`.
+FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 end) {
+    const i32 entry = __ldg(tiles + work.first + i), index = entry >> 1;
+    const bool full = entry & 1;
+    return index | (full && (index + 1) * size <= end ? 0 : MASKED);
+}
+
+// A thread's part of an accumulator of a warpgroup: element 4 i + 2 r + e lies in row
+// 16 warp + lane / 4 + 8 r and in column 8 i + 2 (lane % 4) + e.
+typedef float Scores[TILE_K / 2];
+typedef float Output[HEAD_DIM / 2];
+typedef u32 Weights[TILE_K / 4];  // p in storage precision, as the left operand of p v
+
+// Of scores (or of logits, where they are made of scores) in powers of two. A scale of zero must
+// not turn the mask's -inf into NaN.
+FN float unit_of(const struct Attention &p) {
+    return WITH_SOFTCAP || WITH_ALIBI ? LOG2E : fmaxf(fabsf(p.scale) * LOG2E, 1e-30f);
+}
+
+// A negative scale turns the order of scores around: they are negated first, in every tile.
+FN bool flips(const struct Attention &p) {
+    return !WITH_SOFTCAP && !WITH_ALIBI && p.scale < 0.0f;
+}
+FN void negate(Scores &s) {
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
+}
+
+#if WITH_SOFTCAP || WITH_ALIBI
+// Scores q . k become logits. `distance` is the first row's position minus the first column's.
+FN void make_logits(Scores &s, const struct Attention &p, i32 head, i32 distance) {
+    const float slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
+    const float far = (float)distance;
+    const float softcap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(softcap);
+    (void)slope; (void)sharpness; (void)far;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++) {
+        float x = s[i] * p.scale;
+#if WITH_SOFTCAP
+        // tanh by one exponential: the approximate instruction is too coarse for logits.
+        x = fast_exp2(x * sharpness);
+        x = softcap - 2.0f * softcap * fast_reciprocal(x + 1.0f);
+#endif
+#if WITH_ALIBI
+        x -= slope * fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+#endif
+        s[i] = x;
+    }
+}
+#endif
+
+// The query at a row of the tiles: heads that are packed have theirs one after another.
+FN i32 mask_row(const struct Attention &p, i32 row) {
+    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
+}
+
+// Which keys a thread's two rows see: bit 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
+constexpr int WORDS = (OWN + 31) / 32;
+struct Seen {
+    u32 word[2][WORDS];
+    u32 outside[2];  // on all axes but the innermost: joined when needed, before nothing waits
+};
+
+FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
+    u32 y;
+    asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(first, 0)));
+    return y;
+}
+FN u32 bits_before(i32 end) {
+    u32 y;
+    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(32 - end, 0)));
+    return y;
+}
+// How many of a thread's columns lie before `column`, counted from its first one.
+FN i32 own_before(i32 column) {
+    const i32 x = max_i32(column, 0);
+    return x / 8 * 2 + min_i32(x % 8, 2);
+}
+
+// What makes these words is maskc/layout/boxes.py; every thread of a quad has its own: a head's and
+// a thread's begin here.
+FN u32 words_of(const struct Attention &p, i32 head) {
+    const u32 rows = (u32)p.tile_rows / 2 * 4, size = 768 + (u32)p.tile_cols / 3 * rows * 4;
+    return (p.head_variant ? p.head_variant[head] : 0) * size + threadIdx.x % 4;
+}
+// Which columns of tile `box` a row sees on the innermost axis, and on the others. It sees those
+// that it sees on all of them.
+FN u32 seen_inside(const struct Attention &p, u32 words, const struct Point &at, u32 box) {
+    return __ldg((const u32 *)p.distances + (words + (box % 3 * 64 + at.x) * 4));
+}
+FN u32 seen_outside(const struct Attention &p, u32 words, const struct Point &at, u32 box) {
+    const u32 *const first = (const u32 *)p.distances;
+    const u32 rows = (u32)p.tile_rows / 2 * 4;
+    return
+        __ldg(first + (words + 768 + (box / 3 * rows + at.y) * 4));
+}
+
+// What two rows see of boxes that only differ in their place on the innermost axis.
+struct Outside {
+    u32 boxes = ~0u;
+    u32 seen[2];
+};
+// Before the product begins, while scores need no registers, or after it: intervals are cheap.
+constexpr bool LOOK_EARLY = true;
+// Queries q and q + 8 against the tile that begins with key `first_k`.
+FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k,
+                       struct Outside &outside) {
+    const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
+    struct Seen seen = {};
+    const u32 words = words_of(p, head), box = (u32)first_k / TILE_K;
+    (void)n_q; (void)n_kv; (void)k;
+    const struct Point row[2] = {query_point(q), query_point(q + 8)};
+    const bool others = outside.boxes != box / 3;
+    outside.boxes = box / 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (others) outside.seen[r] = seen_outside(p, words, row[r], box);
+        seen.word[r][0] = seen_inside(p, words, row[r], box);
+        seen.outside[r] = outside.seen[r];
+    }
+    return seen;
+}
+
+FN u32 word_of(const struct Seen &seen, int r, int) { return seen.word[r][0] & seen.outside[r]; }
+FN void hide_rest(Scores &s, const struct Seen &seen) {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            float &x = s[i / 2 * 4 + 2 * r + i % 2];
+            x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : MINUS_INFINITY;
+        }
+}
+
+// The running softmax of a thread's two rows. Exponentials are relative to a row's top, which is
+// kept until a score of the warp passes it by STALE powers of two: p stays below 2^8. Tops are the
+// same in a quad; sums are each lane's own share.
+constexpr float STALE = 8.0f;
+struct Softmax {
+    float top[2], sum[2];
+    float base[2];    // -top * unit, or 0 where nothing was seen
+    float factor[2];  // what the last raise asks of the output
+};
+
+FN void start(struct Softmax &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) x.top[r] = MINUS_INFINITY, x.sum[r] = 0.0f, x.base[r] = 0.0f;
+}
+
+// Whether tops were raised, so that what was summed under the old ones is to be rescaled.
+FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) {
+    float peak[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float part[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) part[i] = fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]);
+#pragma unroll
+        for (int i = 4; i < TILE_K / 8; i++)
+            part[i % 4] = fmaxf(part[i % 4], fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        peak[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+    }
+    const bool far = peak[0] > x.top[0] + stale || peak[1] > x.top[1] + stale;
+    x.factor[0] = x.factor[1] = 1.0f;
+    if (!__any_sync(0xffffffff, far)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        peak[r] = quad_max(peak[r]);
+        const float top = peak[r] > x.top[r] + stale ? peak[r] : x.top[r];
+        const float finite = top == MINUS_INFINITY ? 0.0f : top;
+        x.factor[r] = fast_exp2((x.top[r] - finite) * unit);
+        x.top[r] = top;
+        x.base[r] = -finite * unit;
+        x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
+    }
+    return true;
+}
+
+// Scores of one row become exponentials.
+FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 8; i++) {
+        float *y = &s[4 * i + 2 * r];
+        y[0] = fast_exp2(fmaf(y[0], unit, x.base[r]));
+        y[1] = fast_exp2(fmaf(y[1], unit, x.base[r]));
+        even += y[0];
+        odd += y[1];
+    }
+    x.sum[r] += even + odd;
+}
+
+FN void to_weights(Weights &weights, const Scores &s) {
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) weights[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+FN void rescale(Output &o, const struct Softmax &x) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= x.factor[i / 2 % 2];
+}
+
+struct Maps {
+    TensorMap q, k, v, out;
+};
+
+// What a warpgroup works on.
+struct alignas(16) Row {
+    i32 tile, head, batch;
+    i32 part;  // 1 + its number where the row is cut; read when it is needed
+};
+
+// A block's shared memory; its size is in maskc/plan/sm90a.py.
+struct Shared {
+    unsigned char q[Q_TILES][Q_BYTES];  // then, in the same place, out
+    unsigned char k[STAGES][K_BYTES];
+    unsigned char v[STAGES][K_BYTES];
+    u64 q_full[Q_TILES], q_free[Q_TILES];
+    u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
+    u64 started;
+    i32 first_word;           // of the block's first tile
+    i32 next[STAGES];         // the word of the tile after the one in this stage
+    struct Row row[Q_TILES];  // whose q is in this place
+#if WITH_ENTMAX
+    u64 decided;
+    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+#endif
+};
+
+// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
+// the operands of all products, which then take two moves each.
+extern __shared__ __align__(1024) unsigned char memory[];
+FN struct Shared &shared_memory() {
+    u32 address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return *(struct Shared *)__cvta_shared_to_generic(address);
+}
+
+// Turns through a ring of places in shared memory.
+template <int COUNT>
+struct Ring {
+    i32 at = 0;
+    u32 turn = 0;  // parity
+    FN void next() {
+        at = at + 1 == COUNT ? 0 : at + 1;
+        turn ^= at == 0;
+    }
+};
+
+FN void initialize(struct Shared &shared) {
+    barrier_init(shared.started, 1);
+#if WITH_ENTMAX
+    barrier_init(shared.decided, 4 * GROUPS + 1);
+#endif
+    for (int i = 0; i < Q_TILES; i++) {
+        barrier_init(shared.q_full[i], 1);
+        barrier_init(shared.q_free[i], GROUPS);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared.k_full[i], 1);
+        barrier_init(shared.v_full[i], 1);
+        barrier_init(shared.k_free[i], GROUPS);
+        barrier_init(shared.v_free[i], GROUPS);
+    }
+    barriers_ready();
+}
+
+// ---------------------------------------------------------------- the warp that copies
+
+constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
+constexpr i32 END = 1 << 30;    // there is no tile, and none will come
+
+// The word of a tile of an item, the last of the row first; END where there is no item.
+FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
+    if (work.count == 0) return END;
+    const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
+    return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
+}
+FN struct Work item(const struct Attention &p, i32 index) {
+    struct Work none = {};
+    return index < p.items ? work_at(p, index) : none;
+}
+
+// Where a tensor has the rows of one head. A dimension without a stride is one that all share.
+struct Slice {
+    i32 head, batch;
+};
+FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
+    return {stride[1] ? head : 0, stride[0] ? batch : 0};
+}
+template <int ROWS>
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
+                  struct Slice from) {
+    arrive_expecting(full, SLABS * ROWS * 128);
+#pragma unroll
+    for (int i = 0; i < SLABS; i++)
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, at, from.head,
+                 from.batch);
+}
+
+// The first one that no block of a stream has taken: each begins with that of its own number.
+FN struct Work next_item(const struct Attention &p) {
+    return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
+}
+
+// One thread. It shares its scheduler with warps that compute: what it does per tile is little.
+FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+    const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
+    Ring<STAGES> stage;
+    Ring<Q_TILES> q_place;
+    struct Work work = item(p, blockIdx.x), coming = {};
+    i32 word = word_at(p, work, work.count - 1);
+    shared.first_word = word;
+    arrive(shared.started);
+#pragma unroll 1
+    while (work.count > 0) {
+        const struct Place place = place_of(work.head, p.heads_q);
+        const i32 kv_head = (u32)place.head / group;
+        const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
+        const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
+        // The next item is fetched under the first tile of this one, unless that is the only one.
+        if (STREAM && work.count == 1) coming = next_item(p);
+#pragma unroll 1
+        for (i32 left = work.count - 1; left >= 0; left--) {
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
+            if (left > 0)
+                word = word_at(p, work, left - 1);
+            else
+                word = word_at(p, coming, coming.count - 1) | (STREAM ? FIRST : 0);
+            wait(shared.k_free[stage.at], stage.turn ^ 1);
+            shared.next[stage.at] = word;
+            load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
+            if (left + 1 == work.count) {
+                wait(shared.q_free[q_place.at], q_place.turn ^ 1);
+                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
+                load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
+                                  query_point(work.tile * TILE_Q),
+                                  slice_of(p.q_stride, place.head, place.batch));
+                q_place.next();
+                if (STREAM && left > 0) coming = next_item(p);
+            }
+            wait(shared.v_free[stage.at], stage.turn ^ 1);
+            load_tile<TILE_K>(shared.v[stage.at], maps.v, shared.v_full[stage.at], first_k, v);
+            stage.next();
+        }
+        work = coming;
+        coming = {};
+    }
+    // The last block leaves the counter as it found it.
+    if (STREAM && atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
+}
+
+// ---------------------------------------------------------------- warpgroups that compute
+
+FN struct Row row_in(const struct Shared &shared, i32 place) {
+    const int4 row = *(const int4 *)&shared.row[place];
+    return {uniform(row.x), uniform(row.y), uniform(row.z)};
+}
+// The place of the thread's first query; the other one is 8 behind.
+FN i32 query_of(const struct Row &row, i32 group) {
+    const i32 thread = threadIdx.x % 128;
+    return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
+}
+
+// The thread's first query's position minus its first key of a tile.
+FN i32 distance(const struct Attention &p, i32 query, i32 word) {
+    return query + p.n_kv - p.n_q - ((word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2);
+}
+
+// Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
+// they wait for the product.
+FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                          struct Outside &outside) {
+    struct Seen seen;
+    if (LOOK_EARLY && word & MASKED)
+        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP, outside);
+    return seen;
+}
+// Scores become logits, and those of dead pairs -inf.
+FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &row, i32 query,
+                      i32 word, struct Seen seen) {
+#if WITH_SOFTCAP || WITH_ALIBI
+    make_logits(s, p, row.head, distance(p, query, word));
+#endif
+    if (word & MASKED) {
+        if (flips(p)) negate(s);
+        hide_rest(s, seen);
+    }
+}
+
+// Where a lane points ldmatrix and stmatrix for 16 columns of its warp's rows of q or out.
+FN u32 warp_rows(u32 tile, i32 group, int step) {
+    const u32 thread = threadIdx.x % 128, lane = thread % 32;
+    const u32 row = 64 * group + thread / 32 * 16 + lane % 16;
+    return tile + step / 4 * Q_SLAB + swizzled(row, step % 4 * 2 + lane / 16);
+}
+
+// A warpgroup's q: in shared memory, or its fragments.
+struct Query {
+    u64 operand;
+#if KEEP_Q
+    u32 fragment[STEPS * 4];
+#endif
+};
+
+FN u64 q_operand(const struct Shared &shared, i32 at, i32 group) {
+    return along_columns(shared_address(shared.q[at]) + group * 64 * SLAB_ROW);
+}
+FN void take_q(struct Query &q, struct Shared &shared, i32 at, i32 group) {
+    const u32 tile = shared_address(shared.q[at]);
+    q.operand = q_operand(shared, at, group);
+#if KEEP_Q
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        u32 *x = q.fragment + 4 * i;
+        load_matrices(x[0], x[1], x[2], x[3], warp_rows(tile, group, i));
+    }
+#endif
+}
+
+// s = q k^T, begun
+FN void begin_scores(Scores &s, struct Query &q, u64 k) {
+    pin(s);
+#if KEEP_Q
+    pin(q.fragment);
+#endif
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+#if KEEP_Q
+        multiply_kept_qk(s, q.fragment + 4 * i, k + column_step(i, K_SLAB), i > 0);
+#else
+        multiply_qk(s, q.operand + column_step(i, Q_SLAB), k + column_step(i, K_SLAB), i > 0);
+#endif
+    products_commit();
+}
+
+// o += p v, begun
+FN void begin_output(Output &o, Weights &weights, u64 v) {
+    pin(weights);
+    pin(o);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < TILE_K / 16; i++)
+        multiply_pv(o, weights + 4 * i, v + token_step(i), true);
+    products_commit();
+}
+
+// The logit of a sink; of packed heads each has its own.
+FN float sink_of(const struct Attention &p, i32 head, i32 row) {
+    if (!PACKED) return p.sink_logits[head];
+    const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
+    return p.sink_logits[head * packed + min_i32((u32)row / (u32)p.queries, packed - 1)];
+}
+
+// What a row's other keys gave before, in powers of two; -inf where there is none.
+FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
+    return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
+                                    : MINUS_INFINITY;
+}
+
+// An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
+// each warpgroup its accumulators, four numbers of every thread at a time, and then of each query
+// the level that they are relative to, in powers of two, and the sum of its exponentials.
+constexpr i32 PART_FLOATS = TILE_Q * (HEAD_DIM + 2);
+
+FN float *part_at(const struct Attention &p, i32 part) { return p.delta + (i64)part * PART_FLOATS; }
+FN float4 *output_of(float *part, i32 group) {
+    return (float4 *)part + group * (HEAD_DIM / 8 * 128);
+}
+FN float2 *sums_of(float *part) { return (float2 *)(part + TILE_Q * HEAD_DIM); }
+
+FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+                   float *part, i32 group) {
+    const i32 thread = threadIdx.x % 128;
+    float4 *const output = output_of(part, group) + thread;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i++)
+        output[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+    float2 *const sums = sums_of(part) + 64 * group + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float total = quad_sum(sum[r]);
+        if (thread % 4 == 0) sums[8 * r] = make_float2(__fmul_rn(top[r], unit), total);
+    }
+}
+
+// After: a block has 16 queries of a row, which were one warp's; each of its warps has a quarter of
+// the columns. Parts are added in the order of their keys, and the sink's logit last.
+constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM / 32;  // of eight columns
+constexpr int PARTS_AT_ONCE = HEAD_DIM > 128 ? 2 : 4;
+
+extern "C" __global__ void __launch_bounds__(128)
+attention_merge(const __grid_constant__ struct Attention p, const __grid_constant__ struct Maps) {
+    constexpr u32 STRIPS = TILE_Q / MERGE_ROWS;
+    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / STRIPS);
+    const i32 strip = blockIdx.x % STRIPS, lane = threadIdx.x % 32;
+    const i32 row = strip * MERGE_ROWS + lane / 4, query = work.tile * TILE_Q + row;
+    const i32 first = threadIdx.x / 32 * MERGE_PIECES;
+    const i32 place = first * 128 + strip % 4 * 32 + lane;
+
+    const struct Place at = place_of(work.head, p.heads_q);
+    float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
+    __syncthreads();  // all have read what one warp will write
+
+    float top[2] = {before[0], before[1]};
+#pragma unroll 8
+    for (i32 i = 0; i < work.count; i++) {
+        const float2 *const sums = sums_of(part_at(p, work.first + i)) + row;
+        top[0] = fmaxf(top[0], sums[0].x), top[1] = fmaxf(top[1], sums[8].x);
+    }
+    float sink[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sink[r] = WITH_SINKS ? __fmul_rn(sink_of(p, at.head, token[r]), LOG2E) : MINUS_INFINITY;
+        top[r] = fmaxf(top[r], sink[r]);
+        top[r] = top[r] == MINUS_INFINITY ? 0.0f : top[r];
+    }
+
+    float total[2] = {}, o[4 * MERGE_PIECES] = {};
+#pragma unroll PARTS_AT_ONCE
+    for (i32 i = 0; i < work.count; i++) {
+        float *const part = part_at(p, work.first + i);
+        const float2 *const sums = sums_of(part) + row;
+        const float low = fast_exp2(__fsub_rn(sums[0].x, top[0]));
+        const float high = fast_exp2(__fsub_rn(sums[8].x, top[1]));
+        total[0] = fmaf(low, sums[0].y, total[0]), total[1] = fmaf(high, sums[8].y, total[1]);
+#pragma unroll
+        for (int j = 0; j < MERGE_PIECES; j++) {
+            const float4 x = output_of(part, strip / 4)[place + j * 128];
+            float *const y = o + 4 * j;
+            y[0] = fmaf(low, x.x, y[0]), y[1] = fmaf(low, x.y, y[1]);
+            y[2] = fmaf(high, x.z, y[2]), y[3] = fmaf(high, x.w, y[3]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float share = fast_exp2(__fsub_rn(before[r], top[r]));
+        total[r] += share + fast_exp2(__fsub_rn(sink[r], top[r]));
+        const bool empty = total[r] == 0.0f;
+        const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
+        const i32 q = token[r];
+        if (q >= p.n_q) continue;
+        u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
+#pragma unroll
+        for (int j = 0; j < MERGE_PIECES; j++) {
+            u32 &to = out[4 * (first + j)];
+            const float *const x = o + 4 * j + 2 * r;
+            const float2 y = p.joins ? unpack(to) : make_float2(0.0f, 0.0f);
+            to = pack(fmaf(y.x, share, x[0]) * scale, fmaf(y.y, share, x[1]) * scale);
+        }
+        if (threadIdx.x < 32 && lane % 4 == 0)
+            lse[q * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top[r], fast_log2(total[r])), LN2);
+    }
+}
+
+// Adds that to a row's sum, as if it were one more key's logit. Returns its weight.
+FN float join_sum(float before, float &total, float &base, float &factor) {
+    const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
+    const float shrink = fast_exp2(__fsub_rn(base, finite));
+    const float weight = fast_exp2(__fsub_rn(before, finite));
+    factor = __fmul_rn(factor, shrink);
+    total = fmaf(total, shrink, weight);
+    base = higher;
+    return weight;
+}
+// And its output to theirs, which is then divided.
+FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const struct Row &row,
+                  i32 query, const struct Attention &p) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 token = min_i32(query_at(query + 8 * r), p.n_q - 1);
+        const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
+            + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++) {
+            const float2 x = unpack(before[4 * i]);
+            float *const y = o + 4 * i + 2 * r;
+            y[0] = fmaf(x.x, share[r], __fmul_rn(y[0], scale[r]));
+            y[1] = fmaf(x.y, share[r], __fmul_rn(y[1], scale[r]));
+        }
+        scale[r] = 1.0f;
+    }
+}
+
+// Which part of its row the item has whose q lies, or lay, in this place; 0 where it has all.
+FN i32 part_in(u32 tile) {
+    const struct Shared &shared = shared_memory();
+    return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
+}
+
+// Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
+// are spelled out: a stream stores in two places, whose bits are to be the same.
+FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+              const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
+              i32 group) {
+    if (const i32 part = part_in(tile)) {
+        store_part(o, top, sum, unit, part_at(p, part - 1), group);
+        sync_threads(8 + group, 128);  // all have read which part, before the place is free
+        return;
+    }
+    const i32 lane = threadIdx.x % 32, query = query_of(row, group);
+    float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
+    float scale[2], share[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
+        float base = __fmul_rn(top[r], unit), factor = 1.0f;
+#if WITH_SINKS
+        const float sink = __fmul_rn(sink_of(p, row.head, token[r]), LOG2E);
+        const float higher = fmaxf(base, sink);
+        factor = fast_exp2(__fsub_rn(base, higher));
+        total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
+        base = higher;
+#endif
+        if (p.joins) share[r] = join_sum(before[r], total, base, factor);
+        const bool empty = total == 0.0f;
+        const float inverse = empty ? 0.0f : fast_reciprocal(total);
+        scale[r] = __fmul_rn(factor, inverse);
+        share[r] = __fmul_rn(share[r], inverse);
+        if (lane % 4 == 0 && token[r] < p.n_q)
+            lse[token[r] * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY
+                : WITH_ENTMAX ? base
+                              : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
+    }
+    if (p.joins) join_rows(o, scale, share, row, query, p);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const float *const x = o + 8 * i;
+        store_matrices(warp_rows(tile, group, i), pack(x[0] * scale[0], x[1] * scale[0]),
+                       pack(x[2] * scale[1], x[3] * scale[1]),
+                       pack(x[4] * scale[0], x[5] * scale[0]),
+                       pack(x[6] * scale[1], x[7] * scale[1]));
+    }
+    publish_writes();
+    sync_threads(8 + group, 128);
+    if (threadIdx.x % 128 == 0) {
+        const i32 first = 64 * group;
+#pragma unroll
+        for (int i = 0; i < SLABS; i++)
+            store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
+                      query_point(row.tile * TILE_Q + first), row.head, row.batch);
+        commit_stores();
+    }
+}
+
+// Rows of tiles without a live pair: the end of the work list.
+FN void store_empty(const struct Attention &p) {
+    if (p.joins) return;  // they keep what they have
+    const i32 thread = threadIdx.x - 128;
+    for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
+        const struct Work work = work_at(p, index);
+        if (work.count > 0) return;
+        const struct Place at = place_of(work.head, p.heads_q);
+        const i32 first = work.tile * TILE_Q;
+        for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
+            const i32 token = query_at(first + i / (HEAD_DIM / 8));
+            if (token >= p.n_q) continue;
+            const i64 place = row_offset(p.out_stride, at, token);
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
+        }
+        for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
+            const i32 token = query_at(first + i);
+            if (token < p.n_q)
+                p.lse[row_offset(p.lse_stride, at, token)] =
+                    WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
+        }
+    }
+}
+
+// Warpgroups take turns at starting products, so that the softmax of one runs under those of the
+// next. Named barriers 1 .. GROUPS. One that is alone has other blocks beside it.
+FN void take_turn(i32 group) {
+    if (GROUPS > 1) sync_threads(1 + group, 256);
+}
+FN void pass_turn(i32 group) {
+    if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
+}
+
+FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+                i32 group) {
+    const bool leader = threadIdx.x % 128 == 0;
+    const u64 k_tiles = along_columns(shared_address(shared.k[0]));
+    const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
+    const float unit = unit_of(p), stale = STALE * fast_reciprocal(unit);
+    Ring<STAGES> stage;
+    Ring<Q_TILES> q_place;
+    struct Query q;
+    Scores s;
+    Output o;
+    Weights weights;
+    struct Softmax softmax;
+    start(softmax);
+    clear(o);
+    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
+
+    wait(shared.started, 0);
+    i32 word = uniform(shared.first_word);
+    if (word & END) return;
+    wait(shared.k_full[0], 0);
+    i32 next = shared.next[0];
+    wait(shared.q_full[0], 0);
+    struct Row row = row_in(shared, 0);
+    i32 query = query_of(row, group);
+    take_q(q, shared, 0, group);
+    struct Outside outside;
+    struct Seen seen = look_early(p, row, query, word, outside);
+    begin_scores(s, q, k_tiles);
+    products_wait<0>();
+    pin(s);
+    if (leader) arrive(shared.k_free[0]);
+    finish_scores(s, p, row, query, word, seen);
+    raise_tops(s, unit, stale, softmax);
+    exponentials(s, 0, unit, softmax);
+    exponentials(s, 1, unit, softmax);
+    to_weights(weights, s);
+    Ring<STAGES> last = stage;
+    stage.next();
+    // Computed before they are needed, under the exponentials.
+    u64 k_tile = k_tiles + stage.at * (K_BYTES >> 4), v_tile = v_tiles;
+
+    bool storing = false;  // out still leaves through the place of q before this one
+#pragma unroll 1
+    while (true) {
+        if (STREAM && storing) {
+            if (leader) {
+                stores_read<0>();
+                arrive(shared.q_free[1 - q_place.at]);
+            }
+            storing = false;
+        }
+        word = uniform(next);
+        if (word & END) break;
+        wait(shared.k_full[stage.at], stage.turn);
+        next = shared.next[stage.at];
+
+        // A new row: its first product begins before the last one of the row before.
+        const bool first = STREAM && word & FIRST;
+        const struct Row old = row;
+        const float old_top[2] = {softmax.top[0], softmax.top[1]};
+        const float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
+        const u32 old_tile = shared_address(shared.q[q_place.at]);
+        if (first) {
+            q_place.next();
+            wait(shared.q_full[q_place.at], q_place.turn);
+            row = row_in(shared, q_place.at);
+            query = query_of(row, group);
+            take_q(q, shared, q_place.at, group);
+            start(softmax);
+            outside = {};
+        }
+        seen = look_early(p, row, query, word, outside);
+        if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
+        take_turn(group);
+        begin_scores(s, q, k_tile);
+        wait(shared.v_full[last.at], last.turn);
+        begin_output(o, weights, v_tile);
+        pass_turn(group);
+        products_wait<1>();
+        pin(s);
+        if (leader) arrive(shared.k_free[stage.at]);
+        if (SETTLE == 0) {
+            products_wait<0>();
+            pin(weights);
+        }
+        finish_scores(s, p, row, query, word, seen);
+        const bool raised = raise_tops(s, unit, stale, softmax);
+        if (SETTLE > 1) {
+            exponentials(s, 0, unit, softmax);
+            pin(s);
+        }
+        // The wait for p v stands in two branches: without them ptxas moves it up, before the
+        // maxima and the exponentials that are to run under the product.
+        if (first) {
+            products_wait<0>();
+            pin(o);
+            if (SETTLE) pin(weights);
+            if (leader) arrive(shared.v_free[last.at]);
+            store(o, old_top, old_sum, unit, old, p, maps, old_tile, group);
+            storing = true;
+            clear(o);
+        } else if (raised) {
+            asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
+            pin(o);
+            if (SETTLE) pin(weights);
+            if (leader) arrive(shared.v_free[last.at]);
+            rescale(o, softmax);
+        } else {
+            asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
+            pin(o);
+            if (SETTLE) pin(weights);
+            if (leader) arrive(shared.v_free[last.at]);
+        }
+        last = stage;
+        stage.next();
+        k_tile = k_tiles + stage.at * (K_BYTES >> 4);
+        v_tile = v_tiles + last.at * (K_BYTES >> 4);
+        if (SETTLE < 2) exponentials(s, 0, unit, softmax);
+        exponentials(s, 1, unit, softmax);
+        to_weights(weights, s);
+    }
+    wait(shared.v_full[last.at], last.turn);
+    begin_output(o, weights, v_tile);
+    products_wait<0>();
+    pin(o);
+    const u32 tile = shared_address(shared.q[q_place.at]);
+    store(o, softmax.top, softmax.sum, unit, row, p, maps, tile, group);
+    if (leader) stores_done<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_forward(const __grid_constant__ struct Attention p,
+                  const __grid_constant__ struct Maps maps) {
+    struct Shared &shared = *(struct Shared *)memory;
+    if (threadIdx.x == 0) initialize(shared);
+    __syncthreads();
+    const i32 group = uniform(threadIdx.x / 128);
+    if (group == 0) {
+        give_registers<COPY_REGISTERS>();
+#if WITH_ENTMAX
+        if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
+#else
+        if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#endif
+    } else {
+        take_registers<COMPUTE_REGISTERS>();
+#if WITH_ENTMAX
+        compute_passes(shared, p, maps, group - 1);
+#else
+        compute(shared, p, maps, group - 1);
+#endif
+        store_empty(p);
+    }
+}
