@@ -9,7 +9,7 @@ from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.boxes import Boxes
-from maskc.core.bundle import ONCE
+from maskc.core.bundle import ONCE, LayoutRecipe
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, Problem, TileShape
@@ -28,7 +28,7 @@ from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.reasons import why_layout, why_lists, why_no_boxes, why_other, why_partial
-from maskc.plan.recipe import layout_recipe
+from maskc.plan.recipe import difficulty, layout_recipe
 from maskc.plan.runs import run_length
 from maskc.plan.sm90a_backward import backward_schedule, small_backward_schedule
 from maskc.plan.thresholds import CHOOSE
@@ -180,10 +180,7 @@ def _plan(
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
     schedule = _schedule(heads, problem, target, direction, form)
-    masks = tuple(
-        _planned(ir, facts, schedule.tile)
-        for ir, facts in zip(heads.masks, heads.facts, strict=True)
-    )
+    masks = _planned_all(heads, schedule.tile)
     if len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(_untold, masks))
     use_ranges = all(mask.ranges for mask in masks)
@@ -341,11 +338,28 @@ def _schedule(
     return _SCHEDULES[target.family, direction, form](problem)
 
 
-def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape) -> PlannedMask:
-    """Closed-form ranges are sought only where a query's keys are proved to be consecutive."""
+def _planned_all(heads: Heads, tile: TileShape) -> tuple[PlannedMask, ...]:
+    """The masks of all heads. Closed forms of lists are sought in vain for one head only of those
+    that are alike."""
+    found: list[PlannedMask] = []
+    hopeless: set[tuple[str, ...]] = set()
+    for ir, facts in zip(heads.masks, heads.facts, strict=True):
+        kind = difficulty(ir.keep)
+        found.append(_planned(ir, facts, tile, kind not in hopeless))
+        if found[-1].recipe.loops is None:
+            hopeless.add(kind)
+    return tuple(found)
+
+
+def _planned(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True) -> PlannedMask:
+    """Closed-form ranges are sought only where a query's keys are proved to be consecutive.
+
+    Args:
+        closed: whether closed forms of lists are sought.
+    """
     lifted = lift(ir.keep)
     ranges = row_ranges(lifted.shape, tile) if facts.contiguous_rows.holds else None
-    recipe = layout_recipe(ir.keep, tile)
+    recipe = layout_recipe(ir.keep, tile) if closed else LayoutRecipe(tile, ir.keep, None)
     return PlannedMask(ir, lifted, recipe, ranges, intervals(lifted.shape, chosen_atom(ir, lifted)))
 
 

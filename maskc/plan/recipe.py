@@ -87,6 +87,18 @@ def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
     return LayoutRecipe(tile, keep, None)
 
 
+def difficulty(keep: Expr) -> tuple[str, ...]:
+    """What makes closed forms of a mask hard to find, whatever its constants are: heads that differ
+    in a phase have the same."""
+    found = []
+    for node in E.walk(keep):
+        if isinstance(node, (E.FloorDiv, E.Mod)):
+            found.append(f"{type(node).__name__} {node.den}")
+        elif isinstance(node, (E.All, E.Any, E.Cmp, E.Member)):
+            found.append(type(node).__name__)
+    return tuple(sorted(found))
+
+
 def _loops(
     keep: Expr, tile: TileShape, square: bool, fixed: tuple[tuple[str, int], ...]
 ) -> tuple[TileLoop, ...] | None:
