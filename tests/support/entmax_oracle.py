@@ -1,4 +1,4 @@
-"""alpha-entmax in fp64 by sorting, and how far fp32 may be from it.
+"""alpha-entmax in fp64 by sorting, and how far fp32 may be from it, or from softmax (alpha 1).
 
 The gradients of entmax are not continuous where a key enters the support: u = p^(2 - alpha) has an
 infinite slope there for alpha above 1.5, and jumps from 0 to 1 for alpha 2. The gradient of a slope
@@ -66,7 +66,7 @@ class Problem:
         wanted = gradients(
             self.q, self.k, self.v, self.seen, self.dout, alpha=self.alpha, **self.options
         )
-        slack = self._slack()
+        slack = self.slack()
         if self.alpha <= 1.5:
             slack = {"dalibi": slack["dalibi"]}
         for name, gradient in found.items():
@@ -78,8 +78,8 @@ class Problem:
         error = np.abs(found.astype(np.float64) - wanted)
         assert (error <= limit).all(), (name, (error - limit).max())
 
-    def _slack(self) -> dict[str, np.ndarray]:
-        """What scores off by a few fp32 roundings may add to errors of dq, dk and dalibi.
+    def slack(self, rounding: float = 1e-6) -> dict[str, np.ndarray]:
+        """What scores off by `rounding` of the largest may add to errors of dq, dk and dalibi.
 
         The last is a sum over all pairs times their distance. Errors of a row may all have one
         sign, as its lse's does; those of rows do not know of each other.
@@ -93,11 +93,10 @@ class Problem:
         scores, bend = self._bent(scale * q @ k.swapaxes(2, 3), distance)
         scores = np.where(self.seen, scores, -np.inf)
         _, lse = attention(self.q, self.k, self.v, self.seen, alpha=self.alpha, **self.options)
-        a = self.alpha - 1
         with np.errstate(invalid="ignore"):
-            x = np.where(np.isinf(lse)[..., None], -np.inf, 1 + a * (scores - lse[..., None]))
-        off = min(1, 2 * a) * 1e-6 * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
-        low, u, high = (_power(x + by, 1 / a - 1) for by in (-off, 0, off))
+            x = np.where(np.isinf(lse)[..., None], -np.inf, scores - lse[..., None])
+        off = rounding * max(1, np.abs(scores[np.isfinite(scores)]).max(initial=0))
+        low, u, high = self._slopes(x, off)
         error = np.maximum(high - u, u - low)
         size = np.abs(dout @ v.swapaxes(2, 3))
         mass = np.maximum(u.sum(-1, keepdims=True), 1e-300)
@@ -108,6 +107,14 @@ class Problem:
         dk = error.swapaxes(2, 3) @ np.abs(q)
         dk = dk.reshape(dk.shape[0], self.k.shape[1], group, *dk.shape[2:]).sum(2)
         return {"dq": error @ np.abs(k), "dk": dk, "dalibi": dalibi}
+
+    def _slopes(self, x: np.ndarray, off: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """p^(2 - alpha) of scores less their lse, and of those scores off by so much either way."""
+        a = self.alpha - 1
+        if a == 0:
+            return tuple(np.exp(x + by) for by in (-off, 0, off))
+        off *= min(1, 2 * a)
+        return tuple(_power(1 + a * x + by, 1 / a - 1) for by in (-off, 0, off))
 
     def _bent(self, scores: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores with soft-cap and ALiBi, and the soft-cap's derivative at each."""
