@@ -40,6 +40,8 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
   the usual mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small tiles 22 to 6.
   What random blocks lose (24 to 38 %) is waiting: without it 1 to 3 %. Several tiles of dq for all
   of their rows, or more heads side by side, keep less in the L2 cache and cost more than they save.
+- In grids: what keys are seen by on the outer axes is kept while only the place on the innermost
+  one moves.
 
 Without gain: tiles of 80 queries at D 128, with dq transposed (6 % faster before lse and delta were
 part of the products; since then full 8k 4.64 ms where 64 take 4.56, causal 16k 4.57 and 4.50,
