@@ -2013,8 +2013,7 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
 // One query tile: shares of dk, dv and dq. Around it no product is under way. A place that is kept
 // is not given back to the thread that loads.
 FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
-                  const struct Column &column, const struct Attention &p, i32 group,
-                  bool keeps) {
+                  const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
     struct Shared &shared = shared_memory();
     struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
                                      shared_address(shared.ds), group);
@@ -2032,8 +2031,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
     begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
-    finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile,
-                  group);
+    finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);

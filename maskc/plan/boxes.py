@@ -15,7 +15,7 @@ from maskc.plan.sm90a import STEP_KEYS
 
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
-_MASKED = 0.1
+_MASKED = {Direction.forward: 0.1, Direction.backward: 0.3}
 """More time of a partial tile, a full one's being 1."""
 _LONGEST = 256
 """Most tokens of a box along an axis: the copy engine's limit."""
@@ -58,7 +58,7 @@ def boxes_for(
             for number, (some, every) in enumerate(times[place]):
                 live[number] *= some
                 full[number] *= every
-        return sum(live) + _MASKED * (sum(live) - sum(full))
+        return sum(live) + _MASKED[direction] * (sum(live) - sum(full))
 
     backward = direction is Direction.backward
     best = []

@@ -1110,30 +1110,19 @@ FN u32 seen_outside(const struct Attention &p, u32 words, const struct Point &at
         __ldg(first + (words + 6400 + (box / 20 * rows + at.y) * 4));
 }
 
-// What two keys are seen by in boxes that only differ in their place on the innermost axis.
-struct Outside {
-    u32 boxes = ~0u;
-    u32 seen[2];
-};
 // Whether looking takes the registers in which other numbers could wait.
 constexpr bool SEEN_IS_LONG = QUERIES > 64;
 // Keys k and k + 8 against the queries from `first_q` on.
-FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q,
-                       struct Outside &outside) {
+FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
     const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
     struct Seen seen = {};
-    constexpr u32 PARTS = TILE_Q / QUERIES;
-    const u32 part = first_q % TILE_Q / QUERIES, box = (u32)first_q / TILE_Q;
-    const u32 words = words_of(p, at.head) + 4 * part;
+    const u32 words = words_of(p, at.head) + first_q % TILE_Q / QUERIES * 4;
     (void)n_q; (void)n_kv; (void)q;
-    const u32 boxes = box / 20 * PARTS + part;
-    const bool others = outside.boxes != boxes;
-    outside.boxes = boxes;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const struct Point row = key_point(k + 8 * r);
-        if (others) outside.seen[r] = seen_outside(p, words, row, box);
-        seen.word[r] = seen_inside(p, words, row, box) & outside.seen[r];
+        const u32 box = (u32)first_q / TILE_Q;
+        seen.word[r] = seen_inside(p, words, row, box) & seen_outside(p, words, row, box);
     }
     return seen;
 }
@@ -1969,11 +1958,11 @@ FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Op
 FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
                       struct Shared &shared, const struct Operands &tiles,
                       const struct Attention &p, const struct Step &step,
-                      const Ring<STAGES> &stage, i32 tile, i32 group, struct Outside &outside) {
+                      const Ring<STAGES> &stage, i32 tile, i32 group) {
     struct Seen seen;
     if (step.word & MASKED)
         seen = seen_by(p, place_of_row(p, step.row), first_key(tile, group),
-                       first_query(step.word, group), outside);
+                       first_query(step.word, group));
     products_wait<EARLY ? 1 : 0>();
     pin(s);
     const struct Logit logit = logit_of(p, place_of_row(p, step.row).head);
@@ -2079,8 +2068,7 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
 // One query tile: shares of dk, dv and dq. Around it no product is under way. A place that is kept
 // is not given back to the thread that loads.
 FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
-                  const struct Column &column, const struct Attention &p, i32 group,
-                  bool keeps, struct Outside &outside) {
+                  const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
     struct Shared &shared = shared_memory();
     struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
                                      shared_address(shared.ds), group);
@@ -2098,8 +2086,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
     begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
-    finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile,
-                  group, outside);
+    finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
@@ -2158,10 +2145,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         Gradient dk, dv;
         clear(dk);
         clear(dv);
-        struct Outside outside;
 #pragma unroll 1
         for (i32 left = column.steps; left > 0; left--, stage.next())
-            take_step(dv, dk, stage, staged, column, p, group, ALONE && left == 1, outside);
+            take_step(dv, dk, stage, staged, column, p, group, ALONE && left == 1);
         if (column.steps > 0 && thread == 0) arrive(shared.column_free);
         const u32 last = (stage.steps - 1) % STAGES;
         if (column.shared) add_column(dk, dv, column, p, group);
@@ -2312,9 +2298,8 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
     struct Seen seen;
-    struct Outside outside;
     if (word & MASKED)
-        seen = seen_by(p, place, first_key(tile, group), first_query(step.word, group), outside);
+        seen = seen_by(p, place, first_key(tile, group), first_query(step.word, group));
     products_wait<MEAN_EARLY ? 1 : 0>();
     pin(s);
     if (leader) arrive(shared.k_free[at]);
