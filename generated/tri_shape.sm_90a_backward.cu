@@ -1491,6 +1491,10 @@ struct Source {
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];
+#if FOLDED
+    // Pieces of lse and delta. Not at the end: products read them as if they were twice as long.
+    unsigned char rows[STAGES][PIECE_BYTES];
+#endif
     // ds, and p where it is exchanged; between two warpgroups then, in the same place, dk and dv.
     unsigned char ds[DS_STAGES][PAIR_BYTES];
 #if !SPLIT_KEYS
@@ -1502,9 +1506,7 @@ struct Shared {
 #if ZEROES
     unsigned char zeros[ZERO_BYTES];
 #endif
-#if FOLDED
-    unsigned char rows[STAGES][PIECE_BYTES];  // pieces of lse and delta
-#else
+#if !FOLDED
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
 #endif
     u64 column_full, column_free;
