@@ -152,9 +152,9 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     return
-        // line 20: topk(2048, of=causal(), score=..., share=...)
+        // line 22: topk(2048, of=causal(), score=..., share=...)
         (m.chosen0[q - m.tile_q] >> (k - m.tile_k) & 1) != 0 &&
-        // line 20: causal()
+        // line 22: causal()
         k <= q + m.c0;
 }
 

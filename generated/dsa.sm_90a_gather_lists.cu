@@ -10,6 +10,7 @@ struct Gathered {
     const void *index_k;  // [batch, n_kv, INDEX_DIM]
     const void *index_w;  // [batch, index heads, n_q]
     const void *given;  // scores [batch, heads, n_q, n_kv]
+    const void *factors;  // of the keys of index_k, [batch, n_kv], or null
     float *scores;  // workspace [rows][pitch], of the rows at hand
     i32 *lists;  // [all rows][room]: the keys of a query, ascending
     i32 *counts;  // [all rows]: how many they are
@@ -17,6 +18,7 @@ struct Gathered {
     i64 index_k_stride[2];  // elements between batches, tokens
     i64 index_w_stride[3];  // elements between batches, heads, tokens
     i64 given_stride[3];  // elements between batches, heads, queries
+    i64 factor_stride[2];  // elements between batches, tokens
     i64 pitch;  // elements from one row of scores to the next
     i64 first;  // of the rows at hand: (sequence * groups + group) * n_q + query
     i32 rows;  // at hand
@@ -29,6 +31,7 @@ struct Gathered {
     i32 index_dim;  // elements of a row of index_q and index_k
     i32 weight_code;  // of an element of index_w: 0 fp32, 1 bf16, 2 fp16
     i32 given_code;  // likewise of the scores
+    i32 factor_code;  // likewise of the factors
     i32 constants[48];  // of the mask's formulas
 };
 
@@ -98,9 +101,30 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 #ifndef INDEXED_256
 #define INDEXED_256 0  // scores of an indexer with rows of at most 256 elements
 #endif
-// Slabs of 64 elements of such a row; none where scores are given.
-constexpr int INDEX_SLABS = INDEXED_64 ? 1 : INDEXED_128 ? 2 : INDEXED_256 ? 4 : 0;
-#define INDEXED (INDEXED_64 || INDEXED_128 || INDEXED_256)
+#ifndef INDEXED_E4M3_128
+#define INDEXED_E4M3_128 0  // scores of an indexer with rows of at most 128 bytes, E4M3
+#endif
+#ifndef INDEXED_E4M3_256
+#define INDEXED_E4M3_256 0  // scores of an indexer with rows of at most 256 bytes, E4M3
+#endif
+// How its rows lie: slabs of 128 bytes, none where scores are given, and how many are in flight.
+#if INDEXED_64
+constexpr int INDEX_BYTES = 2, INDEX_SLABS = 1, SLOTS = 8;
+#elif INDEXED_128
+constexpr int INDEX_BYTES = 2, INDEX_SLABS = 2, SLOTS = 8;
+#elif INDEXED_256
+constexpr int INDEX_BYTES = 2, INDEX_SLABS = 4, SLOTS = 5;
+#elif INDEXED_E4M3_128
+constexpr int INDEX_BYTES = 1, INDEX_SLABS = 1, SLOTS = 8;
+#elif INDEXED_E4M3_256
+constexpr int INDEX_BYTES = 1, INDEX_SLABS = 2, SLOTS = 8;
+#endif
+#define INDEXED (0 \
+    || INDEXED_64 \
+    || INDEXED_128 \
+    || INDEXED_256 \
+    || INDEXED_E4M3_128 \
+    || INDEXED_E4M3_256)
 constexpr i32 THREADS = 512, WARPS = THREADS / 32;
 constexpr u32 ALL = 0xffffffff;
 
@@ -126,14 +150,14 @@ FN struct Mask mask_of(const struct Gathered &p) {
 FN bool allowed(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     (void)m; (void)q; (void)k; (void)n_q; (void)n_kv;
     return
-        // line 20: causal()
+        // line 22: causal()
         k <= q + m.c0;
 }
 // Whether the mask keeps a pair that was chosen.
 FN bool chosen(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     (void)m; (void)q; (void)k; (void)n_q; (void)n_kv;
     return
-        // line 20: causal()
+        // line 22: causal()
         k <= q + m.c1;
 }
 // Whether it keeps one that was not.
@@ -371,14 +395,15 @@ FN void copies_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) :
 constexpr u32 SLAB_ROW = 128;
 FN u32 swizzled(u32 row, u32 piece) { return row * SLAB_ROW + ((piece ^ (row % 8)) << 4); }
 
-// An operand whose reduction runs along the columns (K-major): 16 columns on are 32 bytes on.
+// An operand whose reduction runs along the columns (K-major): a step of 32 bytes, which are 16
+// columns of two bytes.
 FN u64 along_columns(u32 tile) { return (u64)(tile >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 // An operand whose reduction runs along the tokens: 16 tokens on are 2048 bytes on; the next slab
 // lies `slab` bytes behind.
 FN u64 along_tokens(u32 tile, u32 slab) {
     return (u64)(tile >> 4) | (u64)(slab >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
-// Where step `i` of 16 columns begins: four steps a slab.
+// Where step `i` begins: four steps a slab.
 FN u32 column_step(int i, u32 slab) { return (i % 4 * 32 + i / 4 * slab) >> 4; }
 FN u32 token_step(int i) { return i * 16 * SLAB_ROW >> 4; }
 
@@ -442,6 +467,42 @@ FN void multiply_keys(float (&d)[64], u64 a, u64 b, bool add) {
         : "l"(a), "l"(b), "r"((int)add));
 }
 
+// 64 x 128 and 32 deep, a in shared memory: d = a b, or d += a b where `add`.
+FN void multiply_e4m3(float (&d)[64], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31,"
+        " %32, %33, %34, %35, %36, %37, %38, %39,"
+        " %40, %41, %42, %43, %44, %45, %46, %47,"
+        " %48, %49, %50, %51, %52, %53, %54, %55,"
+        " %56, %57, %58, %59, %60, %61, %62, %63},"
+        " %64, %65, add, 1, 1;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"((int)add));
+}
+
 // A block has KEYS keys, and goes over some queries in steps of COLUMNS columns: the heads of a
 // query one after another, in a number that divides COLUMNS or is a multiple of it. Keys are the
 // rows of the product, so that a query's heads are added up in a thread. They stay; one warpgroup
@@ -450,8 +511,6 @@ constexpr int KEYS = 256, QUERIES = 64;
 constexpr int COLUMNS = 128, COLUMN_BITS = 7;
 constexpr i32 COMPUTING = 2 * KEYS, COPYING = 128;  // threads
 constexpr u32 KEY_SLAB = KEYS * 128, COLUMN_SLAB = COLUMNS * 128;  // bytes
-// Slabs of heads in flight.
-constexpr int SLOTS = INDEXED_64 ? 8 : INDEXED_128 ? 8 : INDEXED_256 ? 5 : 0;
 constexpr int BEHIND = SLOTS - INDEX_SLABS < 4 ? SLOTS - INDEX_SLABS : 4;
 static_assert(COMPUTING + COPYING == 640, "a warpgroup has 64 keys");
 static_assert(COLUMNS == 1 << COLUMN_BITS && COLUMNS == COPYING, "heads are told by bits");
@@ -459,7 +518,7 @@ static_assert(BEHIND > 0, "who copies would wait for a slab that he has not hand
 
 struct Shared {
     unsigned char keys[INDEX_SLABS * KEY_SLAB];
-    unsigned char heads[SLOTS][COLUMN_SLAB];
+    unsigned char heads[SLOTS][COLUMN_SLAB];  // slabs in flight
     float weight[SLOTS][COLUMNS];  // of a step, with its first slab
     u64 full[SLOTS], empty[SLOTS];
     i32 first, last;  // queries that may choose one of the keys, and those between
@@ -549,7 +608,7 @@ FN void find_live(struct Shared &shared, const struct Gathered &p, const struct 
 FN void copy_part(const struct Gathered &p, u32 slab, u32 row, const unsigned char *from,
                   i32 number, bool real) {
     const i32 own = threadIdx.x % 8, piece = 8 * number + own;
-    const bool inside = real && 8 * piece < p.index_dim;
+    const bool inside = real && 16 * piece < INDEX_BYTES * p.index_dim;
     copy_piece(slab + swizzled(row, own), from + (inside ? 16 * piece : 0), inside);
 }
 // By the threads that compute.
@@ -558,7 +617,7 @@ FN void copy_keys(const struct Gathered &p, const struct Part &part) {
     for (int row = threadIdx.x / 8; row < KEYS; row += COMPUTING / 8) {
         const i32 key = min_i32(part.first_key + row, p.n_kv - 1);
         const unsigned char *const from = (const unsigned char *)p.index_k
-            + 2 * (part.batch * p.index_k_stride[0] + key * p.index_k_stride[1]);
+            + INDEX_BYTES * (part.batch * p.index_k_stride[0] + key * p.index_k_stride[1]);
 #pragma unroll
         for (int i = 0; i < INDEX_SLABS; i++)
             copy_part(p, shared_address(shared_memory().keys) + i * KEY_SLAB, row, from, i,
@@ -584,7 +643,7 @@ FN struct Heads heads_of(const struct Gathered &p, const struct Part &part, stru
         const struct Column at = column_at(p, part, step, column);
         const i64 offset = part.batch * p.index_q_stride[0] + at.head * p.index_q_stride[1]
             + (part.query + at.query) * p.index_q_stride[2];
-        heads.from[i] = (const unsigned char *)p.index_q + 2 * (at.real ? offset : 0);
+        heads.from[i] = (const unsigned char *)p.index_q + INDEX_BYTES * (at.real ? offset : 0);
         heads.real[i] = at.real;
     }
     return heads;
@@ -639,6 +698,7 @@ FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct
 struct Target {
     float *to;  // the score of the thread's first key
     i32 query;
+    float2 factor;  // of its keys
 };
 // Writes the scores of a query whose heads are complete.
 FN void write_scores(float (&sum)[2], struct Target &target, const struct Gathered &p,
@@ -649,23 +709,37 @@ FN void write_scores(float (&sum)[2], struct Target &target, const struct Gather
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float total = quad_sum(sum[r]);
-        if (real && key + 8 * r < p.n_kv) target.to[8 * r] = total;
+        const float factor = r ? target.factor.y : target.factor.x;
+        if (real && key + 8 * r < p.n_kv) target.to[8 * r] = factor * total;
         sum[r] = 0.0f;
     }
     target.to += p.pitch;
     target.query++;
 }
-FN struct Target target_of(const struct Gathered &p, const struct Part &part, i32 query) {
+FN struct Target target_of(const struct Gathered &p, const struct Part &part, i32 query,
+                           float2 factor) {
     const i32 key = part.first_key + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    return {p.scores + (part.row + query) * p.pitch + key, query};
+    return {p.scores + (part.row + query) * p.pitch + key, query, factor};
+}
+// The factors of a thread's keys.
+FN float factor_at(const struct Gathered &p, const struct Part &part, i32 key) {
+    const i64 place = part.batch * p.factor_stride[0]
+        + min_i32(key, p.n_kv - 1) * p.factor_stride[1];
+    return element_at(p.factors, place, p.factor_code);
+}
+FN float2 factors_of(const struct Gathered &p, const struct Part &part) {
+    const i32 key = part.first_key + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    if (!p.factors) return make_float2(1.0f, 1.0f);
+    return make_float2(factor_at(p, part, key), factor_at(p, part, key + 8));
 }
 
 // Any number of heads. Padding may give NaN: it has no part in a sum.
 FN void add_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
-                  const struct Gathered &p, const struct Part &part, struct Step step) {
+                  float2 factor, const struct Gathered &p, const struct Part &part,
+                  struct Step step) {
     const i32 own = threadIdx.x % 4 * 2;
     const i32 last = part.heads - step.head - 8;  // the query's last eight heads
-    struct Target target = target_of(p, part, step.query);
+    struct Target target = target_of(p, part, step.query, factor);
 #pragma unroll
     for (int i = 0; i < COLUMNS / 8; i++) {
         const float2 w = *(const float2 *)(weight + 8 * i + own);
@@ -682,7 +756,8 @@ FN void add_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *w
 
 // A multiple of 64 heads, none of which is padding: nothing is asked before half a step is over.
 FN void add_all_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
-                      const struct Gathered &p, const struct Part &part, struct Step step) {
+                      float2 factor, const struct Gathered &p, const struct Part &part,
+                      struct Step step) {
     float half[2][2] = {sum[0], sum[1], 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < COLUMNS / 8; i++) {
@@ -694,7 +769,7 @@ FN void add_all_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const floa
             to = fmaf(w.y, b, fmaf(w.x, a, to));
         }
     }
-    struct Target target = target_of(p, part, step.query);
+    struct Target target = target_of(p, part, step.query, factor);
     if (part.bits < COLUMN_BITS) {
         write_scores(half[0], target, p, part);
         write_scores(half[1], target, p, part);
@@ -705,12 +780,20 @@ FN void add_all_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const floa
     }
 }
 
+// Keys by the heads of a step, 32 bytes deep.
+FN void multiply(float (&x)[COLUMNS / 2], u64 keys, u64 heads, bool add) {
+    if (INDEX_BYTES == 1)
+        multiply_e4m3(x, keys, heads, add);
+    else
+        multiply_keys(x, keys, heads, add);
+}
 FN void score_steps(struct Shared &shared, const struct Gathered &p, const struct Part &part,
                     i32 first, i32 last) {
     const u32 group = uniform(threadIdx.x / 128);
     const u64 keys =
         along_columns(shared_address(shared_memory().keys) + group * 64 * SLAB_ROW);
     const bool whole = part.heads == p.heads && part.bits >= COLUMN_BITS - 1;
+    const float2 factor = factors_of(p, part);
     Ring<SLOTS> ring;
     float sum[2] = {}, x[COLUMNS / 2];
 #pragma unroll 1
@@ -725,8 +808,8 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
             if (slab == 0) products_begin();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                multiply_keys(x, keys + column_step(4 * slab + i, KEY_SLAB),
-                              heads + column_step(i, COLUMN_SLAB), slab + i > 0);
+                multiply(x, keys + column_step(4 * slab + i, KEY_SLAB),
+                         heads + column_step(i, COLUMN_SLAB), slab + i > 0);
             ring.next();
         }
         products_commit();
@@ -734,9 +817,9 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
         pin(x);
         const float *const weight = shared.weight[begin.at];
         if (whole)
-            add_all_heads(x, sum, weight, p, part, at);
+            add_all_heads(x, sum, weight, factor, p, part, at);
         else
-            add_heads(x, sum, weight, p, part, at);
+            add_heads(x, sum, weight, factor, p, part, at);
         __syncwarp();
         Ring<SLOTS> read = begin;
 #pragma unroll

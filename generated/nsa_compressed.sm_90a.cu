@@ -355,14 +355,15 @@ FN float2 unpack(u32 pair) {
 constexpr u32 SLAB_ROW = 128;
 FN u32 swizzled(u32 row, u32 piece) { return row * SLAB_ROW + ((piece ^ (row % 8)) << 4); }
 
-// An operand whose reduction runs along the columns (K-major): 16 columns on are 32 bytes on.
+// An operand whose reduction runs along the columns (K-major): a step of 32 bytes, which are 16
+// columns of two bytes.
 FN u64 along_columns(u32 tile) { return (u64)(tile >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 // An operand whose reduction runs along the tokens: 16 tokens on are 2048 bytes on; the next slab
 // lies `slab` bytes behind.
 FN u64 along_tokens(u32 tile, u32 slab) {
     return (u64)(tile >> 4) | (u64)(slab >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
-// Where step `i` of 16 columns begins: four steps a slab.
+// Where step `i` begins: four steps a slab.
 FN u32 column_step(int i, u32 slab) { return (i % 4 * 32 + i / 4 * slab) >> 4; }
 FN u32 token_step(int i) { return i * 16 * SLAB_ROW >> 4; }
 

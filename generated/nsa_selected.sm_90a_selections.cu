@@ -8,7 +8,7 @@ typedef long long i64;
 struct Selected {
     const void *q;  // [batch, heads_q, n_q, HEAD_DIM]
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
-    const void *ranked[4];  // scores, index_q, index_k and index_w, or null
+    const void *ranked[5];  // scores, index_q, index_k, index_w, its factors; or null
     const i32 *cases;  // [cases][2]: a variant of the mask, a head that has the case
     const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/choices
     const i32 *classes[3];  // [rows][columns]: 0 no pair may be chosen, 1 some, 2 all
@@ -24,10 +24,10 @@ struct Selected {
     i32 *counter;  // [2], to be cleared
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
-    i64 ranked_stride[16];  // of each: between batches, heads, rows, columns
+    i64 ranked_stride[20];  // of each: between batches, heads, rows, columns
     i64 bits_batch[3];  // words from one sequence to the next, 0 if all share theirs
     i64 bits_head[3];  // the same of query heads
-    i32 ranked_type[4];  // 0 fp32, 1 fp16, 2 bf16
+    i32 ranked_type[5];  // 0 fp32, 1 fp16, 2 bf16, 3 E4M3
     i32 cells;  // whether scores are of blocks, not of pairs
     i32 index_heads;  // of the indexer
     i32 index_dim;  // elements of its rows
@@ -109,6 +109,10 @@ FN float from_half(u16 x) {
     return y;
 }
 FN float from_bfloat(u16 x) { return __uint_as_float((u32)x << 16); }
+FN float from_e4m3(u32 x) {  // as fp16 its fields lie 7 bits higher, and its exponent is 8 less
+    if ((x & 0x7f) == 0x7f) return __uint_as_float(0x7fc00000);
+    return 256.0f * from_half((x & 0x80) << 8 | (x & 0x7f) << 7);
+}
 // An element of q or k.
 FN float number(u16 x) {
     return from_bfloat(x);
@@ -117,12 +121,14 @@ FN float element(const void *from, i64 place) { return number(((const u16 *)from
 #define ELEMENT "bf16"
 constexpr u32 ONE = 0x3f80;
 // An element of a tensor that ranks.
-enum { SCORES, INDEX_Q, INDEX_K, INDEX_W };
+enum { SCORES, INDEX_Q, INDEX_K, INDEX_W, FACTORS };
 FN float ranked(const struct Selected &p, i32 which, i32 batch, i32 head, i32 row, i32 column) {
     const i64 *const step = p.ranked_stride + 4 * which;
     const i64 place = batch * step[0] + head * step[1] + row * step[2] + column * step[3];
     const void *const from = p.ranked[which];
     if (p.ranked_type[which] == 0) return ((const float *)from)[place];
+    if ((which == INDEX_Q || which == INDEX_K) && p.ranked_type[which] == 3)
+        return from_e4m3(((const unsigned char *)from)[place]);
     const u16 half = ((const u16 *)from)[place];
     return p.ranked_type[which] == 1 ? from_half(half) : from_bfloat(half);
 }
@@ -382,7 +388,7 @@ FN float score_of(const struct Selected &p, i32 batch, i32 head, i32 q, i32 k) {
             product += ranked(p, INDEX_Q, batch, h, q, d) * ranked(p, INDEX_K, batch, 0, k, d);
         total += ranked(p, INDEX_W, batch, h, q, 0) * (product < 0 ? 0 : product);  // NaN stays
     }
-    return total;
+    return p.ranked[FACTORS] ? total * ranked(p, FACTORS, batch, 0, k, 0) : total;
 }
 
 // The key of a cell of which some pairs may be chosen, or all; by a warp. `total` sums the heads'

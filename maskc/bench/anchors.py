@@ -12,6 +12,7 @@ import numpy as np
 from maskc.bench import formulas as by_hand
 from maskc.bench.case import Case
 from maskc.bench.formulas import Formula
+from maskc.bench.tensors import numpy_dtype
 from maskc.core.dtypes import DType
 from maskc.core.errors import ExtraMissing
 from maskc.dsl.combinators import (
@@ -118,17 +119,23 @@ def random_blocks(blocks: int, share: float) -> np.ndarray:
     )
 
 
-def index(heads: int, n_q: int, n_kv: int, dim: int) -> dict[str, object]:
-    """fp32 arrays that an indexer ranks by, so coarse that its scores are exact in fp32."""
+def index(
+    heads: int, n_q: int, n_kv: int, dim: int, dtype: str = "float32"
+) -> dict[str, np.ndarray]:
+    """Arrays that an indexer ranks by, so coarse that its scores are exact in fp32; what it
+    multiplies has the dtype."""
     rng = np.random.default_rng(0)
     shapes = {
         "index_q": (1, heads, n_q, dim),
         "index_k": (1, n_kv, dim),
         "index_w": (1, heads, n_q),
     }
-    return {
+    found = {
         name: rng.integers(-8, 9, shape, np.int8) / np.float32(4) for name, shape in shapes.items()
     }
+    kind = numpy_dtype(dtype)
+    return {name: x if name == "index_w" else x.astype(kind, copy=False)
+            for name, x in found.items()}  # fmt: skip
 
 
 def document_ids(n: int) -> np.ndarray:
@@ -261,16 +268,23 @@ DOCUMENTS = tuple(
 )
 """Short documents in tiles of one size, and in those that a promised length chooses."""
 
+
+def _dsa(name: str, n: int, dtype: str = "float32") -> Anchor:
+    """DeepSeek-V3.2's attention: 128 heads over one, 64 heads of an indexer."""
+    return Anchor(
+        name, lambda: topk(2048, causal(), score="indexer", share="all"), 1, 128, n, 128,
+        lambda: index(64, 32768, n, 128, dtype), kv_heads=1, n_q=32768,
+    )  # fmt: skip
+
+
 SELECTIONS = (
     Anchor("topk512_8k", lambda: topk(512, causal()), 1, 16, 8192, 64),
     Anchor("blocks16_64_32k", lambda: topk(16, causal(), score="block_mean", block=64, q_block=64,
            share="group"), 1, 32, 32768, 128, kv_heads=2),
     Anchor("moba512_4_8k", lambda: moba(512, 4), 1, 16, 8192, 128),
-    *(
-        Anchor(f"dsa2048_{n // 1024}k", lambda: topk(2048, causal(), score="indexer", share="all"),
-               1, 128, n, 128, lambda n=n: index(64, 32768, n, 128), kv_heads=1, n_q=32768)
-        for n in (32768, 131072)
-    ),
+    _dsa("dsa2048_32k", 32768),
+    _dsa("dsa2048_128k", 131072),
+    _dsa("dsa2048_32k_e4m3", 32768, "float8_e4m3fn"),
 )  # fmt: skip
 """Keys, and blocks of 64 and of 512, that each query chooses at run time."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from maskc.bench.case import Case
 from maskc.core.dtypes import DType
 from maskc.core.errors import ExtraMissing
+from maskc.core.gather import E4M3
 
 _SEED = 2026
 
@@ -80,22 +81,23 @@ def _torch_normal(shapes: tuple[tuple[int, ...], ...], dtype: str, device: str) 
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a storage type; bfloat16 is ml_dtypes'."""
-    if name == "bfloat16":
+    """The NumPy dtype of a storage type; bfloat16 and E4M3 are ml_dtypes'."""
+    if name in ("bfloat16", E4M3):
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
 
 
 def data_on_device(case: Case, tensors: Tensors) -> dict[str, Any]:
     """What a case reads, with what an indexer ranks by where the tensors are: its products, as a
-    model has them, in their dtype."""
+    model has them, in their dtype, or in E4M3."""
     found = dict(case.data)
     for name in ("index_q", "index_k", "index_w"):
         if name in found and has_torch():
             values = like(tensors.q, np.asarray(found[name]))
-            found[name] = values if name == "index_w" else values.to(tensors.q.dtype)
+            kept = name == "index_w" or values.itemsize == 1
+            found[name] = values if kept else values.to(tensors.q.dtype)
     return found
 
 
@@ -114,6 +116,8 @@ def like(model: Any, x: Any) -> Any:
         return host(x) if hasattr(x, "detach") else x
     import torch
 
+    if isinstance(x, np.ndarray) and x.dtype == numpy_dtype(E4M3):
+        x = torch.tensor(x.view(np.uint8)).view(torch.float8_e4m3fn)
     if isinstance(x, np.ndarray):
         x = torch.tensor(x)  # a copy: the array may be read-only
     return torch.as_tensor(x, device=model.device)

@@ -15,8 +15,48 @@ from maskc.core.problem import TileShape
 GATHER, WIDE, LISTS = "gather", "gather_wide", "gather_lists"
 """Forms of the sources: tiles of 64 heads, of 128, and what makes the lists."""
 
-INDEXED: tuple[tuple[str, int], ...] = (("indexed_64", 64), ("usual", 128), ("indexed_256", 256))
-"""Modes of the source that makes lists from an indexer, and the largest index dimension of each."""
+E4M3 = "float8_e4m3fn"
+"""Of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et
+al., 2022)."""
+SLAB_BYTES = 128
+"""Of a row, that a step of products reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Indexing:
+    """A way to compute an indexer's scores, by the dtype of its queries and keys."""
+
+    mode: str
+    """Of the source that makes lists."""
+    dim: int
+    """Elements of a row, at most."""
+    in_e4m3: bool = False
+    """Whether elements are E4M3, and not of the dtype of q."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 1 if self.in_e4m3 else 2
+
+    @property
+    def slabs(self) -> int:
+        """Of a row."""
+        return self.dim * self.itemsize // SLAB_BYTES
+
+    @property
+    def macro(self) -> str:
+        """By which the source knows the mode."""
+        return f"INDEXED_{'E4M3_' if self.in_e4m3 else ''}{self.dim}"
+
+
+INDEXINGS = (
+    Indexing("indexed_64", 64),
+    Indexing("usual", 128),
+    Indexing("indexed_256", 256),
+    Indexing("indexed_e4m3_128", 128, in_e4m3=True),
+    Indexing("indexed_e4m3_256", 256, in_e4m3=True),
+)
+"""For each dtype by ascending dimension."""
 
 ROWS, WIDE_ROWS = 64, 128
 """Heads of a tile."""
@@ -57,6 +97,7 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("index_k", "const void *", "[batch, n_kv, INDEX_DIM]"),
     Field("index_w", "const void *", "[batch, index heads, n_q]"),
     Field("given", "const void *", "scores [batch, heads, n_q, n_kv]"),
+    Field("factors", "const void *", "of the keys of index_k, [batch, n_kv], or null"),
     Field("scores", "float *", "workspace [rows][pitch], of the rows at hand"),
     Field("lists", "i32 *", "[all rows][room]: the keys of a query, ascending"),
     Field("counts", "i32 *", "[all rows]: how many they are"),
@@ -64,6 +105,7 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("index_k_stride", "i64", "elements between batches, tokens", 2),
     Field("index_w_stride", "i64", "elements between batches, heads, tokens", 3),
     Field("given_stride", "i64", "elements between batches, heads, queries", 3),
+    Field("factor_stride", "i64", "elements between batches, tokens", 2),
     Field("pitch", "i64", "elements from one row of scores to the next"),
     Field("first", "i64", "of the rows at hand: (sequence * groups + group) * n_q + query"),
     Field("rows", "i32", "at hand"),
@@ -76,6 +118,7 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("index_dim", "i32", "elements of a row of index_q and index_k"),
     Field("weight_code", "i32", "of an element of index_w: 0 fp32, 1 bf16, 2 fp16"),
     Field("given_code", "i32", "likewise of the scores"),
+    Field("factor_code", "i32", "likewise of the factors"),
     Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
 )  # fmt: skip
 """What kernels take that score keys and list the best."""

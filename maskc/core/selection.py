@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+from maskc.core.errors import DataType
 from maskc.core.expr import Expr
 
 
@@ -16,7 +19,8 @@ class Score(Enum):
     block_mean = "block_mean"
     """Mean q of a block of queries . mean k of a block of keys."""
     indexer = "indexer"
-    """sum over index heads of index_w * relu(index_q . index_k), for each pair (DeepSeek-V3.2)."""
+    """sum over index heads of index_w * relu(index_q . index_k), for each pair, times the key's
+    factor if there is one (DeepSeek-V3.2)."""
     given = "given"
     """The tensor `scores`, one per pair or one per pair of blocks."""
 
@@ -38,14 +42,36 @@ SCORING: dict[Score, tuple[str, ...]] = {
 }
 """Keywords by which a call gives what a selection ranks by, besides q and k."""
 
+FACTORS = "index_k[1]"
+"""What `index_k` is multiplied by, key by key, where it is a pair."""
+
 SHAPES = {
     "index_q": "floating-point [batch, index heads, n_q, index dim]",
-    "index_k": "floating-point [batch, n_kv, index dim]",
+    "index_k": "floating-point [batch, n_kv, index dim], or a pair of that and of a factor for "
+    "each key, [batch, n_kv]",
+    FACTORS: "floating-point [batch, n_kv]",
     "index_w": "floating-point [batch, index heads, n_q]",
     "scores": "floating-point [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q, n_kv], "
     "or as many per block of queries and of keys",
 }
 """What each of them is."""
+
+
+def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tensors of a call, with those of a pair `index_k` under names of their own; factors that
+    are None are none.
+
+    Raises:
+        DataType: a tuple that is no pair.
+    """
+    pair = data.get("index_k")
+    if not isinstance(pair, tuple):
+        return data
+    if len(pair) != 2:
+        found = f"a tuple of {len(pair)}"
+        raise DataType("index_k", found, "a tensor, or a pair (keys, factors)", at="index_k")
+    keys, factors = pair
+    return {**data, "index_k": keys} | ({} if factors is None else {FACTORS: factors})
 
 
 RANKING = ("scores", "n_heads", "heads_kv")

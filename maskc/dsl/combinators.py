@@ -197,7 +197,7 @@ def topk(
         k: keys (or blocks of `block` keys) kept; fewer where fewer are allowed.
         of: the mask that selects among its own keys.
         score: "qk" (q . k), "block_mean" (q . mean of a key block), "indexer" (DeepSeek's sparse
-            attention) or "given".
+            attention: sum over index heads of index_w * relu(index_q . index_k)) or "given".
         block: keys per selected block.
         q_block: queries that select together.
         share: which heads select together: each "head", each key/value "group", or "all".

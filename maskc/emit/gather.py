@@ -37,18 +37,6 @@ class PartText:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexText:
-    """A way to compute an indexer's scores."""
-
-    macro: str
-    dim: int
-    """Most elements of a row."""
-    slabs: int
-    slots: int
-    """Slabs of queries in flight."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Products:
     """What the wrappers of matrix products read."""
 
@@ -66,7 +54,8 @@ class GatherSpec:
     """First and past-last key of each interval that a query may choose from; None: no such few."""
     beside_spans: tuple[tuple[str, str], ...]
     """The same of what it may keep besides; empty where that is nothing."""
-    indexed: tuple[IndexText, ...]
+    indexed: tuple[tuple[G.Indexing, int], ...]
+    """Ways to compute an indexer's scores, and slabs of queries in flight."""
     score_threads: int
     """Of a block that scores keys."""
     threads: int
@@ -93,16 +82,18 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
         beside_spans=_beside_spans(made.beside),
-        indexed=tuple(
-            IndexText(gather.macro_of(dim), dim, dim // 64, gather.score_slots(dim))
-            for _, dim in G.INDEXED
-        ),
+        indexed=tuple((way, gather.score_slots(way)) for way in G.INDEXINGS),
         score_threads=gather.SCORERS,
         threads=gather.THREADS,
         list_blocks=gather.list_blocks(made.selection.score),
         score_tile=G.SCORE_TILE,
         columns=gather.SCORE_COLUMNS,
-        schedule=_Products((Product("multiply_keys", gather.SCORE_COLUMNS),)),
+        schedule=_Products(
+            (
+                Product("multiply_keys", gather.SCORE_COLUMNS),
+                Product("multiply_e4m3", gather.SCORE_COLUMNS, elements="e4m3"),
+            )
+        ),
         banner=(
             f"Lists of the keys that queries choose: {target.name}, {plan.problem.dtype.value}.",
             "Written by `maskc compile`; change the pattern, not this file.",

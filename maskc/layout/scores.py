@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from maskc.core.errors import DataMissing, DataShape, DataType
-from maskc.core.selection import SHAPES, Score, Selection
+from maskc.core.gather import E4M3
+from maskc.core.selection import FACTORS, SHAPES, Score, Selection, with_factors
 from maskc.layout.host import to_host
 
 
@@ -47,22 +48,23 @@ class Products:
 
 
 class Indexed:
-    """sum over index heads of w * relu(q . k)."""
+    """sum over index heads of w * relu(q . k), times the factor of k."""
 
     cells = by_head = False
 
-    def __init__(self, q: np.ndarray, k: np.ndarray, w: np.ndarray) -> None:
-        """q float32 [batch, heads, n_q, D], k float32 [batch, n_kv, D], w [batch, heads, n_q]."""
-        self._q, self._k, self._w = q, k, w
+    def __init__(self, q: np.ndarray, k: np.ndarray, w: np.ndarray, factors: np.ndarray) -> None:
+        """float32: q [batch, heads, n_q, D], k [batch, n_kv, D], w [batch, heads, n_q], factors
+        [batch, n_kv]."""
+        self._q, self._k, self._w, self._factors = q, k, w, factors
         self.batched = len(q) > 1
-        self.content = q, k, w
+        self.content = q, k, w, factors
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         keys = self._k[sequence].T
         total = np.zeros((last - first, keys.shape[1]), np.float32)
         for q, w in zip(self._q[sequence], self._w[sequence], strict=True):
             total += w[first:last, None] * np.maximum(q[first:last] @ keys, np.float32(0))
-        return total
+        return total * self._factors[sequence]
 
 
 class Given:
@@ -97,20 +99,24 @@ def indexed(tensors: Mapping[str, object], batch: int, n_q: int, n_kv: int) -> I
     """The scores of an indexer.
 
     Args:
-        tensors: index_q [batch or 1, heads, n_q, D], index_k [batch or 1, n_kv, D] and index_w
-            [batch or 1, heads, n_q], of any library.
+        tensors: index_q [batch or 1, heads, n_q, D], index_k [batch or 1, n_kv, D], or a pair of
+            that and factors [batch or 1, n_kv], and index_w [batch or 1, heads, n_q], of any
+            library.
 
     Raises:
         DataMissing, DataShape, DataType, NotAnArray.
     """
-    q, k, w = (floats(name, tensors) for name in ("index_q", "index_k", "index_w"))
+    tensors = with_factors(tensors)
+    q, k = (floats(name, tensors, (*_FLOATS, E4M3)) for name in ("index_q", "index_k"))
+    w = floats("index_w", tensors)
+    own = floats(FACTORS, tensors) if FACTORS in tensors else np.ones((1, n_kv), np.float32)
     heads, dim = (q.shape[1], q.shape[3]) if q.ndim == 4 else ("heads", "dim")
     _check_shape("index_q", q, batch, (heads, n_q, dim))
     _check_shape("index_k", k, batch, (n_kv, dim))
     _check_shape("index_w", w, batch, (heads, n_q))
-    size = max(len(x) for x in (q, k, w))
-    q, k, w = (np.broadcast_to(x, (size, *x.shape[1:])) for x in (q, k, w))
-    return Indexed(q, k, w)
+    _check_shape(FACTORS, own, batch, (n_kv,))
+    size = max(len(x) for x in (q, k, w, own))
+    return Indexed(*(np.broadcast_to(x, (size, *x.shape[1:])) for x in (q, k, w, own)))
 
 
 def given(
@@ -150,7 +156,9 @@ def _check_shape(name: str, array: np.ndarray, batch: int, rest: tuple[object, .
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
-def floats(name: str, tensors: Mapping[str, object]) -> np.ndarray:
+def floats(
+    name: str, tensors: Mapping[str, object], dtypes: tuple[str, ...] = _FLOATS
+) -> np.ndarray:
     """float32 on the host, exactly what was given.
 
     Raises:
@@ -160,8 +168,8 @@ def floats(name: str, tensors: Mapping[str, object]) -> np.ndarray:
     if x is None:
         raise DataMissing(name, SHAPES[name], at=name)
     dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
-    if dtype not in _FLOATS:
-        raise DataType(name, dtype, " or ".join(_FLOATS), at=name)
+    if dtype not in dtypes:
+        raise DataType(name, dtype, " or ".join(dtypes), at=name)
     if hasattr(x, "detach") and hasattr(x, "float"):
         x = x.detach().float()  # NumPy has no bfloat16 of its own
     return np.asarray(to_host(x, name), dtype=np.float32)

@@ -78,7 +78,7 @@ _L2_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product of one warpgroup, 64 rows and 16 deep a step."""
+    """A matrix product of one warpgroup: 64 rows, and 32 bytes of operands deep a step."""
 
     name: str
     columns: int
@@ -88,8 +88,19 @@ class Product:
     """1 where the reduction of the left operand runs along the tokens of its tile."""
     b_along_tokens: int = 0
     """The same for the right operand."""
-    in_bf16: bool = False
-    """Whether operands are bf16 whatever the tensors are."""
+    elements: str = ""
+    """Of operands as PTX calls them, where they are not what the tensors have. Those of one byte
+    lie along the columns and in shared memory."""
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether elements have one byte, not two."""
+        return self.elements == "e4m3"
+
+    @property
+    def depth(self) -> int:
+        """Elements that a step multiplies for each result."""
+        return 32 if self.in_bytes else 16
 
     @property
     def registers(self) -> int:

@@ -222,7 +222,7 @@ def _products(
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
     keys and values, dq (whose columns are `of_dq`)."""
     scores = Product("multiply_scores", queries)
-    pieces = Product("multiply_pieces", queries, from_registers=True, in_bf16=True)
+    pieces = Product("multiply_pieces", queries, from_registers=True, elements="bf16")
     if not parts:
         return (
             scores,

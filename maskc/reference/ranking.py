@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,8 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
 
     Args:
         tensors: q [batch, heads, n_q, D] and k [batch, heads_kv, n_kv, D]; for "indexer" index_q
-            [batch, index heads, n_q, Di], index_k [batch, n_kv, Di], index_w [batch, index heads,
-            n_q].
+            [batch, index heads, n_q, Di], index_k [batch, n_kv, Di], or a pair of that and of
+            factors [batch, n_kv], and index_w [batch, index heads, n_q].
 
     Returns:
         float64 [batch, heads, rows, columns]; one head for "indexer".
@@ -40,9 +41,14 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
             k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
             return q @ k.swapaxes(2, 3)
         case "indexer":
+            pair = tensors.get("index_k")
+            factors: Any = 1.0
+            if isinstance(pair, tuple):
+                tensors = {**tensors, "index_k": pair[0], "factors": pair[1]}
+                factors = 1.0 if pair[1] is None else _wide("factors", tensors)[:, None, None]
             q, k, w = (_wide(name, tensors) for name in TENSORS[2:])
             hits = np.maximum(q @ k[:, None].swapaxes(2, 3), 0)
-            return (w[..., None] * hits).sum(axis=1, keepdims=True)
+            return factors * (w[..., None] * hits).sum(axis=1, keepdims=True)
     raise DataMissing("scores", "what topk ranks", at="scores")
 
 

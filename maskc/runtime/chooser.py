@@ -16,9 +16,10 @@ import numpy as np
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import SourceUnit
 from maskc.core.expr import arrays
+from maskc.core.gather import E4M3
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
-from maskc.core.selection import SCORING, Score, Selection
+from maskc.core.selection import FACTORS, SCORING, Score, Selection, with_factors
 from maskc.layout import (
     MAX_ITEMS,
     Hull,
@@ -41,7 +42,7 @@ from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.selected import Given, Ranked, SelectedPlan
 from maskc.runtime.tables import Case, Tables, mask_args
 
-_NAMES = ("scores", "index_q", "index_k", "index_w")
+_NAMES = ("scores", "index_q", "index_k", "index_w", FACTORS)
 _LEAST_TILE = 64
 """Tokens of the smallest tiles."""
 _MOST_TILES = 1 << 24
@@ -201,6 +202,9 @@ def _given_on(
         known by name: the host reads it then, and says what is wrong if anything is.
     """
     names = {name for each in selections for name in SCORING[each.score]}
+    if "index_k" in names:
+        keywords = with_factors(keywords)
+        names |= {FACTORS} & keywords.keys()
     found = {name: _ranked(device, name, keywords.get(name), sizes) for name in sorted(names)}
     if None in found.values():
         return None
@@ -225,6 +229,8 @@ def _ranked(device: Device, name: str, value: Any, sizes: Sizes) -> Ranked | Non
     array = library.view(value, name)
     if array.device != device or array.dtype not in TYPES or 0 in array.shape:
         return None
+    if array.dtype == E4M3 and name not in ("index_q", "index_k"):
+        return None
     return _as_scores(array, sizes) if name == "scores" else _as_index(array, name, sizes)
 
 
@@ -241,14 +247,16 @@ def _as_scores(array: Array, sizes: Sizes) -> Ranked | None:
 
 
 def _as_index(array: Array, name: str, sizes: Sizes) -> Ranked | None:
-    """index_q [batch, heads, n_q, dim], index_k [batch, n_kv, dim], index_w [batch, heads, n_q]."""
-    tokens = 1 if name == "index_k" else 2
-    rank = 4 if name == "index_q" else 3
-    length = sizes.n_kv if name == "index_k" else sizes.n_q
+    """index_q [batch, heads, n_q, dim], index_k [batch, n_kv, dim] and its factors [batch, n_kv],
+    index_w [batch, heads, n_q]."""
+    of_keys = name in ("index_k", FACTORS)
+    tokens = 1 if of_keys else 2
+    rank = {"index_q": 4, FACTORS: 2}.get(name, 3)
+    length = sizes.n_kv if of_keys else sizes.n_q
     shape, steps = array.shape, array.strides
     if len(shape) != rank or shape[0] not in (1, sizes.batch) or shape[tokens] != length:
         return None
     batch = steps[0] if shape[0] > 1 else 0
-    if name == "index_k":
-        return Ranked(array, (batch, 0, steps[1], steps[2]))
+    if of_keys:
+        return Ranked(array, (batch, 0, *steps[1:], 0)[:4])
     return Ranked(array, (batch, steps[1], steps[2], steps[3] if rank == 4 else 0))

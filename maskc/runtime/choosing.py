@@ -21,6 +21,7 @@ from maskc.core.choosing import (
     shared_bytes,
     turn_of,
 )
+from maskc.core.gather import E4M3
 from maskc.core.selection import Score, Selection
 from maskc.layout import Extent, sharing
 from maskc.runtime.checks import Sizes
@@ -32,7 +33,7 @@ _INT = 4
 _ALIGNED = 4
 """int32 entries to which every part of the workspace is rounded up: 16 bytes."""
 _WARPS = THREADS // 32
-TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, E4M3: 3}
 """Of tensors that rank, as the kernel numbers them."""
 
 

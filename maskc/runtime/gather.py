@@ -19,6 +19,7 @@ from maskc.core import gather as G
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction
+from maskc.core.selection import FACTORS
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arguments import Arguments
@@ -166,7 +167,7 @@ class GatherCall:
         """Make the lists and run the pass, in order."""
         plan, room, base = self._plan, self._plan.room, pointers[_DELTA]
         counts, lists = base, base + _INT * room.lists
-        names = ("index_q", "index_k", "index_w", "scores")
+        names = ("index_q", "index_k", "index_w", "scores", FACTORS)
         arrays = self._given.arrays
         ranks = (arrays[name].pointer if name in arrays else 0 for name in names)
         made = (*ranks, base + _INT * room.scores, lists, counts)
@@ -221,7 +222,8 @@ class Gatherer:
         device = wanted.device[1]
         mode = "deterministic" if wanted.deterministic else "usual"
         kernel = self._kernels.get(unit, mode, wanted.features, device)
-        lists = self._kernels.get(self._unit, self._mode_of(ranking), frozenset(), device)
+        way = ranking.indexing
+        lists = self._kernels.get(self._unit, way.mode if way else "usual", frozenset(), device)
         (selection,) = bundle.selections
         recipe = self._unit.gather
         room = room_for(min(selection.k, sizes.n_kv), recipe, ranking, sizes, bound.params)
@@ -245,14 +247,6 @@ class Gatherer:
             return -(-heads // each.tile.q) * each.tile.q, -each.tile.q
 
         return min(units, key=padded)
-
-    @staticmethod
-    def _mode_of(ranking: Ranking) -> str:
-        """Of the source that makes lists."""
-        if "scores" in ranking.arrays:
-            return "usual"
-        dim = ranking.arrays["index_q"].shape[-1]
-        return next(mode for mode, most in G.INDEXED if dim <= most)
 
 
 def _items(unit: SourceUnit, sizes: Sizes) -> int:
@@ -309,6 +303,9 @@ def _gathered(
         block.index_w_stride[:] = steps_of(arrays["index_w"], 0, 1, 2)
         block.index_dim = arrays["index_q"].shape[-1]
         block.weight_code = CODES[arrays["index_w"].dtype]
+        if FACTORS in arrays:
+            block.factor_stride[:] = steps_of(arrays[FACTORS], 0, 1)
+            block.factor_code = CODES[arrays[FACTORS].dtype]
     block.pitch, block.groups, block.heads = room.pitch, ranking.groups, ranking.heads
     block.n_q, block.n_kv, block.room = sizes.n_q, sizes.n_kv, room.room
     block.wanted = min(wanted, sizes.n_kv)

@@ -15,16 +15,13 @@ from maskc.core.errors import (
     NotContiguous,
     WrongDevice,
 )
-from maskc.core.gather import INDEXED, MOST_HEADS
-from maskc.core.selection import SHAPES, Score, Selection, Share
+from maskc.core.gather import E4M3, INDEXINGS, MOST_HEADS, Indexing
+from maskc.core.selection import FACTORS, SHAPES, Score, Selection, Share, with_factors
 from maskc.runtime.arrays import LIBRARIES, Array, Device, Shape, library
 from maskc.runtime.checks import ALIGNMENT, Sizes
 
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
 """By which kernels know the elements of weights and of given scores."""
-_HALF_BYTES = 2
-_STEP = 8
-"""Elements of a row that are copied at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +29,8 @@ class Ranking:
     """What the keys of a call are ranked by."""
 
     arrays: Mapping[str, Array]
-    """`index_q`, `index_k` and `index_w`, or `scores`; four dimensions where they are scores."""
+    """`index_q`, `index_k`, `index_w` and perhaps FACTORS, or `scores`; four dimensions where they
+    are scores."""
     lists: int
     """Sequences that have lists of their own; 1 where all share theirs."""
     groups: int
@@ -44,6 +42,12 @@ class Ranking:
     def key(self) -> Hashable:
         """All but where they are."""
         return tuple((name, *array[1:]) for name, array in self.arrays.items())
+
+    @property
+    def indexing(self) -> Indexing | None:
+        """How its scores are computed; None where they are given, or the rows are too long."""
+        q = self.arrays.get("index_q")
+        return q and _indexing(q)
 
 
 def ranking_on(
@@ -67,26 +71,39 @@ def ranking_on(
 
 
 def _indexer(device: Device, data: Mapping[str, Any], sizes: Sizes, dtype: str) -> Ranking:
-    q = _view("index_q", device, data, (dtype,))
-    k = _view("index_k", device, data, (dtype,))
+    data = with_factors(data)
+    q = _view("index_q", device, data, (dtype, E4M3))
+    k = _view("index_k", device, data, (q.dtype,))
     w = _view("index_w", device, data, tuple(CODES))
+    factors = _view(FACTORS, device, data, tuple(CODES)) if FACTORS in data else None
     batch, n_q, n_kv = sizes.batch, sizes.n_q, sizes.n_kv
     heads, dim = (q.shape[1], q.shape[3]) if len(q.shape) == 4 else ("heads", "dim")
-    for name, array, rest in (
-        ("index_q", q, (heads, n_q, dim)), ("index_k", k, (n_kv, dim)), ("index_w", w, (heads, n_q))
-    ):  # fmt: skip
+    arrays = {"index_q": q, "index_k": k, "index_w": w} | ({FACTORS: factors} if factors else {})
+    shapes = (heads, n_q, dim), (n_kv, dim), (heads, n_q), (n_kv,)
+    for (name, array), rest in zip(arrays.items(), shapes, strict=False):
         if array.shape not in ((batch, *rest), (1, *rest)):
             wanted = f"[{', '.join(map(str, (batch, *rest)))}]"
             raise DataShape(name, array.shape, wanted, at=name)
-    most = max(limit for _, limit in INDEXED)
-    if not 0 < dim <= most or dim % _STEP or not 0 < heads <= MOST_HEADS:
+    step, most = ALIGNMENT // _size(q), max(way.dim for way in INDEXINGS)
+    if _indexing(q) is None or dim % step or not 0 < heads <= MOST_HEADS:
         found = f"{heads} heads of {dim} elements"
-        limits = f"take 1 to {MOST_HEADS} heads, and a multiple of {_STEP} up to {most} elements"
+        limits = f"take 1 to {MOST_HEADS} heads, and a multiple of {step} up to {most} elements"
         raise DataRange("index_q", found, limits, at="index_q")
     for name, array in (("index_q", q), ("index_k", k)):
         _check_rows(name, array)
-    lists = max(x.shape[0] for x in (q, k, w))
-    return Ranking({"index_q": q, "index_k": k, "index_w": w}, lists, 1, heads)
+    return Ranking(arrays, max(x.shape[0] for x in arrays.values()), 1, heads)
+
+
+def _indexing(q: Array) -> Indexing | None:
+    """The first that has room for a row of index_q."""
+    dim, in_e4m3 = q.shape[-1], q.dtype == E4M3
+    fits = (way for way in INDEXINGS if way.in_e4m3 == in_e4m3 and 0 < dim <= way.dim)
+    return next(fits, None)
+
+
+def _size(array: Array) -> int:
+    """Bytes of an element of index_q or index_k."""
+    return 1 if array.dtype == E4M3 else 2
 
 
 def _given(
@@ -130,7 +147,7 @@ def _check_rows(name: str, array: Array) -> None:
     if array.strides[-1] != 1:
         raise NotContiguous(name, array.strides[-1], at=name)
     steps = zip(array.strides[:-1], array.shape[:-1], strict=True)
-    bytes_apart = [_HALF_BYTES * step for step, count in steps if count > 1]
+    bytes_apart = [_size(array) * step for step, count in steps if count > 1]
     if any(value % ALIGNMENT for value in (array.pointer, *bytes_apart)):
         raise Misaligned(name, at=name)
 

@@ -52,7 +52,7 @@ class Ranked(NamedTuple):
 
 
 Given = tuple[Ranked | None, ...]
-"""scores, index_q, index_k, index_w."""
+"""scores, index_q, index_k, index_w, the factors of index_k."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,6 +80,7 @@ void mma(float *const (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bool half);
 void wgmma(float *d, int columns, u64 a, u64 b, bool add, bool a_turned, bool b_turned, bool half);
 void wgmma_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add, bool a_turned,
                      bool b_turned, bool half);
+void wgmma_bytes(float *d, int columns, u64 a, u64 b, bool add);  // E4M3
 void wgmma_commit();
 void wgmma_wait(int pending);
 

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -74,7 +75,7 @@ struct Product {
     u32 a[128][4];
     u64 a_tile, b_tile;
     int columns;
-    bool in_registers, add, a_turned, b_turned, half;
+    bool in_registers, add, a_turned, b_turned, half, bytes;
 };
 struct Warpgroup {
     Meeting meeting;
@@ -241,26 +242,34 @@ void begin_load(Job job) {
 
 u32 shuffled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 // Where a descriptor says that element (row, k) of an operand lies in shared memory.
-u32 element(u64 tile, bool turned, u32 row, u32 k) {
+u32 element(u64 tile, bool turned, u32 row, u32 k, u32 size) {
     const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4;
     const u32 stride = (u32)(tile >> 32 & 0x3fff) << 4;
     if (tile >> 62 == 0) return start + row / 8 * stride + row % 8 * 16 + k / 8 * leading + k % 8 * 2;
-    if (!turned) return shuffled(start + row / 8 * stride + row % 8 * 128 + 2 * k);
+    if (!turned) return shuffled(start + row / 8 * stride + row % 8 * 128 + size * k);
     return shuffled(start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2);
 }
-typedef float Operand[16][256];  // by k
-// Eight neighbours lie side by side, along k or along the rows.
-void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, bool half) {
+typedef float Operand[32][256];  // by k
+float widen_byte(u32 x) {  // E4M3: no infinity, and one NaN of each sign
+    const u32 exponent = x >> 3 & 15, mantissa = x & 7;
+    if ((x & 127) == 127) return NAN;
+    const float y = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+    return x >> 7 ? -y : y;
+}
+// 16 bytes lie side by side, along k or along the rows.
+void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, const Product &p) {
+    const int each = p.bytes ? 16 : 8, depth = 2 * each;
     if (tile >> 62 > 1 || (tile >> 62 == 0 && turned))
         fail("an operand that is neither swizzled by 128 bytes nor plain and along its columns");
     for (int row = 0; row < rows; row += turned ? 8 : 1)
-        for (int k = 0; k < 16; k += turned ? 1 : 8) {
-            const u32 at = element(tile, turned, row, k);
+        for (int k = 0; k < depth; k += turned ? 1 : each) {
+            const u32 at = element(tile, turned, row, k, p.bytes ? 1 : 2);
             if (at + 16 > block.bytes)
                 fail("a product reads shared memory at %u of %zu", at, block.bytes);
-            const uint16_t *const from = (const uint16_t *)(block.memory + at);
-            for (int i = 0; i < 8; i++)
-                to[turned ? k : k + i][turned ? row + i : row] = widen(from[i], half);
+            const unsigned char *const from = block.memory + at;
+            for (int i = 0; i < each; i++)
+                to[turned ? k : k + i][turned ? row + i : row] =
+                    p.bytes ? widen_byte(from[i]) : widen(((const uint16_t *)from)[i], p.half);
         }
 }
 void compute(Block &block, const Product &p) {
@@ -273,12 +282,13 @@ void compute(Block &block, const Product &p) {
                 a[k][row] = widen(own[row % 16 / 8 + k / 8 * 2] >> k % 2 * 16, p.half);
             }
     else
-        read_operand(block, a, p.a_tile, p.a_turned, 64, p.half);
-    read_operand(block, b, p.b_tile, p.b_turned, p.columns, p.half);
+        read_operand(block, a, p.a_tile, p.a_turned, 64, p);
+    read_operand(block, b, p.b_tile, p.b_turned, p.columns, p);
+    const int depth = p.bytes ? 32 : 16;
     for (int row = 0; row < 64; row++)
         for (int first = 0; first < p.columns; first += 64) {
             float part[64] = {};
-            for (int k = 0; k < 16; k++)
+            for (int k = 0; k < depth; k++)
                 for (int n = 0; n < 64; n++) part[n] += a[k][row] * b[k][first + n];
             memcpy(sum[row] + first, part, sizeof part);
         }
@@ -634,6 +644,7 @@ static void begin_product(float *d, const u32 *own_a, const Product &given) {
     const u32 own = me->thread % 128;
     if (!group.meeting.arrived) {
         next.columns = given.columns, next.half = given.half, next.add = given.add;
+        next.bytes = given.bytes;
         next.a_tile = given.a_tile, next.a_turned = given.a_turned;
         next.b_tile = given.b_tile, next.b_turned = given.b_turned;
         next.in_registers = own_a != nullptr;
@@ -648,11 +659,14 @@ static void begin_product(float *d, const u32 *own_a, const Product &given) {
 }
 void wgmma(float *d, int columns, u64 a, u64 b, bool add, bool a_turned, bool b_turned,
            bool half) {
-    begin_product(d, nullptr, {{}, {}, a, b, columns, false, add, a_turned, b_turned, half});
+    begin_product(d, nullptr, {{}, {}, a, b, columns, false, add, a_turned, b_turned, half, false});
 }
 void wgmma_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add, bool a_turned,
                      bool b_turned, bool half) {
-    begin_product(d, a, {{}, {}, 0, b, columns, true, add, a_turned, b_turned, half});
+    begin_product(d, a, {{}, {}, 0, b, columns, true, add, a_turned, b_turned, half, false});
+}
+void wgmma_bytes(float *d, int columns, u64 a, u64 b, bool add) {
+    begin_product(d, nullptr, {{}, {}, a, b, columns, false, add, false, false, false, true});
 }
 void wgmma_commit() {
     Warpgroup &group = warpgroup();

@@ -61,8 +61,10 @@ def _mma(asm: Asm, found: re.Match[str]) -> str:
 
 
 def _wgmma(asm: Asm, found: re.Match[str]) -> str:
-    flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
     *a, b, add = asm.ins
+    if found[2] == "e4m3":  # along columns, both
+        return f"emu::wgmma_bytes(&({asm.outs[0]}), {found[1]}, {a[0]}, {b}, {add})"
+    flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
     begin, d, turned = "emu::wgmma", f"&({asm.outs[0]}), {found[1]}", _bool(flags[1] == "1")
     rest = f"{b}, {add}, {turned}, {_bool(flags[2] == '1')}, {_bool(found[2] == 'f16')})"
     if len(a) == 4:
@@ -106,7 +108,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"elect\.sync", "{o0} = emu::lane() == 0"),
     (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _store_matrices),
     (r"ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _load_matrices),
-    (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)", _wgmma),
+    (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.f32\.(bf16|f16|e4m3)", _wgmma),
     (r"wgmma\.fence", ""),
     (r"wgmma\.commit_group", "emu::wgmma_commit()"),
     (r"wgmma\.wait_group\.sync\.aligned %0", "emu::wgmma_wait({i0})"),

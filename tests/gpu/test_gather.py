@@ -9,12 +9,23 @@ import pytest
 import maskc as mc
 from maskc.core import errors
 from maskc.core import gather as G
+from maskc.runtime.arrays import TORCH
+from maskc.runtime.checks import Sizes
+from maskc.runtime.gather import room_for
+from maskc.runtime.ranking import Ranking
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import check, few, grid, indexer, live_of  # noqa: E402
+from tests.support.gathered import (  # noqa: E402
+    check,
+    few,
+    grid,
+    indexer,
+    live_of,
+    with_factors,
+)
 from tests.support.hopper import HOPPER, freed  # noqa: E402, F401
 
 if not HOPPER:
@@ -114,6 +125,66 @@ def test_an_indexer_of_each_type(dtype):
     data["index_w"] = data["index_w"].transpose(1, 2).contiguous().transpose(1, 2)
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
     check(mask, few(40, 140, batch=2, dtype=kind), data)
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 64, 130])
+@pytest.mark.parametrize("dim", [16, 128, 144, 256])
+def test_an_indexer_in_e4m3(heads, dim):
+    mask = mc.topk(30, CAUSAL, score="indexer", share="all")
+    check(mask, few(70, 140), indexer(1, heads, 70, 140, dim, dtype=E4M3), backward=heads == 12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, E4M3])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_keys_of_an_indexer_with_factors(dtype, batch):
+    """Of all sequences or of each, in any floating-point dtype."""
+    mask = mc.topk(30, CAUSAL, score="indexer", share="all")
+    kind = torch.bfloat16 if dtype == E4M3 else dtype
+    data = with_factors(indexer(batch, 6, 40, 140, 128, dtype=dtype), dtype=kind)
+    check(mask, few(40, 140, batch=2, dtype=kind), data)
+
+
+def test_an_indexer_with_keys_in_e4m3_that_are_no_numbers():
+    data = indexer(1, 6, 40, 140, 64, dtype=E4M3)
+    keys = data["index_k"].float()
+    keys[0, 7:60:3, 5] = torch.nan
+    data["index_k"] = keys.to(E4M3)
+    check(mc.topk(30, CAUSAL, score="indexer", share="all"), few(40, 140), data)
+
+
+def scores_made(monkeypatch, q, k, w):
+    """fp32 [n_q, n_kv]: what an indexer's keys are ranked by, as a call leaves it in its memory."""
+    made, own = [], TORCH.empty
+    monkeypatch.setattr(TORCH, "empty", lambda *asked: made.append(own(*asked)) or made[-1])
+    mask = mc.topk(9, mc.full(), score="indexer", share="all")
+    n_q, n_kv = q.shape[2], k.shape[1]
+    attn = mask.compile(64, target="sm_90a")
+    attn(*few(n_q, n_kv, heads=1)[:3], index_q=q, index_k=k, index_w=w)
+    recipe = attn.bundle.list_source("sm_90a").gather
+    sizes = Sizes(1, 1, 1, n_q, n_kv)
+    room = room_for(9, recipe, Ranking({"index_q": None}, 1, 1, q.shape[1]), sizes, {})
+    rows = made[-1][0].flatten()[room.scores : room.sums].view(n_q, room.pitch)
+    return rows[:, :n_kv]
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_scores_in_e4m3(monkeypatch, dim):
+    """As accurate as docs/language.md says: Hopper adds up products of E4M3 with fewer bits than
+    fp32 has."""
+    torch.manual_seed(0)
+    shapes = (1, 64, 100, dim), (1, 700, dim)
+    q, k = (torch.randn(shape, device=DEVICE).to(E4M3) for shape in shapes)
+    w = torch.rand(1, 64, 100, device=DEVICE)
+    found = scores_made(monkeypatch, q, k, w)
+    x, y, weights = q[0].double(), k[0].double(), w[0, ..., None].double()
+    exact = (weights * (x @ y.T).relu()).sum(0)
+    sizes = (weights * (x.abs() @ y.abs().T)).sum(0)
+    errors_made = (found.double() - exact).abs() / sizes
+    assert errors_made.max() < 2**-13
+    assert errors_made.max() > 2**-22  # fp32 would not be worth a word
 
 
 def test_an_indexer_with_odd_keys():
@@ -306,6 +377,12 @@ def without(name, value):
 
 REFUSED = {
     "dtype": (without("index_k", lambda x: x.float()), errors.DataType, "bfloat16"),
+    "mixture": (without("index_k", lambda x: x.to(E4M3)), errors.DataType, "bfloat16"),
+    "factors": (without("index_k", lambda x: (x, x[:, 1:, 0])), errors.DataShape, r"index_k\[1\]"),
+    "half a slab": (
+        lambda data: {name: x if name == "index_w" else x[..., :24].to(E4M3)
+                      for name, x in data.items()}, errors.DataRange, "multiple of 16",
+    ),
     "shape": (without("index_w", lambda x: x[:, 1:]), errors.DataShape, "index_w"),
     "length": (without("index_k", lambda x: x[:, 1:]), errors.DataShape, "index_k"),
     "odd rows": (

@@ -157,6 +157,25 @@ def test_tensors_that_rank_may_be_on_the_device():
     assert torch.equal(attn(*made[:3], **data), attn(*made[:3], **there))
 
 
+def test_an_indexer_in_e4m3_ranks_blocks():
+    """With factors; the host reads the same numbers in fp32."""
+    mask = MASKS["indexer"]
+    attn = mask.compile(64, n_heads=HEADS)
+    data = {name: torch.tensor(x) for name, x in sample_data(mask, 200, 200).items()}
+    made = on_grid(tensors(200, 200, 64, torch.bfloat16))
+    there = {name: x.to(DEVICE) for name, x in data.items()}
+    for name in ("index_q", "index_k"):
+        there[name] = there[name].to(torch.float8_e4m3fn)
+        data[name] = there[name].float().cpu().numpy()
+    factors = torch.arange(200)[None] % 3 - 1.0
+    data["index_k"] = data["index_k"], factors.numpy()
+    there["index_k"] = there["index_k"], factors.to(DEVICE)
+    found = attn(*made[:3], **there)
+    assert isinstance(attn._last[1], SelectedPlan)
+    data["index_w"] = data["index_w"].numpy()
+    assert torch.equal(attn(*made[:3], **data), found)
+
+
 def test_gradients_through_torch():
     mask = MASKS["moba"]
     if not HOPPER:

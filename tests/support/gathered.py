@@ -25,10 +25,21 @@ def indexer(batch, heads, n_q, n_kv, dim, seed=0, dtype=torch.bfloat16, weights=
     return dict(zip(("index_q", "index_k", "index_w"), made, strict=True))
 
 
+def with_factors(data, seed=9, dtype=torch.float32):
+    """Keys with factors of their own: -1, 1/2, 1, 2."""
+    keys = data["index_k"]
+    drawn = np.random.default_rng(seed).choice([-1, 0.5, 1, 2], keys.shape[:2])
+    return {**data, "index_k": (keys, torch.tensor(drawn, device=DEVICE).to(dtype))}
+
+
+def _on_host(x):
+    return tuple(map(_on_host, x)) if isinstance(x, tuple) else x.float().cpu()
+
+
 def live_of(mask, q, k, data):
     """bool [batch, heads, n_q, n_kv], by the reference."""
     (batch, heads, n_q, _), n_kv = q.shape, k.shape[2]
-    on_host = {name: x.float().cpu() for name, x in data.items()}
+    on_host = {name: _on_host(x) for name, x in data.items()}
     if "scores" in data:
         on_host["scores"] = on_host["scores"].expand(batch, heads, n_q, n_kv)
     with np.errstate(all="ignore"):

@@ -167,6 +167,10 @@ SMALL = {
         "mask": lambda: mc.topk(31, mc.causal(), score="indexer", share="all"),
         "n": 400, "n_q": 200, "data": lambda: index(4, 200, 400, 16),
     },
+    "dsa2048_32k_e4m3": {
+        "mask": lambda: mc.topk(31, mc.causal(), score="indexer", share="all"),
+        "n": 300, "n_q": 300, "data": lambda: index(4, 300, 300, 16, "float8_e4m3fn"),
+    },
 }  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def gate(source: SourceUnit, features=NONE, mode: str = "usual") -> None:
     if sass.disassembler() is None:
         return
     for entry, text in sass.functions(sass.disassemble(binary.code)).items():
-        products = sass.count(text, "HGMMA")
+        products = sass.count(text, "[HQ]GMMA")  # of two bytes, of one
         assert (products > 0) == (entry in WITH_PRODUCTS)
         assert 2 * sass.count(text, r"WARPGROUP\.ARRIVE") <= products
         assert not sass.count(text, "LDL") + sass.count(text, "STL")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called  # noqa: E402
-from tests.support.gathered import check, few, grid, indexer  # noqa: E402
+from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
 
 CAUSAL = mc.causal()
 UNION = mc.topk(70, CAUSAL - mc.sinks(3), score="given", share="group") | mc.window(5)
@@ -37,6 +37,15 @@ def test_given_scores_with_a_window(heads):
 def test_an_indexer(shape):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
     check(mask, few(70, 140, 128, batch=2), indexer(2, shape[0], 70, 140, shape[1]))
+
+
+@pytest.mark.parametrize("shape", [(12, 80), (3, 160)])
+def test_an_indexer_in_e4m3(shape):
+    """One slab of a row and two; keys with factors."""
+    mask = mc.topk(30, CAUSAL, score="indexer", share="all")
+    data = indexer(2, shape[0], 70, 140, shape[1], dtype=torch.float8_e4m3fn)
+    check(mask, few(70, 140, 64, batch=2), data, backward=False)
+    check(mask, few(70, 140, 64, batch=2), with_factors(data), backward=False)
 
 
 def test_more_queries_than_blocks_and_no_two_orders(hopper):

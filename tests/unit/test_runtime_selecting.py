@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -52,6 +53,9 @@ def test_scores_by_their_definitions():
         heads = range(3)
         total = sum(iw[b, n, i] * max(0.0, float(sum(iq[b, n, i] * ik[b, j]))) for n in heads)
         assert index[b, 0, i, j] == total
+        with_factors = {**tensors, "index_k": (ik, np.arange(18).reshape(2, 9) - 4)}
+        found = scores_of(mc.topk(1, mc.full(), score="indexer"), with_factors)
+        assert found[b, 0, i, j] == total * (9 * b + j - 4)
     last = math.fsum(q[1, 2, 6] * k[1, 1, 8])  # one query, one key
     assert means[1, 2, 3, 2] == pytest.approx(last)
     of_two, of_four = q[0, 3, 2:4].mean(axis=0), k[0, 1, 4:8].mean(axis=0)
@@ -208,6 +212,41 @@ def test_torch_gradients_are_those_of_the_chosen_pairs():
         assert (x.grad - gradient).abs().max() < 1e-4
 
 
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("factors", [None, np.array([-1, 0.5, 1, 2, 3] * 10, np.float32)[None]])
+def test_an_indexer_in_e4m3(factors):
+    """Every number that it has ranks as it is; beside it, factors of keys."""
+    mask = mc.topk(5, mc.causal(), score="indexer")
+    every = np.arange(256, dtype=np.uint8).view(E4M3)
+    numbers = every[np.isfinite(every.astype(np.float32))]
+    keys = RNG.choice(numbers, (1, 50, 16))
+    index = {"index_q": RNG.choice(numbers[:8], (1, 3, 50, 16)), "index_k": (keys, factors),
+             "index_w": integers(1, 3, 50)}  # fmt: skip
+    q, k, v = (normal(1, 2, 50, 16) for _ in range(3))
+    found = compiled(mask)(q, k, v, **index)
+    assert np.abs(found - attention(q, k, v, mask.dense(50, **index)[0])[0]).max() < 1e-5
+
+
+def test_an_indexer_in_e4m3_of_torch():
+    torch = pytest.importorskip("torch")
+    mask = mc.topk(5, mc.causal(), score="indexer", share="all") | mc.window(2)
+    q, k, v = (torch.from_numpy(normal(1, 2, 50, 16)) for _ in range(3))
+    index = [torch.from_numpy(integers(*shape)) for shape in ((1, 2, 50, 8), (1, 50, 8))]
+    index += [torch.from_numpy(x) for x in (integers(1, 50), integers(1, 2, 50))]
+
+    def attend(q, k, v, index_q, index_k, factors, index_w):
+        keys = index_k, factors
+        return mc.attention(q, k, v, mask, index_q=index_q, index_k=keys, index_w=index_w)
+
+    wide = attend(q, k, v, *index)
+    narrow = [x.to(torch.float8_e4m3fn) for x in index[:2]]
+    assert torch.equal(attend(q, k, v, *narrow, *index[2:]), wide)
+    inside = torch.compile(attend, fullgraph=True, backend="eager")
+    assert torch.equal(inside(q, k, v, *narrow, *index[2:]), wide)
+
+
 def test_inside_torch_compile():
     torch = pytest.importorskip("torch")
     mask = mc.topk(5, mc.causal()) | mc.window(2)
@@ -260,6 +299,9 @@ WRONG = {
     "heads": ("indexer", {"index_w": normal(1, 3, 20)}, errors.DataShape),
     "rank": ("indexer", {"index_q": normal(2, 20, 4)}, errors.DataShape),
     "batch": ("indexer", {"index_q": normal(3, 2, 20, 4)}, errors.DataShape),
+    "no pair": ("indexer", {"index_k": (normal(1, 20, 4),) * 3}, errors.DataType),
+    "factors": ("indexer", {"index_k": (normal(1, 20, 4), normal(1, 19))}, errors.DataShape),
+    "weights": ("indexer", {"index_w": normal(1, 2, 20).astype(E4M3)}, errors.DataType),
     "integers": ("given", {"scores": np.zeros((20, 20), int)}, errors.DataType),
     "double": ("given", {"scores": np.zeros((20, 20))}, errors.DataType),
     "no array": ("given", {"scores": "best"}, errors.DataType),

@@ -54,6 +54,12 @@ def given(name, n_q, n_kv, batch=2, heads=4, seed=0):
     if name == "indexer":
         return {"index_q": draw(batch, 3, n_q, 20), "index_k": draw(1, n_kv, 20).bfloat16(),
                 "index_w": draw(batch, 3, n_q).half()}  # fmt: skip
+    if name == "bytes":  # each head reads one element of the keys, which are anything in E4M3
+        at = rng.integers(0, 20, (batch, 3, n_q))
+        keys = torch.tensor(rng.integers(0, 256, (batch, n_kv, 20), np.uint8))
+        return {"index_q": torch.tensor(at[..., None] == np.arange(20)).to(torch.float8_e4m3fn),
+                "index_k": (keys.view(torch.float8_e4m3fn), draw(1, n_kv)),
+                "index_w": draw(batch, 3, n_q)}  # fmt: skip
     forms = {
         "pairs": lambda: draw(n_q, n_kv),
         "heads": lambda: draw(heads, n_q, n_kv).half(),
@@ -63,9 +69,13 @@ def given(name, n_q, n_kv, batch=2, heads=4, seed=0):
     return {"scores": forms[name]()} if name in forms else {}
 
 
+def on_host(x):
+    return tuple(map(on_host, x)) if isinstance(x, tuple) else x.float().numpy()
+
+
 def dense(mask, q, k, data):
     (batch, heads, n_q, _), n_kv = q.shape, k.shape[2]
-    there = {name: x.float().numpy() for name, x in data.items()}
+    there = {name: on_host(x) for name, x in data.items()}
     found = mask.dense(
         n_q, n_kv, n_heads=heads, heads_kv=k.shape[1], q=q.float().numpy(), k=k.float().numpy(),
         **there,
@@ -102,6 +112,7 @@ ALONE = {
     "pairs of all": (alone("given", block=16, share="group"), "all"),
     "pairs of sequences": (alone("given", mc.window(30, 9), block=16), "batch"),
     "indexer": (alone("indexer", CAUSAL, block=16), "indexer"),
+    "indexer in e4m3": (alone("indexer", CAUSAL, block=16, share="group"), "bytes"),
 }
 SIZES = [(1, 1), (70, 61), (33, 230)]
 
