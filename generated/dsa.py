@@ -3,8 +3,8 @@
 Mask: topk(2048, of=causal(), score='indexer', share='all')
 
 Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-dsa.cpu.c, dsa.sm_90a_gather.cu, dsa.sm_90a_gather_lists.cu, dsa.sm_90a_gather_wide.cu,
-dsa.sm_90a_gather_backward.cu.
+dsa.cpu.c, dsa.sm_80_gather.cu, dsa.sm_80_gather_lists.cu, dsa.sm_90a_gather.cu,
+dsa.sm_90a_gather_lists.cu, dsa.sm_90a_gather_wide.cu, dsa.sm_90a_gather_backward.cu.
 """
 
 from pathlib import Path
@@ -25,6 +25,8 @@ _HERE = Path(__file__).parent
 
 SOURCE = {
     "cpu": (_HERE / "dsa.cpu.c").read_text(),
+    "sm_80_gather": (_HERE / "dsa.sm_80_gather.cu").read_text(),
+    "sm_80_gather_lists": (_HERE / "dsa.sm_80_gather_lists.cu").read_text(),
     "sm_90a_gather": (_HERE / "dsa.sm_90a_gather.cu").read_text(),
     "sm_90a_gather_lists": (_HERE / "dsa.sm_90a_gather_lists.cu").read_text(),
     "sm_90a_gather_wide": (_HERE / "dsa.sm_90a_gather_wide.cu").read_text(),
@@ -48,6 +50,23 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
+
+target   sm_80, bfloat16, head_dim 128
+mask     (topk_44002701f734[q, k] != 0) & (k <= q + n_kv - n_q)
+proof    causal: yes (all lengths; mask - {k <= p} is empty)
+proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
+proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
+proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
+pairs    no closed form: exact numbers at given lengths
+chosen   topk_44002701f734: the 2048 best keys for each query by the sum over index heads of index_w
+         * relu(index_q . index_k) in fp32, all heads together, ties to the lower index; among k <=
+         q + n_kv - n_q
+plan     tiles of 64 heads of one query x 64 of its keys, 4 warps, 49 KiB of shared memory
+plan     keys are gathered: the best 2048, listed on the device for each query; all query heads
+         share a list, nothing waits for the host
+plan     rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one head
+         takes the time of 64
+plan     scores of an indexer are kept for as many queries as fit 128 MiB
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (topk_44002701f734[q, k] != 0) & (k <= q + n_kv - n_q)
@@ -115,6 +134,75 @@ _MASK = GeneratedMask(
                 passes=("forward", "backward"),
             ),
             kernel(
+                "sm_80",
+                SOURCE["sm_80_gather"],
+                launch("attention_forward", "stream", threads=128, shared=50176, resident=2),
+                tile=(64, 64),
+                ranges=False,
+                form="gather",
+            ),
+            kernel(
+                "sm_80",
+                SOURCE["sm_80_gather_lists"],
+                launch(
+                    "gather_scores",
+                    "tiles",
+                    threads=256,
+                    shared=68096,
+                    per_block=128,
+                    mode="indexed_64",
+                    macro="INDEXED_64",
+                ),
+                launch(
+                    "gather_lists",
+                    "rows",
+                    threads=512,
+                    shared=65536,
+                    resident=3,
+                    mode="indexed_64",
+                    macro="INDEXED_64",
+                ),
+                launch(
+                    "gather_scores",
+                    "tiles",
+                    threads=256,
+                    shared=84480,
+                    per_block=128,
+                    macro="INDEXED_128",
+                ),
+                launch(
+                    "gather_lists",
+                    "rows",
+                    threads=512,
+                    shared=65536,
+                    resident=3,
+                    macro="INDEXED_128",
+                ),
+                launch(
+                    "gather_scores",
+                    "tiles",
+                    threads=256,
+                    shared=100352,
+                    per_block=128,
+                    mode="indexed_256",
+                    macro="INDEXED_256",
+                ),
+                launch(
+                    "gather_lists",
+                    "rows",
+                    threads=512,
+                    shared=65536,
+                    resident=3,
+                    mode="indexed_256",
+                    macro="INDEXED_256",
+                ),
+                tile=(1, 1),
+                ranges=False,
+                passes=(),
+                form="gather_lists",
+                gather=(('n_kv - n_q', 'n_kv - n_q'), (('True', '0', '0'),)),
+            ),
+            kernel(
                 "sm_90a",
                 SOURCE["sm_90a_gather"],
                 launch("attention_forward", "stream", threads=256, shared=115712, resident=2),
@@ -130,6 +218,7 @@ _MASK = GeneratedMask(
                     "tiles",
                     threads=640,
                     shared=168960,
+                    per_block=256,
                     mode="indexed_64",
                     macro="INDEXED_64",
                 ),
@@ -142,7 +231,14 @@ _MASK = GeneratedMask(
                     mode="indexed_64",
                     macro="INDEXED_64",
                 ),
-                launch("gather_scores", "tiles", threads=640, shared=201728, macro="INDEXED_128"),
+                launch(
+                    "gather_scores",
+                    "tiles",
+                    threads=640,
+                    shared=201728,
+                    per_block=256,
+                    macro="INDEXED_128",
+                ),
                 launch(
                     "gather_lists",
                     "rows",
@@ -156,6 +252,7 @@ _MASK = GeneratedMask(
                     "tiles",
                     threads=640,
                     shared=216576,
+                    per_block=256,
                     mode="indexed_256",
                     macro="INDEXED_256",
                 ),
@@ -173,6 +270,7 @@ _MASK = GeneratedMask(
                     "tiles",
                     threads=640,
                     shared=168960,
+                    per_block=256,
                     mode="indexed_e4m3_128",
                     macro="INDEXED_E4M3_128",
                 ),
@@ -190,6 +288,7 @@ _MASK = GeneratedMask(
                     "tiles",
                     threads=640,
                     shared=201728,
+                    per_block=256,
                     mode="indexed_e4m3_256",
                     macro="INDEXED_E4M3_256",
                 ),

@@ -551,8 +551,6 @@ FN void rescale(Output &o, const struct Softmax &x) {
 constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, in a row of q, k or v
 constexpr int COPIERS = 128;          // threads that copy
 
-// ---------------------------------------------------------------- items
-
 // One query and up to TILE_Q of the heads that share its keys: the rows of a tile.
 struct Item {
     i32 query, kv_head, batch;

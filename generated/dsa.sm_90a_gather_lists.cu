@@ -503,37 +503,16 @@ FN void multiply_e4m3(float (&d)[64], u64 a, u64 b, bool add) {
         : "l"(a), "l"(b), "r"((int)add));
 }
 
+constexpr i32 COPYING = 128, COMPUTING = 640 - COPYING;  // threads
 // A block has KEYS keys, and goes over some queries in steps of COLUMNS columns: the heads of a
 // query one after another, in a number that divides COLUMNS or is a multiple of it. Keys are the
-// rows of the product, so that a query's heads are added up in a thread. They stay; one warpgroup
-// copies heads, slab by slab, for the others, which compute: what it copies, all of them read.
+// rows of the product, sixteen a warp, so that a query's heads are added up in a thread. They stay;
+// heads come slab by slab, 128 bytes of each.
 constexpr int KEYS = 256, QUERIES = 64;
 constexpr int COLUMNS = 128, COLUMN_BITS = 7;
-constexpr i32 COMPUTING = 2 * KEYS, COPYING = 128;  // threads
 constexpr u32 KEY_SLAB = KEYS * 128, COLUMN_SLAB = COLUMNS * 128;  // bytes
-constexpr int BEHIND = SLOTS - INDEX_SLABS < 4 ? SLOTS - INDEX_SLABS : 4;
-static_assert(COMPUTING + COPYING == 640, "a warpgroup has 64 keys");
-static_assert(COLUMNS == 1 << COLUMN_BITS && COLUMNS == COPYING, "heads are told by bits");
-static_assert(BEHIND > 0, "who copies would wait for a slab that he has not handed over");
-
-struct Shared {
-    unsigned char keys[INDEX_SLABS * KEY_SLAB];
-    unsigned char heads[SLOTS][COLUMN_SLAB];  // slabs in flight
-    float weight[SLOTS][COLUMNS];  // of a step, with its first slab
-    u64 full[SLOTS], empty[SLOTS];
-    i32 first, last;  // queries that may choose one of the keys, and those between
-};
-
-// Turns through a ring of places in shared memory.
-template <int COUNT>
-struct Ring {
-    i32 at = 0;
-    u32 turn = 0;  // parity
-    FN void next() {
-        at = at + 1 == COUNT ? 0 : at + 1;
-        turn ^= at == 0;
-    }
-};
+static_assert(COLUMNS == 1 << COLUMN_BITS, "heads are told by bits");
+static_assert(COMPUTING == 2 * KEYS, "a warp has sixteen keys");
 
 FN float relu(float x) {  // NaN stays NaN
     float y;
@@ -588,21 +567,21 @@ FN struct Column column_at(const struct Gathered &p, const struct Part &part, st
     return {query, head, head < p.heads && query < part.queries};
 }
 
-// Which queries may choose one of the keys.
-FN void find_live(struct Shared &shared, const struct Gathered &p, const struct Mask &m,
+// Which queries may choose one of the keys: the first, and past the last; in shared memory.
+FN void find_live(i32 &first, i32 &last, const struct Gathered &p, const struct Mask &m,
                   const struct Part &part) {
     const i32 own = threadIdx.x, end = min_i32(part.first_key + KEYS, p.n_kv);
-    if (own == 0) shared.first = QUERIES, shared.last = 0;
+    if (own == 0) first = QUERIES, last = 0;
     __syncthreads();
     if (own < part.queries
         && may_choose(m, part.query + own, part.first_key, end, p.n_q, p.n_kv)) {
-        atomicMin(&shared.first, own);
-        atomicMax(&shared.last, own + 1);
+        atomicMin(&first, own);
+        atomicMax(&last, own + 1);
     }
     __syncthreads();
 }
 
-// ---------------------------------------------------------------- who copies
+// ---------------------------------------------------------------- copies
 
 // Eight threads copy the 128 bytes that a row has in a slab; zeros past the row's end.
 FN void copy_part(const struct Gathered &p, u32 slab, u32 row, const unsigned char *from,
@@ -611,8 +590,8 @@ FN void copy_part(const struct Gathered &p, u32 slab, u32 row, const unsigned ch
     const bool inside = real && 16 * piece < INDEX_BYTES * p.index_dim;
     copy_piece(slab + swizzled(row, own), from + (inside ? 16 * piece : 0), inside);
 }
-// By the threads that compute.
-FN void copy_keys(const struct Gathered &p, const struct Part &part) {
+// All keys, by the threads that compute.
+FN void copy_keys(u32 keys, const struct Gathered &p, const struct Part &part) {
 #pragma unroll
     for (int row = threadIdx.x / 8; row < KEYS; row += COMPUTING / 8) {
         const i32 key = min_i32(part.first_key + row, p.n_kv - 1);
@@ -620,13 +599,9 @@ FN void copy_keys(const struct Gathered &p, const struct Part &part) {
             + INDEX_BYTES * (part.batch * p.index_k_stride[0] + key * p.index_k_stride[1]);
 #pragma unroll
         for (int i = 0; i < INDEX_SLABS; i++)
-            copy_part(p, shared_address(shared_memory().keys) + i * KEY_SLAB, row, from, i,
+            copy_part(p, keys + i * KEY_SLAB, row, from, i,
                       part.first_key + row < p.n_kv);
     }
-    copies_commit();
-    copies_wait<0>();
-    publish_writes();
-    sync_threads(1, COMPUTING);
 }
 
 // The rows of a step that a thread copies.
@@ -648,51 +623,22 @@ FN struct Heads heads_of(const struct Gathered &p, const struct Part &part, stru
     }
     return heads;
 }
-FN float weight_at(const struct Gathered &p, const struct Part &part, struct Step step) {
-    const struct Column at = column_at(p, part, step, threadIdx.x % COPYING);
+FN float weight_at(const struct Gathered &p, const struct Part &part, struct Step step,
+                   i32 column) {
+    const struct Column at = column_at(p, part, step, column);
     if (!at.real) return 0.0f;
     return element_at(p.index_w, part.batch * p.index_w_stride[0] + at.head * p.index_w_stride[1]
                                      + (part.query + at.query) * p.index_w_stride[2],
                       p.weight_code);
 }
-
-// Products read what ordinary writes left only after the writing threads' fence, so a slab is
-// handed over when BEHIND later ones have begun to be copied.
-FN void hand_over(struct Shared &shared, Ring<SLOTS> &told) {
-    publish_writes();
-    arrive(shared.full[told.at]);
-    told.next();
-}
-FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct Part &part,
-                   i32 first, i32 last) {
-    Ring<SLOTS> ring, told;
-    i32 begun = 0;
-#pragma unroll 1
-    for (struct Step at = step_of(part, first); at.query < last; at = step_after(part, at)) {
-        const float weight = weight_at(p, part, at);
-        const struct Heads heads = heads_of(p, part, at);
+FN void copy_heads(u32 slab, const struct Gathered &p, const struct Heads &heads, i32 number) {
 #pragma unroll
-        for (int slab = 0; slab < INDEX_SLABS; slab++) {
-            wait(shared.empty[ring.at], ring.turn ^ 1);
-#pragma unroll
-            for (int i = 0; i < TURNS; i++)
-                copy_part(p, shared_address(shared.heads[ring.at]),
-                          threadIdx.x % COPYING / 8 + i * (COPYING / 8), heads.from[i], slab,
-                          heads.real[i]);
-            copies_commit();
-            if (slab == 0) shared.weight[ring.at][threadIdx.x % COPYING] = weight;
-            ring.next();
-            if (++begun <= BEHIND) continue;
-            copies_wait<BEHIND>();
-            hand_over(shared, told);
-        }
-    }
-    copies_wait<0>();
-#pragma unroll 1
-    while (told.at != ring.at || told.turn != ring.turn) hand_over(shared, told);
+    for (int i = 0; i < TURNS; i++)
+        copy_part(p, slab, threadIdx.x % COPYING / 8 + i * (COPYING / 8), heads.from[i], number,
+                  heads.real[i]);
 }
 
-// ---------------------------------------------------------------- who computes
+// ---------------------------------------------------------------- sums
 
 // The heads of a step, eight columns after eight: those of both of a thread's keys are added up.
 struct Target {
@@ -780,6 +726,64 @@ FN void add_all_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const floa
     }
 }
 
+constexpr int BEHIND = SLOTS - INDEX_SLABS < 4 ? SLOTS - INDEX_SLABS : 4;
+static_assert(BEHIND > 0, "who copies would wait for a slab that he has not handed over");
+
+struct Shared {
+    unsigned char keys[INDEX_SLABS * KEY_SLAB];
+    unsigned char heads[SLOTS][COLUMN_SLAB];  // slabs in flight
+    float weight[SLOTS][COLUMNS];  // of a step, with its first slab
+    u64 full[SLOTS], empty[SLOTS];
+    i32 first, last;  // queries that may choose one of the keys, and those between
+};
+
+// Turns through a ring of places in shared memory.
+template <int COUNT>
+struct Ring {
+    i32 at = 0;
+    u32 turn = 0;  // parity
+    FN void next() {
+        at = at + 1 == COUNT ? 0 : at + 1;
+        turn ^= at == 0;
+    }
+};
+
+// ---------------------------------------------------------------- who copies
+
+// Products read what ordinary writes left only after the writing threads' fence, so a slab is
+// handed over when BEHIND later ones have begun to be copied.
+FN void hand_over(struct Shared &shared, Ring<SLOTS> &told) {
+    publish_writes();
+    arrive(shared.full[told.at]);
+    told.next();
+}
+FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct Part &part,
+                   i32 first, i32 last) {
+    Ring<SLOTS> ring, told;
+    i32 begun = 0;
+#pragma unroll 1
+    for (struct Step at = step_of(part, first); at.query < last; at = step_after(part, at)) {
+        const float weight = weight_at(p, part, at, threadIdx.x % COPYING);
+        const struct Heads heads = heads_of(p, part, at);
+#pragma unroll
+        for (int slab = 0; slab < INDEX_SLABS; slab++) {
+            wait(shared.empty[ring.at], ring.turn ^ 1);
+            copy_heads(shared_address(shared.heads[ring.at]), p, heads, slab);
+            copies_commit();
+            if (slab == 0) shared.weight[ring.at][threadIdx.x % COPYING] = weight;
+            ring.next();
+            if (++begun <= BEHIND) continue;
+            copies_wait<BEHIND>();
+            hand_over(shared, told);
+        }
+    }
+    copies_wait<0>();
+#pragma unroll 1
+    while (told.at != ring.at || told.turn != ring.turn) hand_over(shared, told);
+}
+
+// ---------------------------------------------------------------- who computes
+
 // Keys by the heads of a step, 32 bytes deep.
 FN void multiply(float (&x)[COLUMNS / 2], u64 keys, u64 heads, bool add) {
     if (INDEX_BYTES == 1)
@@ -837,13 +841,17 @@ gather_scores(const __grid_constant__ struct Gathered p) {
         barrier_init(shared.empty[threadIdx.x], COMPUTING / 32);
         barriers_ready();
     }
-    find_live(shared, p, mask_of(p), part);
+    find_live(shared.first, shared.last, p, mask_of(p), part);
     const i32 first = uniform(shared.first), last = uniform(shared.last);
     if (first >= last) return;
     if (uniform(threadIdx.x / 128) == COMPUTING / 128) {
         copy_steps(shared, p, part, first, last);
     } else {
-        copy_keys(p, part);
+        copy_keys(shared_address(shared_memory().keys), p, part);
+        copies_commit();
+        copies_wait<0>();
+        publish_writes();
+        sync_threads(1, COMPUTING);
         score_steps(shared, p, part, first, last);
     }
 }

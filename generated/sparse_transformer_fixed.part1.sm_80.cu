@@ -309,24 +309,6 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
 // Whether features need registers that the plain kernel fills with what it loads early.
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
 
-struct Work {
-    i32 row, head, batch;  // row of tiles
-};
-
-// Heads run in groups whose keys and values fit the L2 cache; inside a group the last tile rows,
-// which are the longest ones of a causal mask, come first. A grid has at most 2^31 - 1 blocks, so
-// that 32 bits count them.
-FN struct Work work_of(const struct Attention *p, u32 index) {
-    const u32 heads = p->batch * p->heads_q, rows = p->tile_rows;
-    const u32 kv_heads = GROUP_KEYS / max_i32(1, p->n_kv);
-    const i64 fit = (i64)kv_heads * (p->heads_q / p->heads_kv);
-    const u32 size = fit < 1 ? 1 : fit < heads ? (u32)fit : heads;
-    const u32 group = index / (size * rows), rest = index % (size * rows);
-    const u32 here = heads - group * size < size ? heads - group * size : size;
-    const u32 head = group * size + rest % here;
-    return {(i32)(rows - 1 - rest / here), (i32)(head % p->heads_q), (i32)(head / p->heads_q)};
-}
-
 // What the logits of one head are made of.
 struct Logit {
     float unit;       // of what make_logits leaves, in powers of two; with entmax, times alpha - 1
@@ -344,6 +326,24 @@ FN struct Logit logit_of(const struct Attention *p, i32 head) {
     logit.slope = WITH_ALIBI ? p->alibi_slopes[head] * p->spacing : 0.0f;
     logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
+}
+
+struct Work {
+    i32 row, head, batch;  // row of tiles
+};
+
+// Heads run in groups whose keys and values fit the L2 cache; inside a group the last tile rows,
+// which are the longest ones of a causal mask, come first. A grid has at most 2^31 - 1 blocks, so
+// that 32 bits count them.
+FN struct Work work_of(const struct Attention *p, u32 index) {
+    const u32 heads = p->batch * p->heads_q, rows = p->tile_rows;
+    const u32 kv_heads = GROUP_KEYS / max_i32(1, p->n_kv);
+    const i64 fit = (i64)kv_heads * (p->heads_q / p->heads_kv);
+    const u32 size = fit < 1 ? 1 : fit < heads ? (u32)fit : heads;
+    const u32 group = index / (size * rows), rest = index % (size * rows);
+    const u32 here = heads - group * size < size ? heads - group * size : size;
+    const u32 head = group * size + rest % here;
+    return {(i32)(rows - 1 - rest / here), (i32)(head % p->heads_q), (i32)(head / p->heads_q)};
 }
 
 // What the threads of a block share. It lies in shared memory because registers are short.
@@ -405,41 +405,8 @@ FN void clear(float (&x)[FRAGMENTS][GROUPS][4]) {
 constexpr float STALE = 8.0f;
 constexpr float NO_TOP = -1e30f;
 
-// Scores q . k become logits up to the factor `unit`, which the exponential applies.
-FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
-#if WITH_SOFTCAP || WITH_ALIBI
-    const struct Logit logit = block.logit;
-    const i32 thread = anew(threadIdx.x), q = warp_query(block.work, thread / 32) + thread % 32 / 4;
-    const float distance = (float)(q + (p->n_kv - p->n_q) - (first_k + thread % 4 * 2));
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int n = 0; n < TILE_K / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float x = s[m][n][e];
-#if WITH_SOFTCAP
-                // tanh by one exponential: the approximate instruction is too coarse for logits.
-                x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
-#endif
-#if WITH_ALIBI
-                const float steps = fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
-                x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - logit.slope * steps;
-#endif
-                s[m][n][e] = x;
-            }
-#else
-    if (p->scale < 0.0f)
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-            for (int n = 0; n < TILE_K / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
-#endif
-}
-
-// Which keys the thread's queries see: sixteen bits a row, two rows a word.
+// Which keys of a tile the thread's rows see, sixteen bits a row and two rows a word: bit
+// 16 * (r % 2) + 2 * n + e of word[r / 2] is of row r, column 2 * (lane % 4) + 8 * n + e.
 struct Seen {
     u32 word[ROWS / 2];
 };
@@ -448,25 +415,6 @@ FN struct Seen everything() {
     struct Seen seen;
 #pragma unroll
     for (int m = 0; m < ROWS / 2; m++) seen.word[m] = 0xffffffff;
-    return seen;
-}
-
-// Bit 16 * (r % 2) + 2 * n + e of word[r / 2]: whether query q + 8 * r sees key k + 8 * n + e.
-FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
-    const struct Mask mask = block.mask;
-    const i32 n_q = p->n_q, n_kv = p->n_kv;
-    const i32 q = lane_query(block.work), k = lane_key(tile.index * TILE_K);
-    struct Seen seen = {};
-#pragma unroll UNROLL
-    for (int i = 0; i < TILE_K / 4; i++) {
-        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const i32 row = min_i32(q + 8 * r, n_q - 1);
-            const u32 live = tile.full | (keep(mask, row, inside, n_q, n_kv) != 0);
-            seen.word[r / 2] |= (live & (column < n_kv)) << (16 * (r % 2) + i);
-        }
-    }
     return seen;
 }
 
@@ -515,6 +463,59 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
             o[r / 2][n][r % 2 * 2 + 1] *= factor;
         }
     }
+}
+
+// Scores q . k become logits up to the factor `unit`, which the exponential applies.
+FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
+#if WITH_SOFTCAP || WITH_ALIBI
+    const struct Logit logit = block.logit;
+    const i32 thread = anew(threadIdx.x), q = warp_query(block.work, thread / 32) + thread % 32 / 4;
+    const float distance = (float)(q + (p->n_kv - p->n_q) - (first_k + thread % 4 * 2));
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < TILE_K / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float x = s[m][n][e];
+#if WITH_SOFTCAP
+                // tanh by one exponential: the approximate instruction is too coarse for logits.
+                x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
+#endif
+#if WITH_ALIBI
+                const float steps = fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
+                x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - logit.slope * steps;
+#endif
+                s[m][n][e] = x;
+            }
+#else
+    if (p->scale < 0.0f)
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+            for (int n = 0; n < TILE_K / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
+#endif
+}
+
+// What queries lane / 4 + 8 r of a warp see of a tile's keys.
+FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
+    const struct Mask mask = block.mask;
+    const i32 n_q = p->n_q, n_kv = p->n_kv;
+    const i32 q = lane_query(block.work), k = lane_key(tile.index * TILE_K);
+    struct Seen seen = {};
+#pragma unroll UNROLL
+    for (int i = 0; i < TILE_K / 4; i++) {
+        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const i32 row = min_i32(q + 8 * r, n_q - 1);
+            const u32 live = tile.full | (keep(mask, row, inside, n_q, n_kv) != 0);
+            seen.word[r / 2] |= (live & (column < n_kv)) << (16 * (r % 2) + i);
+        }
+    }
+    return seen;
 }
 
 #if WITH_NAN_SAFE

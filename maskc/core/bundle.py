@@ -92,7 +92,8 @@ class Grid(Enum):
     """Enough for the tile rows that several items of the work list share, `per_block` queries
     each."""
     tiles = "tiles"
-    """One per tile row and tile column of every sequence that brings documents of its own."""
+    """One per tile row and tile column of every sequence that brings documents of its own, or of
+    an indexer's scores, where a tile has `per_block` keys."""
     columns = "columns"
     """The same of tile columns, where tiles of keys begin with documents."""
     lists = "lists"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from maskc.core.abi import Field
 from maskc.core.expr import Expr
-from maskc.core.problem import TileShape
 
 GATHER, WIDE, LISTS = "gather", "gather_wide", "gather_lists"
 """Forms of the sources: tiles of 64 heads, of 128, and what makes the lists."""
@@ -64,8 +63,8 @@ KEYS = 64
 """Of a tile."""
 MOST_CONSTANTS = 48
 """Of a mask's formulas."""
-SCORE_TILE = TileShape(64, 256)
-"""Queries and keys for which a block computes an indexer's scores."""
+SCORE_QUERIES = 64
+"""For which a block computes an indexer's scores."""
 MOST_HEADS = 1024
 """Of an indexer."""
 SCORE_BYTES = 1 << 27

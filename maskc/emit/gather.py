@@ -62,6 +62,7 @@ class GatherSpec:
     """Of one that lists those of a query."""
     list_blocks: int
     """Of these, how many a multiprocessor runs at once."""
+    family: str
     score_tile: TileShape
     columns: int
     """Of a step of a block that scores keys: heads of queries."""
@@ -75,18 +76,19 @@ class GatherSpec:
 def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
     """The source; its lengths, tensors and constants come from calls."""
     (mask,) = plan.masks
-    target = plan.target
+    target, scoring = plan.target, gather.SCORING[plan.target.family]
     spec = GatherSpec(
         dtype=plan.problem.dtype,
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
         beside_spans=_beside_spans(made.beside),
-        indexed=tuple((way, gather.score_slots(way)) for way in G.INDEXINGS),
-        score_threads=gather.SCORERS,
+        indexed=scoring.slots,
+        score_threads=scoring.threads,
         threads=gather.THREADS,
         list_blocks=gather.list_blocks(made.selection.score),
-        score_tile=G.SCORE_TILE,
+        family=target.family,
+        score_tile=TileShape(G.SCORE_QUERIES, scoring.keys),
         columns=gather.SCORE_COLUMNS,
         schedule=_Products(
             (
@@ -100,8 +102,9 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
         ),
     )
     return SourceUnit(
-        target.name, render(f"{target.family}/gather_lists.cu.j2", spec), TileShape(1, 1), False,
-        (), gather.list_modes(made.selection.score), form=G.LISTS, gather=made.recipe,
+        target.name, render("common/gather_lists.cu.j2", spec), TileShape(1, 1), False,
+        (), gather.list_modes(made.selection.score, target.family), form=G.LISTS,
+        gather=made.recipe,
     )  # fmt: skip
 
 

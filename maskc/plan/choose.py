@@ -11,7 +11,6 @@ from maskc.core.abi import MAX_ARRAYS
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import ONCE, LayoutRecipe
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
-from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import TARGETS, Target
@@ -248,20 +247,18 @@ def _gathered(heads: Heads, problem: Problem, target: Target) -> Plan:
         raise SelectionNotCompiled(target.name, made, target.least_block, at=at)
     (ir,), (facts,) = heads.masks, heads.facts
     plans = []
-    for form, direction, schedule in (
-        (GATHER, _FORWARD, gather.gather_schedule(problem, False)),
-        (WIDE, _FORWARD, gather.gather_schedule(problem, True)),
-        (GATHER, _BACKWARD, gather.backward_schedule(problem)),
-    ):
+    for form, direction, schedule in gather.schedules(problem, target):
         mask = _planned(ir, facts, schedule.tile)
         plans.append(Plan(
             problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,
             (), direction=direction, form=form,
         ))  # fmt: skip
-    main, wide, backward = (replace(each, gathering=None) for each in plans)
-    either = f"{main.schedule.reason}; or {wide.schedule.reason}"
-    reasons = (either, backward.schedule.reason, *gather.reasons(made))
-    return replace(main, gathering=made, also=(wide, backward), reasons=reasons)
+    of_tiles: dict[Direction, list[str]] = {}
+    for each in plans:
+        of_tiles.setdefault(each.direction, []).append(each.schedule.reason)
+    reasons = *map("; or ".join, of_tiles.values()), *gather.reasons(made, target)
+    main, *also = plans
+    return replace(main, gathering=made, also=tuple(also), reasons=reasons)
 
 
 def _documents(plan: Plan) -> bool:

@@ -1,8 +1,9 @@
-"""Keys chosen one by one for heads together (Hopper): which masks run so, and the launches.
+"""Keys chosen one by one for heads together: which masks run so, and the launches.
 
-A tile's rows are the heads of one query that share its keys, 64 or 128 of them; what a key/value
-head has fewer is padding, computed and thrown away. One warpgroup gathers keys and values row by
-row (cp.async, 16 bytes a thread), one or two others compute.
+A tile's rows are the heads of one query that share its keys, 64 or, on Hopper, 128 of them; what a
+key/value head has fewer is padding, computed and thrown away. On Hopper one warpgroup gathers keys
+and values row by row (cp.async, 16 bytes a thread), one or two others compute; below it all threads
+do both.
 
 Lists are made just before, on the device: scores by tensor cores, tile by tile, for so many queries
 at a time as the workspace holds; the k-th best of a row exactly, among the few candidates that
@@ -18,24 +19,46 @@ share two keys sum up a query and key each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maskc.core import expr as E
 from maskc.core import gather as G
 from maskc.core.bundle import Grid, Launch, Mode
 from maskc.core.errors import SharedMemoryExceeded
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Score, Share
-from maskc.core.target import TARGETS
+from maskc.core.target import TARGETS, Target
+from maskc.plan import sm80
 from maskc.plan.gathering import Gathering
 from maskc.plan.sm90a import ForwardSchedule, Product
 
-SCORERS, THREADS = 640, 512
-"""Of a block that scores keys, and of one that lists those of a query."""
+THREADS = 512
+"""Of a block that lists the keys of a query."""
 LIST_BYTES = 64 * 1024
 """Of shared memory that one uses: candidates, and bins or bits."""
 SCORE_COLUMNS = 128
 """Index heads of queries whose products with keys a step computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a family's blocks compute an indexer's scores."""
+
+    threads: int
+    keys: int
+    """Of a block."""
+    slots: tuple[tuple[G.Indexing, int], ...]
+    """The ways that there are, and slabs of queries in flight."""
+
+
+SCORING = {
+    "sm80": Scoring(
+        256, 128,
+        tuple((way, 2 if way.slabs > 2 else 3) for way in G.INDEXINGS if not way.in_e4m3),
+    ),
+    "sm90a": Scoring(640, 256, tuple((way, 5 if way.slabs > 2 else 8) for way in G.INDEXINGS)),
+}  # fmt: skip
 
 _CONTROL_BYTES = 1024
 _RESERVED_BYTES = 1024
@@ -52,6 +75,43 @@ class _Form:
     """Per thread of a warpgroup that computes, and of the one that copies."""
     blocks: int = 1
     """That a multiprocessor runs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sm80Gather(sm80.Sm80Schedule):
+    """Numbers of the mma.sync template over gathered keys."""
+
+    modes: tuple[tuple[str, Mode], ...] = ()
+
+
+_BESIDE_80 = 1024
+"""Bytes beside the tiles."""
+_WARPS_80 = 4
+_BLOCKS_80 = {32: 3, 64: 3, 96: 2, 128: 2, 192: 2, 256: 2}
+"""Below Hopper, for each head dimension: blocks that a multiprocessor runs at once. With two warps
+of 32 rows, as other masks have, some would spill."""
+
+
+def sm80_schedule(problem: Problem) -> Sm80Gather:
+    """The schedule of a forward pass over gathered keys below Hopper.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    tile, blocks, park = TileShape(G.ROWS, G.KEYS), _BLOCKS_80[dim], dim == 256
+    shared = sm80.shared_bytes(tile, dim, park, target) - sm80.BLOCK_BYTES + _BESIDE_80
+    launch = Launch("attention_forward", Grid.stream, 32 * _WARPS_80, shared, resident=blocks)
+    return Sm80Gather(
+        tile,
+        f"tiles of {tile.q} heads of one query x {tile.k} of its keys, {_WARPS_80} warps, "
+        f"{shared / 1024:g} KiB of shared memory",
+        warps=_WARPS_80,
+        min_blocks=blocks,
+        shared_bytes=shared,
+        park_rows=park,
+        modes=(("usual", Mode((launch,))),),
+    )
 
 
 _NARROW = {
@@ -166,25 +226,18 @@ def _backward_modes(main: Launch) -> tuple[tuple[str, Mode], ...]:
     )
 
 
-def list_modes(score: Score) -> tuple[tuple[str, Mode], ...]:
+def list_modes(score: Score, family: str) -> tuple[tuple[str, Mode], ...]:
     """How lists are made: of given scores, or of an indexer's, which are computed first."""
     choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
         return (("usual", Mode((choose,))),)
-    modes = []
-    for way in G.INDEXINGS:
-        rows = way.slabs * G.SCORE_TILE.k + score_slots(way) * SCORE_COLUMNS
-        weights = 4 * score_slots(way) * SCORE_COLUMNS
-        first = Launch(
-            "gather_scores", Grid.tiles, SCORERS, _SLAB_ROW * rows + weights + _CONTROL_BYTES
-        )
+    own, modes = SCORING[family], []
+    for way, slots in own.slots:
+        rows = way.slabs * own.keys + slots * SCORE_COLUMNS
+        room = _SLAB_ROW * rows + 4 * slots * SCORE_COLUMNS + _CONTROL_BYTES
+        first = Launch("gather_scores", Grid.tiles, own.threads, room, per_block=own.keys)
         modes.append((way.mode, Mode((first, choose), way.macro)))
     return tuple(modes)
-
-
-def score_slots(way: G.Indexing) -> int:
-    """Slabs of an indexer's queries that `gather_scores` has in flight."""
-    return 5 if way.slabs > 2 else 8
 
 
 def list_blocks(score: Score) -> int:
@@ -192,19 +245,43 @@ def list_blocks(score: Score) -> int:
     return 2 if score is Score.given else 3
 
 
-def reasons(made: Gathering) -> tuple[str, ...]:
+def schedules(
+    problem: Problem, target: Target
+) -> tuple[tuple[str, Direction, ForwardSchedule | Sm80Gather], ...]:
+    """(form, pass, schedule) of every source that a target has for gathered keys, the forward pass
+    with the smallest tiles first.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of a target does that).
+    """
+    if target.family == "sm80":
+        return ((G.GATHER, Direction.forward, sm80_schedule(problem)),)
+    return (
+        (G.GATHER, Direction.forward, gather_schedule(problem, False)),
+        (G.WIDE, Direction.forward, gather_schedule(problem, True)),
+        (G.GATHER, Direction.backward, backward_schedule(problem)),
+    )
+
+
+def reasons(made: Gathering, target: Target) -> Iterator[str]:
     """For explain()."""
     groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
     beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
-    return (
+    yield (
         f"keys are gathered: the best {made.selection.k}{beside}, listed on the device for each "
-        f"query; {groups} share a list, nothing waits for the host",
-        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
-        "head takes the time of 64; 65 to 128 take that of 128",
-        f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB",
-        "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
-        "deterministic, in 64-bit integers",
+        f"query; {groups} share a list, nothing waits for the host"
     )
+    wide = "; 65 to 128 take that of 128" if target.family == "sm90a" else ""
+    yield (
+        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
+        f"head takes the time of 64{wide}"
+    )
+    yield f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB"
+    if Direction.backward in target.directions:
+        yield (
+            "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
+            "deterministic, in 64-bit integers"
+        )
 
 
 def _shared(made: Gathering) -> bool:

@@ -16,7 +16,7 @@ from maskc.ir.simplify import simplify
 from maskc.ir.types import MaskIR
 from maskc.plan.intervals import Interval, intervals
 
-FAMILIES = ("sm90a",)
+FAMILIES = ("sm80", "sm90a")
 """With such kernels."""
 
 

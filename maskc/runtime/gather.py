@@ -101,7 +101,7 @@ def room_for(
         return Room(rows, room, min(rows, _ROWS_AT_ONCE), 0)
     pitch = max(_PITCH, _rounded(sizes.n_kv))
     step = max(1, G.SCORE_BYTES // (_INT * pitch))
-    step = max(step // G.SCORE_TILE.q * G.SCORE_TILE.q, min(step, G.SCORE_TILE.q))
+    step = max(step // G.SCORE_QUERIES * G.SCORE_QUERIES, min(step, G.SCORE_QUERIES))
     return Room(rows, room, min(step, sizes.n_q), pitch)
 
 
@@ -187,6 +187,10 @@ class Gatherer:
     def __init__(self, bundle: Bundle, target: Target, kernels: Kernels) -> None:
         self._bundle, self._target, self._kernels = bundle, target, kernels
         self._unit = bundle.list_source(target.name)
+        modes = dict(self._unit.modes)
+        in_e4m3 = any(way.in_e4m3 and way.mode in modes for way in G.INDEXINGS)
+        self._dtypes = (bundle.problem.dtype.value, *[G.E4M3] * in_e4m3)
+        """Of an indexer's queries and keys."""
 
     def bound(
         self, binder: Binder, asked: Sequence[Any], given: Sequence[Any], data: Mapping[str, Any]
@@ -206,7 +210,7 @@ class Gatherer:
         sizes = checks.check_inputs(*views, problem, self._target)
         params = binder.parameters(data)
         (selection,) = self._bundle.selections
-        ranking = ranking_on(views[0].device, selection, data, sizes, problem.dtype.value)
+        ranking = ranking_on(views[0].device, selection, data, sizes, self._dtypes)
         direction = Direction.backward if "lse" in asked[0] else Direction.forward
         nothing = not launches(sizes, direction)
         key = tuple(params.values()), ranking.key
@@ -320,13 +324,14 @@ def _chunks(
 ) -> Iterator[Chunk]:  # fmt: skip
     """Launch by launch; scores that are kept are of one sequence."""
     each = room.rows if room.pitch == 0 else sizes.n_q
-    tile = G.SCORE_TILE
     for start in range(0, room.rows, max(1, each)):
         for first in range(start, start + each, room.at_once):
             block.first, block.rows = first, min(room.at_once, start + each - first)
-            tiles = -(-sizes.n_kv // tile.k) * -(-block.rows // tile.q)
+            rows = block.rows
 
-            def blocks(launch: Launch, _: int, rows: int = block.rows, scored: int = tiles) -> int:
-                return scored if launch.entry == "gather_scores" else rows
+            def blocks(launch: Launch, _: int, rows: int = rows) -> int:
+                if launch.grid is not Grid.tiles:
+                    return rows
+                return -(-sizes.n_kv // launch.per_block) * -(-rows // G.SCORE_QUERIES)
 
             yield Chunk(bytes(block), kernel.steps(blocks))

@@ -51,7 +51,11 @@ class Ranking:
 
 
 def ranking_on(
-    device: Device, selection: Selection, data: Mapping[str, Any], sizes: Sizes, dtype: str
+    device: Device,
+    selection: Selection,
+    data: Mapping[str, Any],
+    sizes: Sizes,
+    dtypes: tuple[str, ...],
 ) -> Ranking:
     """The tensors of a call by which keys are chosen.
 
@@ -59,20 +63,22 @@ def ranking_on(
         device: of q, k and v.
         data: the caller's keywords.
         sizes: of the call.
-        dtype: of q, k and v, and so of an indexer's queries and keys.
+        dtypes: of an indexer's queries and keys, one for both.
 
     Raises:
         DataMissing, DataShape, DataType, DataRange, NotAnArray, WrongDevice, NotContiguous,
         Misaligned.
     """
     if selection.score is Score.indexer:
-        return _indexer(device, data, sizes, dtype)
+        return _indexer(device, data, sizes, dtypes)
     return _given(device, selection, data, sizes)
 
 
-def _indexer(device: Device, data: Mapping[str, Any], sizes: Sizes, dtype: str) -> Ranking:
+def _indexer(
+    device: Device, data: Mapping[str, Any], sizes: Sizes, dtypes: tuple[str, ...]
+) -> Ranking:
     data = with_factors(data)
-    q = _view("index_q", device, data, (dtype, E4M3))
+    q = _view("index_q", device, data, dtypes)
     k = _view("index_k", device, data, (q.dtype,))
     w = _view("index_w", device, data, tuple(CODES))
     factors = _view(FACTORS, device, data, tuple(CODES)) if FACTORS in data else None

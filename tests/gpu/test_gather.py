@@ -33,6 +33,7 @@ if not HOPPER:
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}
+both = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 
 
 # ------------------------------------------------------------------ masks
@@ -50,25 +51,28 @@ SIZES = [(1, 1), (2, 130), (70, 70), (40, 33), (33, 0)]
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks(name):
+@both
+def test_masks(name, target):
     for number, (n_q, n_kv) in enumerate(SIZES):
         made = few(n_q, n_kv, seed=number)
-        check(MASKS[name], made, {"scores": grid((n_q, n_kv), number)})
+        check(MASKS[name], made, {"scores": grid((n_q, n_kv), number)}, target=target)
 
 
-def test_an_indexer_with_a_window():
+@both
+def test_an_indexer_with_a_window(target):
     mask = mc.topk(20, CAUSAL, score="indexer", share="all") | mc.window(9)
     for n_q, n_kv in [(1, 1), (3, 200), (130, 70), (70, 0)]:
-        check(mask, few(n_q, n_kv, batch=2), indexer(2, 4, n_q, n_kv, 64))
+        check(mask, few(n_q, n_kv, batch=2), indexer(2, 4, n_q, n_kv, 64), target=target)
 
 
 # ------------------------------------------------------------------ what ranks
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 64, 65, 150, 1000])
-def test_few_all_and_more_than_all(wanted):
+@both
+def test_few_all_and_more_than_all(wanted, target):
     mask = mc.topk(wanted, mc.full(), **SHARED)
-    check(mask, few(5, 150), {"scores": grid((5, 150))})
+    check(mask, few(5, 150), {"scores": grid((5, 150))}, target=target)
 
 
 ODD = {
@@ -91,40 +95,46 @@ def test_odd_scores(name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_scores_of_other_types_and_strides(dtype):
+@both
+def test_scores_of_other_types_and_strides(dtype, target):
     scores = grid((2, 1, 30, 90), dtype=getattr(torch, dtype))[..., 5:75]
-    check(mc.topk(11, CAUSAL, **SHARED), few(30, 70, batch=2), {"scores": scores})
+    check(mc.topk(11, CAUSAL, **SHARED), few(30, 70, batch=2), {"scores": scores}, target=target)
 
 
 @pytest.mark.parametrize("share", ["group", "all"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 6), (2, 1), (2, 6)])
-def test_heads_that_choose_together(share, shape):
+@both
+def test_heads_that_choose_together(share, shape, target):
     mask = mc.topk(9, CAUSAL, score="given", share=share) | mc.window(2)
-    check(mask, few(20, 90, heads=6, kv_heads=2, batch=2), {"scores": grid((*shape, 20, 90))})
+    made = few(20, 90, heads=6, kv_heads=2, batch=2)
+    check(mask, made, {"scores": grid((*shape, 20, 90))}, target=target)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8, 12, 64, 100, 130, 256])
-def test_heads_of_an_indexer(heads):
+@both
+def test_heads_of_an_indexer(heads, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
-    check(mask, few(70, 140), indexer(1, heads, 70, 140, 64))
+    check(mask, few(70, 140), indexer(1, heads, 70, 140, 64), target=target)
 
 
 @pytest.mark.parametrize("dim", [8, 32, 72, 128, 200, 256])
-def test_dimensions_of_an_indexer(dim):
+@both
+def test_dimensions_of_an_indexer(dim, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="group")
     data = indexer(1, 4, 20, 140, dim, weights=torch.bfloat16)
-    check(mask, few(20, 140, heads=4, kv_heads=2), data)
+    check(mask, few(20, 140, heads=4, kv_heads=2), data, target=target)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_an_indexer_of_each_type(dtype):
+@both
+def test_an_indexer_of_each_type(dtype, target):
     """Tokens before heads, and one set for all sequences."""
     kind = getattr(torch, dtype)
     data = indexer(1, 4, 40, 140, 64, dtype=kind, weights=kind)
     data["index_q"] = data["index_q"].transpose(1, 2).contiguous().transpose(1, 2)
     data["index_w"] = data["index_w"].transpose(1, 2).contiguous().transpose(1, 2)
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
-    check(mask, few(40, 140, batch=2, dtype=kind), data)
+    check(mask, few(40, 140, batch=2, dtype=kind), data, target=target)
 
 
 E4M3 = torch.float8_e4m3fn
@@ -187,13 +197,14 @@ def test_scores_in_e4m3(monkeypatch, dim):
     assert errors_made.max() > 2**-22  # fp32 would not be worth a word
 
 
-def test_an_indexer_with_odd_keys():
+@both
+def test_an_indexer_with_odd_keys(target):
     """NaN never wins; infinity does, or is last."""
     data = indexer(1, 6, 40, 140, 64)
     data["index_k"][0, 7:60:3, 5] = torch.nan
     data["index_k"][0, 70, 1] = torch.inf
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
-    check(mask, few(40, 140), data)
+    check(mask, few(40, 140), data, target=target)
 
 
 def test_scores_are_kept_for_some_queries_at_a_time(monkeypatch):
@@ -228,27 +239,30 @@ def test_long_rows(name, wanted):
     check(mask, few(2, 12_000, heads=1), {"scores": scores}, backward=False)
 
 
-def test_long_rows_of_an_indexer():
+@both
+def test_long_rows_of_an_indexer(target):
     mask = mc.topk(700, CAUSAL, score="indexer", share="all")
     data = indexer(1, 64, 2, 9000, 128)
-    check(mask, few(2, 9000, heads=1), data, backward=False)
+    check(mask, few(2, 9000, heads=1), data, backward=False, target=target)
 
 
 # ------------------------------------------------------------------ what attends
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (5, 5), (63, 1), (64, 1), (65, 1), (128, 1), (260, 2)])
-def test_heads_of_a_tile(heads):
+@both
+def test_heads_of_a_tile(heads, target):
     mask = mc.topk(70, CAUSAL, **SHARED)
     made = few(4, 150, heads=heads[0], kv_heads=heads[1], batch=2)
-    check(mask, made, {"scores": grid((4, 150))})
+    check(mask, made, {"scores": grid((4, 150))}, target=target)
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("heads", [3, 70])
-def test_head_dims(dim, heads):
+@both
+def test_head_dims(dim, heads, target):
     mask = mc.topk(200, CAUSAL, **SHARED)
-    check(mask, few(3, 280, dim, heads=heads), {"scores": grid((3, 280))})
+    check(mask, few(3, 280, dim, heads=heads), {"scores": grid((3, 280))}, target=target)
 
 
 @pytest.mark.parametrize("heads", [3, 70])
@@ -256,26 +270,29 @@ def test_head_dims(dim, heads):
     "names", [(), ("alibi_slopes",), ("sink_logits",), ("alibi_slopes", "sink_logits")]
 )
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_features(heads, names, softcap):
+@both
+def test_features(heads, names, softcap, target):
     mask = mc.topk(70, CAUSAL, **SHARED)
     features = {name: torch.rand(heads, device=DEVICE) for name in names}
     made = few(20, 16, heads=heads, dtype=torch.float16)  # the first queries see nothing
-    check(mask, made, {"scores": grid((20, 16))}, softcap=softcap, **features)
+    check(mask, made, {"scores": grid((20, 16))}, softcap=softcap, target=target, **features)
 
 
-def test_a_negative_scale():
+@both
+def test_a_negative_scale(target):
     mask = mc.topk(70, CAUSAL, **SHARED)
-    check(mask, few(4, 150), {"scores": grid((4, 150))}, scale=-0.3)
+    check(mask, few(4, 150), {"scores": grid((4, 150))}, scale=-0.3, target=target)
 
 
-def test_keys_that_nobody_chose_may_be_anything():
+@both
+def test_keys_that_nobody_chose_may_be_anything(target):
     mask = mc.topk(9, mc.full(), **SHARED)
     scores = grid((20, 200))
     scores[:, 50:180] = -9.0
     q, k, v, dout = few(20, 200)
     for x in (k, v):
         x[:, :, 50:180] = torch.nan
-    check(mask, (q, k, v, dout), {"scores": scores})
+    check(mask, (q, k, v, dout), {"scores": scores}, target=target)
 
 
 def test_a_nan_reaches_those_that_chose_it():

@@ -31,17 +31,20 @@ INDEXED = mc.topk(9, CAUSAL, score="indexer", share="all")
 
 
 @cache
-def bundle(mask: mc.Mask, dim: int = 128, dtype: str = "bfloat16") -> Bundle:
+def bundle(
+    mask: mc.Mask, dim: int = 128, dtype: str = "bfloat16", target: str = "sm_90a"
+) -> Bundle:
     problem = driver.problem(dim, None, None, dtype)
-    return driver.bundled(driver.planned(mask, problem, TARGET))
+    return driver.bundled(driver.planned(mask, problem, TARGETS[target]))
 
 
 def unit(
-    mask: mc.Mask, form: str, dim: int = 128, dtype: str = "bfloat16", backward: bool = False
-) -> SourceUnit:
+    mask: mc.Mask, form: str, dim: int = 128, dtype: str = "bfloat16", backward: bool = False,
+    target: str = "sm_90a",
+) -> SourceUnit:  # fmt: skip
     passes = (Direction.backward,) if backward else (Direction.forward,)
     return next(
-        each for each in bundle(mask, dim, dtype).units
+        each for each in bundle(mask, dim, dtype, target).units
         if each.form == form and each.directions in ((), passes)
     )  # fmt: skip
 
@@ -119,10 +122,11 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("found", REFUSED)
-def test_refusals_say_why(found):
+def test_refusals_say_why(found, target):
     with pytest.raises(errors.SelectionNotCompiled, match=f"single keys,? ?.*{found}"):
-        REFUSED[found].compile(64, target="sm_90a")
+        REFUSED[found].compile(64, target=target)
 
 
 def test_masks_that_differ_by_head():
@@ -145,7 +149,9 @@ def test_the_report_speaks_of_padding():
 
 def test_bundles_survive_being_written():
     for mask in (UNION, INDEXED, MASKS["parameter"]):
-        assert from_text(to_text(bundle(mask))) == bundle(mask)
+        for target in ("sm_80", "sm_90a"):
+            made_of = bundle(mask, target=target)
+            assert from_text(to_text(made_of)) == made_of
 
 
 # ------------------------------------------------------------------ what is built
@@ -212,6 +218,34 @@ def test_what_makes_lists_compiles(mask):
         gate(source, mode=mode)
 
 
+def gate_below_hopper(source: SourceUnit, arch: str, features=NONE, mode: str = "usual") -> None:
+    """No spills, threads that fit, and shared memory that every card has."""
+    kernels = {
+        kernel.name: kernel
+        for kernel in build(source, features, source.directions, arch, mode).report.kernels
+    }
+    for launch in source.mode(mode).launches:
+        kernel = kernels[launch.entry]
+        assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
+        assert launch.resident * kernel.registers * launch.threads <= 65536
+        assert kernel.shared + launch.shared_bytes <= TARGETS["sm_80"].shared_memory
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dim", [32, *DIMS])
+def test_sources_below_hopper_compile(dim, arch):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    kind = "float16" if dim in (32, 192) else "bfloat16"
+    source = unit(INDEXED, G.GATHER, dim, kind, target="sm_80")
+    for features in (NONE, *SINGLE, ALL, ALL | {Feature.nan_safe}):
+        gate_below_hopper(source, arch, features)
+    if dim == 64:
+        for mask in (UNION, INDEXED):
+            lists = unit(mask, G.LISTS, dim, target="sm_80")
+            for mode, _ in lists.modes:
+                gate_below_hopper(lists, arch, mode=mode)
+
+
 def _has_size(launch: Launch) -> str:
     name = "Choice" if launch.entry == "gather_lists" else "Shared"
     size, limit = f"sizeof(struct {name})", launch.shared_bytes
@@ -232,6 +266,12 @@ def test_planned_shared_memory_is_what_the_source_uses(form, backward):
             asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
             extended = replace(source, text=source.text + asked)
             build(extended, NONE, source.directions, arch="compute_90a", mode=mode)
+        if form != G.WIDE and not backward:
+            source = unit(INDEXED, form, dim, target="sm_80")
+            for mode, how in source.modes:
+                asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
+                extended = replace(source, text=source.text + asked)
+                build(extended, NONE, source.directions, arch="compute_80", mode=mode)
 
 
 def test_heads_of_a_query_decide_nothing_of_a_mask():
@@ -242,7 +282,8 @@ def test_heads_of_a_query_decide_nothing_of_a_mask():
 
 
 @pytest.mark.parametrize("mask", [UNION, INDEXED], ids=["given", "indexed"])
-def test_lines_fit_a_screen(mask):
-    for source in bundle(mask).units:
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_lines_fit_a_screen(mask, target):
+    for source in bundle(mask, target=target).units:
         assert max(map(len, source.text.splitlines())) <= 100
         assert "\n\n\n" not in source.text

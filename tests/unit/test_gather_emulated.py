@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from maskc.core import errors  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called  # noqa: E402
 from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
@@ -22,21 +23,43 @@ def hopper(monkeypatch):
     return machine.install(monkeypatch)
 
 
+TARGETS = ["sm_80", "sm_90a"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("heads", [(6, 2), (70, 1)])
-def test_given_scores_with_a_window(heads):
+def test_given_scores_with_a_window(heads, target):
     """Heads with scores of their own, ties, NaN, and queries without a key."""
     scores = grid((1, heads[0], 40, 150))
     scores[..., 7:150:11] = torch.nan
     made = few(40, 150, heads=heads[0], kv_heads=heads[1])
     features = {"softcap": 3.0, "sink_logits": torch.rand(heads[0])}
-    check(UNION, made, {"scores": scores}, deterministic=heads[1] > 1, **features)
-    check(UNION, few(40, 20), {"scores": grid((40, 20))})
+    ordered = heads[1] > 1 and target == "sm_90a"
+    check(UNION, made, {"scores": scores}, deterministic=ordered, target=target, **features)
+    check(UNION, few(40, 20), {"scores": grid((40, 20))}, target=target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(12, 72), (130, 64)])
-def test_an_indexer(shape):
+def test_an_indexer(shape, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
-    check(mask, few(70, 140, 128, batch=2), indexer(2, shape[0], 70, 140, shape[1]))
+    data = indexer(2, shape[0], 70, 140, shape[1])
+    check(mask, few(70, 140, 128, batch=2), data, target=target)
+
+
+def test_the_rest_below_hopper():
+    """ALiBi, long rows of an indexer, keys with factors, and what is not there."""
+    mask = mc.topk(30, CAUSAL, score="indexer", share="all")
+    data = with_factors(indexer(1, 3, 20, 150, 256))
+    made = few(20, 150, 32, heads=70)
+    check(mask, made, data, target="sm_80", alibi_slopes=torch.rand(70), nan_safe=True)
+    attn = mask.compile(32, target="sm_80")
+    out, lse = attn(*made[:3], return_lse=True, **data)
+    with pytest.raises(errors.TargetNotBuilt, match="backward"):
+        attn.backward(*made[:3], out, lse, out, **data)
+    narrow = indexer(1, 3, 20, 150, 256, dtype=torch.float8_e4m3fn)
+    with pytest.raises(errors.DataType, match=r"expected bfloat16\n"):
+        attn(*made[:3], **narrow)
 
 
 @pytest.mark.parametrize("shape", [(12, 80), (3, 160)])

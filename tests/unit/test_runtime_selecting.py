@@ -341,7 +341,7 @@ BY_SCORES = mc.topk(2, mc.causal(), score="given")
 @pytest.mark.parametrize(
     ("target", "mask", "found"),
     [
-        ("sm_80", BY_SCORES, "single keys; "),
+        ("sm_80", BY_SCORES, "single keys by scores of each head"),
         ("sm_80", ONE | mc.topk(1, mc.full()), "single keys besides another selection"),
         ("sm_90a", BY_SCORES, "single keys by scores of each head"),
         ("sm_90a", ONE | mc.topk(1, mc.full()), "single keys besides another selection"),
