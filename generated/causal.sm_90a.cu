@@ -1580,9 +1580,8 @@ FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
 // the level of the row is that of its list. Lists lie where values will, and behind: a thread has
 // one place for both rows' shares, the first's growing from below, the second's from above. Where
 // they meet, the level takes passes over the row's keys.
-constexpr u32 LIST_STEP = 4 * 128 * GROUPS;  // bytes from one score of a thread to its next
-constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / (2 * LIST_STEP);
-constexpr u32 KEYS = LIST * LIST_STEP;  // bytes from a score to the number of its key
+constexpr u32 LIST_STEP = 8 * 128 * GROUPS;  // bytes from one key of a thread to its next
+constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / LIST_STEP;
 // Numbers of keys are fp32: what adds to them runs beside the instructions on integers that lists
 // take anyway. They are exact, and tiles have numbers of 16 bits, up to so many keys.
 constexpr i32 MOST_KEYS = 1 << 22;
@@ -1595,11 +1594,12 @@ struct Lists {
 
 // Where the lists of a thread's rows begin. Computed where it is used.
 FN u32 first_place(int r) {
-    return shared_address(shared_memory().v[0]) + 4 * (threadIdx.x - 128)
+    return shared_address(shared_memory().v[0]) + 8 * (threadIdx.x - 128)
         + r * (LIST - 1) * LIST_STEP;
 }
-FN float &shared_float(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
-FN float &kept_key(u32 at) { return shared_float(at + KEYS); }
+// A place holds a score and the number of its key.
+FN float2 &kept(u32 at) { return *(float2 *)__cvta_shared_to_generic(at); }
+FN float &kept_score(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
 
 // Calls f(row, score, key) for the lists, both rows at once: a loop waits for shared memory once a
@@ -1607,33 +1607,36 @@ FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP;
 // Behind a list lie so many places with minus infinity, which has no weight, that a turn needs not
 // ask where it ends; one that has ended reads them again. Both lists may have the same ones, and
 // `f` may write to places that were read.
-constexpr u32 AT_ONCE = 4;
+constexpr u32 AT_ONCE = 2;
 template <bool ASKED = false, typename F>
 FN void for_lists(const struct Lists &lists, const F &f) {
     const u32 end[2] = {lists.free[0], lists.free[1]};
     u32 at[2] = {first_place(0), first_place(1)};
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
-        shared_float(end[0] + i * LIST_STEP) = MINUS_INFINITY;
-        shared_float(end[1] - i * LIST_STEP) = MINUS_INFINITY;
+        kept_score(end[0] + i * LIST_STEP) = MINUS_INFINITY;
+        kept_score(end[1] - i * LIST_STEP) = MINUS_INFINITY;
     }
 #pragma unroll 1
     while (at[0] < end[0] || at[1] > end[1]) {
-        float y[2][AT_ONCE];
-        float key[2][AT_ONCE] = {};
+        float2 x[2][AT_ONCE];
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            y[0][i] = shared_float(at[0] + i * LIST_STEP);
-            y[1][i] = shared_float(at[1] - i * LIST_STEP);
-            if (ASKED) key[0][i] = kept_key(at[0] + i * LIST_STEP);
-            if (ASKED) key[1][i] = kept_key(at[1] - i * LIST_STEP);
+            const u32 from[2] = {at[0] + i * LIST_STEP, at[1] - i * LIST_STEP};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                if (ASKED)
+                    x[r][i] = kept(from[r]);
+                else
+                    x[r][i].x = kept_score(from[r]);
+            }
         }
         at[0] = min(at[0] + AT_ONCE * LIST_STEP, end[0]);
         at[1] = max(at[1] - AT_ONCE * LIST_STEP, end[1]);
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++)
 #pragma unroll
-            for (int r = 0; r < 2; r++) f(r, y[r][i], key[r][i]);
+            for (int r = 0; r < 2; r++) f(r, x[r][i].x, x[r][i].y);
     }
 }
 
@@ -1656,7 +1659,7 @@ constexpr u32 BEHIND = (AT_ONCE - 1) * LIST_STEP;
 // Keeps the scores of a tile; `key` is the thread's first one. What is not a number is kept too.
 // The rows take turns, as a store holds up what finds its row's next place. Some scores share what
 // keeps the lists apart: where there is no place left the last one is written again and again.
-constexpr u32 TOGETHER = 4;
+constexpr u32 TOGETHER = 2;
 FN void keep_scores(const Scores &s, float key, struct Lists &x) {
 #pragma unroll
     for (int first = 0; first < OWN; first += TOGETHER) {
@@ -1671,8 +1674,7 @@ FN void keep_scores(const Scores &s, float key, struct Lists &x) {
                 const float y = s[i / 2 * 4 + 2 * r + i % 2];
                 if (y <= x.least[r]) continue;
                 const u32 free = x.free[r], next = next_in_list(r, free);
-                shared_float(free) = y;
-                kept_key(free) = own;
+                kept(free) = make_float2(y, own);
                 x.free[r] = r ? max(next, last[r]) : min(next, last[r]);
             }
         }
@@ -1680,8 +1682,7 @@ FN void keep_scores(const Scores &s, float key, struct Lists &x) {
 }
 
 FN void keep_score(u32 (&free)[2], int r, float y, float key) {
-    shared_float(free[r]) = y;
-    kept_key(free[r]) = key;
+    kept(free[r]) = make_float2(y, key);
     free[r] = next_in_list(r, free[r]);
 }
 
@@ -1773,7 +1774,7 @@ FN bool too_few_places(const struct Lists &lists) { return fewer_places(lists, T
 // finds all warps at it together, and where places get few.
 FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
     const bool power = (tiles & (tiles - 1)) == 0 && tiles != 1 && tiles != 4;
-    return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 4);
+    return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 6);
 }
 
 // The first pass over a tile; `tiles` counts it, `key` is the thread's first one. Its own scores
@@ -1834,8 +1835,8 @@ FN u32 joined_at(const struct Joined &x, int r, u32 before) {
     u32 begin = 0, thread = 0;
 #pragma unroll
     for (int i = 0; i < 3; i++)
-        if (before >= x.end[r][i]) begin = x.end[r][i], thread = 4 * (i + 1);
-    const u32 first = first_place(r) - threadIdx.x % 4 * 4 + thread;
+        if (before >= x.end[r][i]) begin = x.end[r][i], thread = 8 * (i + 1);
+    const u32 first = first_place(r) - threadIdx.x % 4 * 8 + thread;
     return r ? first - (before - begin) : first + (before - begin);
 }
 
@@ -1900,7 +1901,7 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
 
 // Where the values of a score's key lie, in 16 bytes: 32 bits reach over 64 GiB.
 FN u32 values_of(const struct Attention &p, u32 place) {
-    return (i64)(i32)kept_key(place) * p.v_stride[2] / 8;
+    return (i64)(i32)kept(place).y * p.v_stride[2] / 8;
 }
 
 // Of rows whose levels are found: sums of their weights, and the output that these are to divide.
@@ -1927,7 +1928,7 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
         for (int r = 0; r < 2; r++) {
             if (before >= joined.end[r][3]) continue;
             const u32 place = joined_at(joined, r, before);
-            const float y = shared_float(place);
+            const float y = kept_score(place);
             at[r] = values_of(p, place);
             by_alpha(a, [&](auto kind) {
                 constexpr Alpha ALPHA = decltype(kind)::value;
@@ -1943,12 +1944,12 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
 // Where lists tell all about rows, but of too many keys to read the values of each, a pass over the
 // tiles of v is all that it takes. A thread has the keys of just those columns that the product
 // wants of it: weights take no way through other threads. Their tile lies between a thread's lists,
-// one row's pairs of columns among scores, the other's among keys.
+// a place for a pair of columns of each row.
 constexpr u32 PAIRS = TILE_K / 8;  // of columns, in a row of a thread
 
-FN u32 &shared_word(u32 at) { return *(u32 *)__cvta_shared_to_generic(at); }
-FN u32 place_of_pair(const struct Lists &lists, u32 pair, int r) {
-    return lists.free[0] + (1 + pair) * LIST_STEP + r * KEYS;
+FN uint2 &kept_words(u32 at) { return *(uint2 *)__cvta_shared_to_generic(at); }
+FN u32 place_of_pair(const struct Lists &lists, u32 pair) {
+    return lists.free[0] + (1 + pair) * LIST_STEP;
 }
 
 // Not where tiles begin at any key: then a key may be in several lists, which are to be in the
@@ -1978,8 +1979,7 @@ FN void weigh_lists(struct Lists &lists, float unit, float a, struct Search &x) 
             const i32 packed = anew((i32)pack(weight, 0.0f));
             const i32 word = anew((i32)(whole / TILE_K << 16 | place));
             if (!(weight > 0.0f)) return;
-            shared_word(free[r]) = (u32)packed;
-            shared_word(free[r] + KEYS) = (u32)word;
+            kept_words(free[r]) = make_uint2((u32)packed, (u32)word);
             free[r] = next_in_list(r, free[r]);
         });
     });
@@ -1987,16 +1987,17 @@ FN void weigh_lists(struct Lists &lists, float unit, float a, struct Search &x) 
     for (int r = 0; r < 2; r++) {
         x.p[r] = quad_sum(x.p[r]);
         lists.free[r] = free[r];
-        shared_word(free[r] + KEYS) = NO_PLACE << 16 | NO_PLACE;
+        kept_words(free[r]).y = NO_PLACE << 16 | NO_PLACE;
     }
 }
 
-// The next of each list that has no product yet.
+// The next two of each list that have no product yet.
 struct Cursor {
-    u32 at[2], weight[2], word[2];
+    u32 at[2];
+    uint2 next[2][2];
 };
 FN void look(struct Cursor &c, int r) {
-    c.weight[r] = shared_word(c.at[r]), c.word[r] = shared_word(c.at[r] + KEYS);
+    c.next[r][0] = kept_words(c.at[r]), c.next[r][1] = kept_words(next_in_list(r, c.at[r]));
 }
 FN struct Cursor start_products(const struct Lists &lists) {
     struct Cursor c;
@@ -2004,42 +2005,47 @@ FN struct Cursor start_products(const struct Lists &lists) {
     for (int r = 0; r < 2; r++) {
         c.at[r] = first_place(r);
         look(c, r);
-#pragma unroll
-        for (u32 i = 0; i < PAIRS; i++) shared_word(place_of_pair(lists, i, r)) = 0;
     }
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) kept_words(place_of_pair(lists, i)) = make_uint2(0, 0);
     return c;
 }
 
-// Puts the weights of a tile in place, which holds zeros.
+// Puts the weights of a tile in place, which holds zeros: two of a list a turn, as few have more.
+// What lies past the end of a list may look like a key of the tile.
 FN void put_weights(struct Cursor &c, const struct Lists &lists, u32 tile) {
+    const u32 pairs = place_of_pair(lists, 0);
+    bool more = true;
 #pragma unroll 1
-    while (true) {
-        u32 place[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) place[r] = c.word[r] - (tile << 16);
-        if (!__any_sync(0xffffffff, min(place[0], place[1]) < NO_PLACE)) break;
+    while (more) {
+        more = false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (place[r] < NO_PLACE) {
-                *(unsigned short *)&shared_word(place_of_pair(lists, 0, r) + place[r]) =
-                    (unsigned short)c.weight[r];
+            bool own = true;
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const u32 place = c.next[r][n].y - (tile << 16);
+                own = own && place < NO_PLACE;
+                if (!own) continue;
+                *(unsigned short *)__cvta_shared_to_generic(pairs + 4 * r + place) =
+                    (unsigned short)c.next[r][n].x;
                 c.at[r] = next_in_list(r, c.at[r]);
             }
             look(c, r);
+            more = more || own;
         }
+        more = __any_sync(0xffffffff, more);
     }
 }
 // Takes them from there, and leaves zeros.
 FN void take_weights(Weights &weights, const struct Lists &lists) {
 #pragma unroll
-    for (u32 i = 0; i < PAIRS; i++)
+    for (u32 i = 0; i < PAIRS; i++) {
+        const uint2 pair = kept_words(place_of_pair(lists, i));
+        weights[i / 2 * 4 + i % 2 * 2] = pair.x, weights[i / 2 * 4 + i % 2 * 2 + 1] = pair.y;
+    }
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            weights[i / 2 * 4 + i % 2 * 2 + r] = shared_word(place_of_pair(lists, i, r));
-#pragma unroll
-    for (u32 i = 0; i < PAIRS; i++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) shared_word(place_of_pair(lists, i, r)) = 0;
+    for (u32 i = 0; i < PAIRS; i++) kept_words(place_of_pair(lists, i)) = make_uint2(0, 0);
 }
 
 // ---------------------------------------------------------------- what comes next
@@ -2177,6 +2183,7 @@ struct Tile {
     i32 word, query;
     struct Seen seen;
 };
+template <bool TURNS>
 FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attention &p,
                           struct Rows &w) {
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
@@ -2186,7 +2193,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
     tile.query = anew(w.query);
     tile.seen = look_early(p, w.row, tile.query, tile.word);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
-    take_turn(w.group);
+    if (TURNS) take_turn(w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
     return tile;
 }
@@ -2200,8 +2207,7 @@ FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
 }
 // Returns the thread's first key.
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
-    const struct Tile tile = begin_tile(s, shared, p, w);
-    pass_turn(w.group);
+    const struct Tile tile = begin_tile<false>(s, shared, p, w);
     products_wait<0>();
     finish_tile(s, tile, shared, p, w);
     return (tile.word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;
@@ -2263,7 +2269,7 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
     to_weights(weights, s);
 #pragma unroll 1
     for (i32 i = 1; i < w.tiles; i++) {
-        const struct Tile tile = begin_tile(s, shared, p, w);
+        const struct Tile tile = begin_tile<true>(s, shared, p, w);
         begin_values(o, weights, shared, w);
         pass_turn(w.group);
         products_wait<1>();

@@ -98,7 +98,7 @@ def test_a_list_takes_three_instructions_a_score():
     main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
     text, kept = main["attention_forward"], 2 * source.tile.k // 2  # in two places
     assert sass.count(text, r"@P\d STS") >= kept
-    assert sass.count(text, r"@P\d VIADDMNMX") >= kept
+    assert sass.count(text, r"@P\d VI(ADD)?MNMX") >= kept
     assert sass.count(text, r"FSETP\.GTU") >= kept
 
 
@@ -110,7 +110,7 @@ def test_lists_are_read_without_asking_where_they_end():
 
     source = unit("causal", FORWARD, 64)
     main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
-    step = "0x600"  # bytes, of three warpgroups
-    loads = rf"LDS R\d+, \[R\d+\+-?{step}\]"
+    step = "0xc00"  # bytes, of three warpgroups
+    loads = rf"LDS(\.64)? R\d+, \[R\d+\+-?{step}\]"
     assert sass.count(main["attention_forward"], loads) > 0
     assert sass.count(main["attention_forward"], rf"@!?P\d {loads}") == 0
