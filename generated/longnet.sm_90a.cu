@@ -1785,7 +1785,8 @@ FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
 // the level of the row is that of its list. Lists lie where values will, and behind: a thread has
 // one place for both rows' shares, the first's growing from below, the second's from above. Where
 // they meet, the level takes passes over the row's keys.
-constexpr u32 LIST_STEP = 8 * 128 * GROUPS;  // bytes from one key of a thread to its next
+constexpr u32 PLACE = sizeof(float2);  // of a score and the number of its key
+constexpr u32 LIST_STEP = PLACE * 128 * GROUPS;  // bytes from one place of a thread to its next
 constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / LIST_STEP;
 // Numbers of keys are fp32: what adds to them runs beside the instructions on integers that lists
 // take anyway. They are exact, and tiles have numbers of 16 bits, up to so many keys.
@@ -1799,10 +1800,9 @@ struct Lists {
 
 // Where the lists of a thread's rows begin. Computed where it is used.
 FN u32 first_place(int r) {
-    return shared_address(shared_memory().v[0]) + 8 * (threadIdx.x - 128)
+    return shared_address(shared_memory().v[0]) + PLACE * (threadIdx.x - 128)
         + r * (LIST - 1) * LIST_STEP;
 }
-// A place holds a score and the number of its key.
 FN float2 &kept(u32 at) { return *(float2 *)__cvta_shared_to_generic(at); }
 FN float &kept_score(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
@@ -2040,8 +2040,8 @@ FN u32 joined_at(const struct Joined &x, int r, u32 before) {
     u32 begin = 0, thread = 0;
 #pragma unroll
     for (int i = 0; i < 3; i++)
-        if (before >= x.end[r][i]) begin = x.end[r][i], thread = 8 * (i + 1);
-    const u32 first = first_place(r) - threadIdx.x % 4 * 8 + thread;
+        if (before >= x.end[r][i]) begin = x.end[r][i], thread = PLACE * (i + 1);
+    const u32 first = first_place(r) - threadIdx.x % 4 * PLACE + thread;
     return r ? first - (before - begin) : first + (before - begin);
 }
 
@@ -2388,6 +2388,8 @@ struct Tile {
     i32 word, query;
     struct Seen seen;
 };
+// TURNS: whether warpgroups take turns at products. Lists keep them busy for unequal times, and a
+// warpgroup that is through with its own does not wait for others.
 template <bool TURNS>
 FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attention &p,
                           struct Rows &w) {
