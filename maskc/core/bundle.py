@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from hashlib import sha256
@@ -126,6 +126,9 @@ PACKED = "packed"
 ONCE = "once"
 """The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
 added up. It knows no gradients of a whole head (ALiBi's slopes, sink logits)."""
+APART = "apart"
+"""The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
+and dv, so that nothing of dq is added up: seven products for five. It knows no such gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,9 @@ class WorkList:
     """Blocks that a multiprocessor runs at once."""
     plain: bool = False
     """Whether lists are as a device would make them: nothing is cut, or taken in another order."""
+    apart: bool = False
+    """Whether it is the list of a pass in the mode `apart`, in which items that share a column
+    leave their shares side by side instead of adding to one."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,11 @@ class SourceUnit:
         """A way to launch it; `usual` where it has none of that name."""
         modes = dict(self.modes)
         return modes.get(name) or modes["usual"]
+
+    def without(self, name: str) -> SourceUnit:
+        """The same source that never runs in a mode."""
+        modes = tuple(each for each in self.modes if each[0] != name)
+        return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
 
     @property
     def gathers(self) -> bool:

@@ -85,6 +85,12 @@ def cycles(source: Costed, tally: Tally) -> int:
     return min((cost.cycles(tally) for cost in source.costs), default=0)
 
 
+def faster(source: Costed, tally: Tally) -> str:
+    """The mode in which a pass takes least, of equal ones the first; "" where none has costs."""
+    best = min(source.costs, key=lambda cost: cost.cycles(tally), default=None)
+    return "" if best is None else best.mode
+
+
 def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
     """What other tiles of the same mask at least have, from the tally of larger ones.
 

@@ -160,7 +160,7 @@ def backward_work(
         written = (owners.shared[owner] == 0) | speaks
     work = _listed(owners, pieces, owner, piece, written)
     work.items[work.filled :, 6] = size
-    return _in_columns(work, spans.count.shape[1], batch * heads_kv, size)
+    return _in_columns(work, spans.count.shape[1], batch * heads_kv, size, rule.apart)
 
 
 def heads_per_group(rule: WorkList, tokens: int, heads: int) -> int:
@@ -320,23 +320,29 @@ def _running(values: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(values)])
 
 
-def _in_columns(work: Work, tiles: int, heads: int, size: int) -> Work:
-    """The same with numbers for the columns that items share.
+def _in_columns(work: Work, tiles: int, heads: int, size: int, apart: bool) -> Work:
+    """The same with numbers for the columns that items share, or for their shares of these, by
+    column, head and position.
 
     Args:
         tiles, heads: tile columns, and key/value heads of all sequences.
         size: query heads of each.
+        apart: whether shares are numbered.
     """
     if not work.shared:
         return work
     items = work.items[: work.filled]
     own = items[:, 7] > 0
     column = items[own, 1].astype(np.int64) // size * tiles + items[own, 0]
-    used = np.zeros(heads * tiles, np.int64)
-    used[column] = 1
-    items[own, 7] = np.cumsum(used)[column]
+    shares = np.bincount(column, minlength=heads * tiles)
+    used, places = (shares > 0).astype(np.int64), shares if apart else shares.clip(max=1)
+    before = np.cumsum(places) - places
+    items[own, 7] = 1 + before[column]
+    if apart:
+        order = np.lexsort((items[own, 2], items[own, 1], column))
+        items[np.flatnonzero(own)[order], 7] = 1 + np.arange(len(order))
     merges = np.zeros((int(used.sum()), len(WORK_FIELDS)), np.int32)
     found = np.flatnonzero(used)
     merges[:, 0], merges[:, 1] = found % tiles, found // tiles * size
-    merges[:, 2], merges[:, 3] = np.arange(len(merges)), 1
+    merges[:, 2], merges[:, 3] = before[found], places[found]
     return replace(work, merges=merges)

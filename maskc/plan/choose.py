@@ -84,6 +84,8 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         for name, direction, form in _ALONG.get(target.name, ())
         if (whole or name == target.name) and _has(form, main)
     )
+    if selections(main.masks) or _documents(main):
+        also = tuple(map(_together_only, also))  # lists may come from the device, by columns alone
     if whole:
         forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
         also = tuple(filter(None, (forward, *also, *others)))
@@ -105,6 +107,13 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
 def _has(form: str, main: Plan) -> bool:
     """Whether a plan has such tiles beside its own."""
     return form != SMALL or main.problem.head_dim in sm90a.SMALL_HEAD_DIMS
+
+
+def _together_only(plan: Plan) -> Plan:
+    """The plan of a pass without the mode that makes dq in a launch of its own."""
+    if (plan.form, plan.direction) != (SMALL, _BACKWARD):
+        return plan
+    return replace(plan, schedule=small_backward_schedule(plan.problem, apart=False))
 
 
 def _by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> Plan:

@@ -72,7 +72,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import ONCE, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import APART, ONCE, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
@@ -128,6 +128,12 @@ class BackwardSchedule(Schedule):
     """fp32 workspace per query."""
     key_floats: int = 0
     """fp32 workspace per key of a column that items share."""
+    key_blocks: int = 1
+    """Blocks of the launch that adds up a column that items share."""
+    row_bytes: int = 0
+    """Shared memory of the launch that makes dq by tile rows; 0: there is none."""
+    keep_rows: bool = False
+    """Whether that launch keeps q and dout in registers, or two tiles of each in shared memory."""
 
 
 _TILES = {
@@ -156,16 +162,38 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
     return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
 
 
-def small_backward_schedule(problem: Problem) -> BackwardSchedule:
-    """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS.
+def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSchedule:
+    """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS; with the mode
+    `apart` or not.
 
     Raises:
         SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
     """
     how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
-    return replace(made, work=replace(made.work, uneven_tiles=LONG_COLUMN // _SMALL_BLOCKS,
-                                           resident=_SMALL_BLOCKS))  # fmt: skip
+    work = replace(made.work, uneven_tiles=LONG_COLUMN // _SMALL_BLOCKS, resident=_SMALL_BLOCKS)
+    made = replace(made, work=work)
+    if not apart:
+        return made
+    tile, keep = made.tile, made.slabs > 1
+    rows = 3 * tile.q * (1 if keep else 2)
+    room = 2 * SLAB * made.slabs * (rows + 2 * made.stages * tile.k) + 2 * _CONTROL_BYTES
+    return replace(
+        made,
+        modes=(*made.modes, (APART, _apart(made, room))),
+        products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
+        maps=(*made.maps, TensorMap("out", tile.q)),
+        row_bytes=room,
+        keep_rows=keep,
+    )
+
+
+def _apart(schedule: BackwardSchedule, room: int) -> Mode:
+    """dq by tile rows, in so much shared memory; then dk and dv as in the mode `once`."""
+    launches = {each.entry: each for each in dict(schedule.modes)[ONCE].launches}
+    main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
+    rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
+    return Mode((rows, main, keys), "APART")
 
 
 def _schedule(
@@ -178,7 +206,8 @@ def _schedule(
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
     rest = _shared(tile, slabs, warpgroups, split)
-    modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds)
+    modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds,
+                   _key_blocks(dim, tile))  # fmt: skip
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:
@@ -193,6 +222,7 @@ def _schedule(
         shared_bytes=room,
         registers=registers,
         slabs=slabs,
+        key_blocks=_key_blocks(dim, tile),
         warpgroups=warpgroups,
         split=split,
         shares=shares,
@@ -214,6 +244,11 @@ def _schedule(
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
         key_floats=2 * dim,
     )
+
+
+def _key_blocks(dim: int, tile: TileShape) -> int:
+    """So many that a thread adds up eight columns of two keys, of dk or dv."""
+    return -(-2 * (dim // 8) * (tile.k // 2) // THREADS)
 
 
 def _products(
@@ -244,7 +279,8 @@ and one of zeros in the usual mode."""
 
 
 def _modes(
-    tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, thresholds: bool
+    tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, thresholds: bool,
+    key_blocks: int,
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
     """All modes, with `rest` bytes of shared memory, rows, and what each stages of dq: so many
     columns, and the slopes' sums, beside which rows are numbers."""
@@ -254,16 +290,19 @@ def _modes(
         slopes = own * warpgroups * SLOPE_SUMS if staged else 0
         beside = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
         room = rest + beside + own * tile.q * staged
-        modes.append((name, _mode(tile, room, threads, blocks, _MACROS[name])))
+        modes.append((name, _mode(tile, room, threads, blocks, key_blocks, _MACROS[name])))
     return tuple(modes)
 
 
-def _mode(tile: TileShape, room: int, threads: int, blocks: int, macro: str) -> Mode:
+def _mode(
+    tile: TileShape, room: int, threads: int, blocks: int, key_blocks: int, macro: str
+) -> Mode:  # fmt: skip
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
     mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
-    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=tile.k)
+    own = -(-tile.k // key_blocks)
+    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=own)
     more = () if macro == "ONCE" else (finish,)
     return Mode((prepare, mean, backward, *more, keys), macro)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from maskc.build import BuildReport
-from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
-from maskc.core.cost import Tally, cheapest
+from maskc.core.bundle import APART, ONCE, PACKED, Bundle, SourceUnit
+from maskc.core.cost import Tally, cheapest, faster
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -24,7 +24,16 @@ from maskc.runtime.foreseen import Foreseen
 from maskc.runtime.gather import Gatherer
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Output, Plan, Recent
-from maskc.runtime.prepare import Pass, Place, make_plan, mode_of, ordered, uncut
+from maskc.runtime.prepare import (
+    OF_HEADS,
+    Pass,
+    Place,
+    apart,
+    make_plan,
+    mode_of,
+    ordered,
+    uncut,
+)
 from maskc.runtime.selecting import Selector
 from maskc.runtime.signature import features_asked
 from maskc.runtime.tables import Tables, make_tables
@@ -35,6 +44,10 @@ _MOST_TURNS = 64
 """Additions to one small tile of dq up to which blocks may wait for each other: each comes some
 2 us after the one before (Longformer at 16k, H200: 256 of them .48 ms, 128 to larger tiles .38; 12,
 as its global queries have many tiles of dq, .36)."""
+
+_UNEVEN = 4
+"""Times the mean tiles of a column that a row may have where dq is made by tile rows: these are
+not cut, so one much longer than the others would be at work alone in the end."""
 
 _FEW_ADDERS, _MANY_COLUMNS = 3, 32
 """So few columns add to a tile of dq one after another in less time than zeros take to add to,
@@ -76,7 +89,9 @@ class Maker:
         rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
-        if wanted.deterministic and wanted.direction is Direction.backward:
+        if self._runs_apart(unit, *rest, place.joins):
+            unit = apart(unit)
+        elif wanted.deterministic and wanted.direction is Direction.backward:
             listed = self.bundle.list_source(unit.target) is not None
             if listed or not self._repeats(unit, *rest, place.joins):
                 unit = ordered(unit, plain=listed)
@@ -133,7 +148,8 @@ class Maker:
 
         try:
             found = cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
-            if found.tile.k < unit.tile.k and wanted.deterministic:
+            apart = self._runs_apart(found, wanted, sizes, bound, arrays, False)
+            if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
                 listed = self.bundle.list_source(unit.target) is not None
                 turns = ordered(found, plain=listed)
                 tables = self._bound(turns, wanted, sizes, bound, arrays, not found.ranges)
@@ -141,6 +157,23 @@ class Maker:
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
         return found
+
+    def _runs_apart(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        joins: bool,
+    ) -> bool:  # fmt: skip
+        """Whether a backward pass takes least time with dq made by a launch of its own, which has
+        the same bits on every run."""
+        if wanted.direction is Direction.forward or APART not in dict(unit.modes):
+            return False
+        if wanted.features & OF_HEADS:
+            return False
+        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        tally, adders = tables.tally, tables.adders
+        if tally is None or adders is None or mode_of(unit, wanted, tables, joins) == ONCE:
+            return False
+        even = adders.most * tally.rows <= _UNEVEN * tally.tiles
+        return even and faster(unit, tally) == APART
 
     def _repeats(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
@@ -188,7 +221,10 @@ class Maker:
         if unit is not units[0]:
             return (unit,)
         served = (wanted.features, sizes.n_q, sizes.n_kv)
-        return (unit, *(each for each in units[1:] if each.serves(*served)))
+        others = [each for each in units[1:] if each.serves(*served)]
+        if wanted.features & OF_HEADS:
+            others = [each.without(APART) for each in others]
+        return (unit, *others)
 
     def _bound(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import APART, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
@@ -231,11 +231,22 @@ def ordered(unit: SourceUnit, plain: bool) -> SourceUnit:
     return replace(unit, work=replace(unit.work, ordered=True, plain=plain))
 
 
+OF_HEADS = frozenset({Feature.alibi, Feature.sinks})
+"""Features with a gradient of each head, which not all modes of a backward pass know."""
+
+
+def apart(unit: SourceUnit) -> SourceUnit:
+    """The same source for a pass in the mode of that name."""
+    return replace(unit, work=replace(unit.work, apart=True))
+
+
 def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False) -> str:
     """The name of the mode a call runs in; `joins` says whether results are joined with others."""
     names = dict(unit.modes)
     if wanted.direction is Direction.backward:
-        of_heads = wanted.features & {Feature.alibi, Feature.sinks}
+        if unit.work is not None and unit.work.apart:
+            return APART
+        of_heads = wanted.features & OF_HEADS
         once = tables.adders is not None and tables.adders.most <= 1
         if once and ONCE in names and not (joins or of_heads or unit.work.ordered):
             return ONCE

@@ -13,6 +13,8 @@ import torch
 
 import maskc as mc
 from maskc.build import toolchain
+from maskc.core.bundle import APART
+from maskc.core.cost import Cost
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import CompiledMask
@@ -61,8 +63,9 @@ def compiled(
 ):  # fmt: skip
     """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
     backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
-    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths. What is
-    forced runs whole, not in parts.
+    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths, or `small
+    apart`: backward passes then make dq in a launch of its own. What is forced runs whole, not in
+    parts.
 
     Skips where a mask or a head dimension has no such tiles.
     """
@@ -78,7 +81,11 @@ def compiled(
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
-        if not mode.endswith(("small", "large", "grid")):
+        if mode.endswith(APART):
+            units = tuple(
+                replace(u, costs=(Cost(APART, 1, 0, 0),)) if _backward(u) else u for u in units
+            )
+        elif not mode.endswith(("small", "large", "grid")):
             forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles

@@ -88,6 +88,30 @@ def test_features(mode, dim, deterministic):
     check(attn, made, live, deterministic=deterministic, scale=-0.2)
 
 
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_gradients_of_queries_apart(dim):
+    """In a launch of their own, by tile rows; nothing is added up, in whatever order."""
+    attn = compiled(BAND, dim, mode="small apart", most_tiles=2)
+    check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
+    check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70), softcap=3.0)
+    check(attn, given(66, 66, dim), live_pairs(BAND, 66, 66), scale=-0.2)
+    check(compiled(TESTED, dim, "float16", mode="small apart"), given(150, 190, dim, "float16"),
+          live_pairs(TESTED, 150, 190))  # fmt: skip
+    found = {mode for name, mode in modes(attn) if "backward" in name}
+    assert found == {"apart"}
+
+
+def test_shares_of_columns_side_by_side(hopper):
+    """Heads with masks of their own, and long columns, leave shares that are added in one order."""
+    attn = compiled(HEADS, 64, heads=4, mode="small apart", most_tiles=1)
+    made = given(200, 200, 64, heads=4, kv_heads=2)
+    check(attn, made, live_pairs(HEADS, 200, 200, heads=4))
+    first = called(attn, *made)
+    hopper.seed = 1000
+    again = called(attn, *made)
+    assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
 @pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("large", 128)])
 def test_the_same_bits_in_any_order(hopper, mode, dim):
     attn, made = compiled(mc.full(), dim, mode=mode), given(200, 300, dim, heads=4)

@@ -121,7 +121,7 @@ def test_launches_in_order():
         ("_prepare", Grid.queries, 64),
         ("", Grid.stream, 1),
         ("_finish", Grid.queries, 64),
-        ("_finish_keys", Grid.keys, 128),
+        ("_finish_keys", Grid.keys, 16),
     ]
     entries = {name: [each.entry for each in mode.launches] for name, mode in modes.items()}
     assert entries["deterministic"] == entries["usual"]
@@ -132,6 +132,30 @@ def test_launches_in_order():
     entmax = [each.entry for each in modes["usual"].launched(frozenset({Feature.entmax}))]
     assert entmax[:3] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "")]
     assert modes["deterministic"].macro == "DETERMINISTIC"
+
+
+@pytest.mark.parametrize("dim", SMALL_HEAD_DIMS)
+def test_rows_first_where_dq_is_made_apart(dim):
+    plan = planned(dim, "small")
+    rows, main, keys = dict(plan.modes)["apart"].launches
+    assert [rows.entry, main.entry] == ["attention_backward_rows", "attention_backward"]
+    assert keys == dict(plan.modes)["once"].launches[-1]
+    assert plan.row_bytes == rows.shared_bytes
+    assert plan.min_blocks * (rows.shared_bytes + 1024) <= SM_90A.shared_memory + 1024
+    tiles = 2 * 64 * plan.slabs * 64
+    assert rows.shared_bytes - 1024 == tiles * (7 if plan.keep_rows else 10)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_thread_for_all_that_items_share(dim):
+    """Eight columns of two keys, of dk or dv."""
+    for form in ("", "small")[: 1 + (dim in SMALL_HEAD_DIMS)]:
+        plan = planned(dim, form)
+        last = dict(plan.modes)["usual"].launches[-1]
+        blocks = -(-plan.tile.k // last.per_block)
+        assert blocks == plan.key_blocks
+        wanted = 2 * plan.tile.k * dim // 16
+        assert (blocks - 1) * last.threads < wanted <= blocks * last.threads
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -168,7 +192,8 @@ def steps(plan: BackwardSchedule) -> int:
     """Matrix instructions of one step."""
     size = dict.fromkeys(("scores", "pieces", "gradient", "dq"), 0)
     for product in plan.products:
-        size[product.name.split("_")[1]] += 1
+        if product.name != "multiply_kept_scores":  # of another launch
+            size[product.name.split("_")[1]] += 1
     dim = 64 * plan.slabs if plan.split == "columns" else next(
         p.columns for p in plan.products if p.name == "multiply_gradient"
     )  # fmt: skip

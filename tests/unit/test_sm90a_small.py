@@ -289,9 +289,10 @@ def test_data_per_sequence_do_not_choose():
         (mc.window(10) | mc.global_tokens(4), 8192, "small", "small"),
         (mc.causal() & (mc.sinks(16) | mc.window(63)), 8192, "small", "small"),
         (mc.causal(), 16384, "", ""),
-        (mc.window(511), 8192, "", ""),
+        (mc.window(511), 8192, "small", "small"),
+        (mc.window(1023), 8192, "", ""),
     ],
-    ids=["long rows", "rows", "long columns", "dense", "window"],
+    ids=["long rows", "rows", "long columns", "dense", "window", "wide window"],
 )
 def test_small_tiles_where_blocks_wait_for_each_other(mask, n, usual, deterministic):
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
