@@ -198,9 +198,9 @@ class CompiledMask:
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        self, asked: tuple[Any, ...], given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Planned | Called, Library, list[int]]:  # fmt: skip
+    ) -> tuple[Planned | Called, Library, tuple[int, ...]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
@@ -208,47 +208,51 @@ class CompiledMask:
             given: arrays; those of unknown libraries are replaced by what stands for them.
             listed: whether tile lists may be made on the device.
         """
-        lib, signature, places = read(asked[0], given)
+        lib, kinds, places = read(asked[0], given)
         if data or self._needs_data:
             listed = listed and not any(asked[2:4])  # entmax, nan_safe
-            bound = self._bind(asked, given, data, signature, places, listed)
+            bound = self._bind(asked, given, data, kinds, places, listed)
         else:
             bound = self._default
-        signature += (bound.key, asked)
+        signature = kinds, bound.key, asked
         last, plan = self._last
         if signature != last or plan is None:
-            key = tuple(signature)
-            plan = self._plans.get(key)
-            if plan is None:
-                try:
-                    plan = self._planner.plan(asked, given, bound)
-                except (NotAddressable, Unlisted):
-                    if bound.given is None:
-                        raise
-                    return self._begin(asked, given, data, False)
-                if bound.lasting:
-                    with self._lock:
-                        self._plans.put(key, plan)
-            self._last = (signature, plan) if bound.lasting else (None, None)
+            try:
+                plan = self._planned(signature, given, bound)
+            except (NotAddressable, Unlisted):
+                if bound.given is None:
+                    raise
+                return self._begin(asked, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(asked, given, bound)
         return (plan if bound.given is None else plan.called(bound.given)), lib, places
 
+    def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
+        """The plan of a signature that is not the last call's."""
+        plan = self._plans.get(signature)
+        if plan is None:
+            plan = self._planner.plan(signature[-1], given, bound)
+            if bound.lasting:
+                with self._lock:
+                    self._plans.put(signature, plan)
+        self._last = (signature, plan) if bound.lasting else (None, None)
+        return plan
+
     def _bind(
         self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
-        signature: list[object], places: list[int], listed: bool,
+        kinds: tuple[Any, ...], places: tuple[int, ...], listed: bool,
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
         lister = self._planner.lister
         if listed and lister.active:
-            bound = lister.bind(data, *self._sound.sizes(given, signature, places))
+            bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
             if bound is not None:
                 return bound
         if self.bundle.selections:
             return self._whole.selected(self._binder, asked, given, data)
-        sizes, _ = self._sound.sizes(given, signature, places)
+        sizes, _ = self._sound.sizes(given, kinds, places)
         return self._binder.bind(data, sizes.n_q, sizes.n_kv)
 
     # -------------------------------------------------------------- kernels

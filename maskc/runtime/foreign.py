@@ -50,8 +50,8 @@ class _Foreign:
         array = x.array
         return array[1:], array.pointer
 
-    def read_all(self, arrays: Sequence[Foreign]) -> tuple[list[Any], list[int]]:
-        return [x.array[1:] for x in arrays], [x.array.pointer for x in arrays]
+    def read_all(self, arrays: Sequence[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
 
     def view(self, x: Foreign, name: str) -> Array:
         return x.array
@@ -70,8 +70,8 @@ class _Foreign:
         made = np.empty(shape, dtype)
         return made, made.ctypes.data
 
-    def like(self, x: Foreign) -> tuple[Any, int]:
-        return self.empty(x, x.array.shape, False, False)
+    def like(self, x: Foreign, shape: Shape, tokens_first: bool) -> tuple[Any, int]:
+        return self.empty(x, shape, False, tokens_first)
 
     def clear(self, made: Any) -> None:
         if hasattr(made, "fill"):  # others were made by `zeros`

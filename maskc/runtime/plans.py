@@ -28,8 +28,8 @@ LISTED_POINTERS = (
     "distances", "col_turns",
 )  # fmt: skip
 """Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
-_BLOCKS = {
-    count: struct.Struct(f"{count}Q")
+_WRITE = {
+    count: struct.Struct(f"{count}Q").pack_into
     for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
@@ -57,9 +57,13 @@ Pointers = tuple[int, ...]
 LISTED_POINTERS and of three arrays too."""
 
 
-def fill(block: Any, pointers: Pointers, scale: float | None, softcap: float | None) -> None:
-    """Write what calls differ in into an argument block, a writable buffer."""
-    _BLOCKS[len(pointers)].pack_into(block, 0, *pointers)
+def fill_pointers(block: Any, pointers: Pointers) -> None:
+    """Write the addresses of a call into an argument block, a writable buffer."""
+    _WRITE[len(pointers)](block, 0, *pointers)
+
+
+def fill_numbers(block: Any, scale: float | None, softcap: float | None) -> None:
+    """Write those of its numbers that a call gives."""
     if scale is not None:
         _NUMBER.pack_into(block, _SCALE, scale)
     if softcap is not None:
@@ -76,7 +80,8 @@ def filled(
 ) -> ctypes.Structure:
     """A new argument block."""
     block = ATTENTION.from_buffer_copy(sent.template)
-    fill(block, pointers, scale, softcap)
+    fill_pointers(block, pointers)
+    fill_numbers(block, scale, softcap)
     return block
 
 
@@ -112,7 +117,7 @@ class Output:
     def make(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
         """(array, pointer) in q's library, on its device: fp32, or q's dtype."""
         if self.like_q:
-            return library.like(q)
+            return library.like(q, self.shape, self.tokens_first)
         return library.empty(q, self.shape, single, self.tokens_first)
 
     def zeros(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
@@ -137,8 +142,9 @@ class Sent:
     """Keeps the memory alive."""
     counters: Callable[[], int | None]
     """The address of a counter that no other launch has; None when there are no more."""
-    free: list[Any] = field(default_factory=list)
-    """Memory with these arguments (CUDA), taken for a launch and put back; safe in threads."""
+    free: dict[Pointers, Any] = field(default_factory=dict)
+    """Memory with these arguments (CUDA) by the addresses in it, taken for a launch and put back;
+    safe in threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,15 +196,11 @@ class Plan:
         if kernel is None:
             return Sent(self.numbers, 0, None, _nothing), 0
         kind, index = self.device
-        if kind == "cpu":
-            stream, key, capturing = 0, 0, False
-        else:
-            key = stream = library.stream(index)
-            if stream == _PER_THREAD:
-                key = _thread.token
-            capturing = kernel.capturing(stream)
+        key = stream = 0 if kind == "cpu" else library.stream(index)
+        if stream == _PER_THREAD:
+            key = _thread.token
         sent = self.sent.get(key)
-        if capturing:
+        if stream and kernel.capturing(stream):  # the default stream, 0, cannot be
             sent = self._captured(library, q, key, sent)
         elif sent is None:
             sent = self.sent[key] = self._send(library, q, key, True)

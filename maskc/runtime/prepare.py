@@ -68,7 +68,7 @@ class Sound:
         self._last: tuple[object, tuple[Sizes, Device]] = (None, (Sizes(0, 0, 0, 0, 0), HOST))
 
     def sizes(
-        self, given: list[Any], signature: list[object], places: list[int]
+        self, given: list[Any], kinds: tuple[Any, ...], places: tuple[int, ...]
     ) -> tuple[Sizes, Device]:
         """Of a call, and the device; arguments begin with q, k and v.
 
@@ -76,13 +76,13 @@ class Sound:
             MC4xx, BadLength: see `checks`.
         """
         last, found = self._last
-        if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:
+        if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
             views = [
                 LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
             ]
             sizes = checks.check_inputs(*views, self._problem, self._target)
             found = sizes, views[0].device
-            self._last = (signature.copy(), found)
+            self._last = (kinds, found)
         return found
 
 

@@ -15,7 +15,9 @@ _BACKWARD = 6
 """Fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
 
 
-def read(names: tuple[str, ...], given: list[Any]) -> tuple[Library, list[object], list[int]]:
+def read(
+    names: tuple[str, ...], given: list[Any]
+) -> tuple[Library, tuple[Any, ...], tuple[int, ...]]:
     """(q's library, what a plan depends on, addresses); `given` as in CompiledMask._begin."""
     kind = type(given[0])
     lib = LIBRARIES.get(kind)
@@ -25,11 +27,10 @@ def read(names: tuple[str, ...], given: list[Any]) -> tuple[Library, list[object
         same = all(type(x) is kind for x in given)
     if lib is not None and same:
         try:
-            kinds, places = lib.read_all(given)
-            return lib, kinds, places
+            return lib, *lib.read_all(given)
         except RuntimeError:
             pass  # one of them has no memory: which, is said below
-    signature: list[object] = []
+    kinds: list[object] = []
     places = []
     for number, x in enumerate(given):
         lib = LIBRARIES.get(type(x))
@@ -41,9 +42,9 @@ def read(names: tuple[str, ...], given: list[Any]) -> tuple[Library, list[object
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise
-        signature.append(found)
+        kinds.append(found)
         places.append(place)
-    return LIBRARIES[type(given[0])], signature, places
+    return LIBRARIES[type(given[0])], tuple(kinds), tuple(places)
 
 
 def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any) -> tuple[str, ...]:
@@ -55,13 +56,13 @@ def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any)
     return names
 
 
-def low_bits(places: list[int]) -> int:
+def low_bits(places: tuple[int, ...]) -> int:
     """The addresses of all tensors of rows, joined by `or`."""
     found = places[0] | places[1] | places[2]
     return found | places[3] | places[4] if len(places) >= _BACKWARD else found
 
 
-def all_pointers(names: tuple[str, ...], places: list[int], **others: int) -> Pointers:
+def all_pointers(names: tuple[str, ...], places: tuple[int, ...], **others: int) -> Pointers:
     """Addresses in the order of the argument block."""
     found = dict(zip(names, places, strict=True)) | others
     return tuple(found.get(name, 0) for name in POINTERS)

@@ -27,8 +27,8 @@ class Streams:
         self.held.append(made)
         return made, made.ctypes.data
 
-    def like(self, x):
-        return self.empty(x, x.array.shape, False, False)
+    def like(self, x, shape, tokens_first):
+        return self.empty(x, shape, False, tokens_first)
 
     def clear(self, made):
         self.cleared += 1
@@ -61,7 +61,7 @@ class Tensors(Streams):
         return x.array[1:], x.array.pointer
 
     def read_all(self, arrays):
-        return [x.array[1:] for x in arrays], [x.array.pointer for x in arrays]
+        return tuple(x.array[1:] for x in arrays), tuple(x.array.pointer for x in arrays)
 
     def view(self, x, name):
         return x.array
