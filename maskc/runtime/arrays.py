@@ -148,9 +148,7 @@ class _Torch:
                 b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
                 c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
             ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
-        kinds: list[Any] = []
-        for x in arrays:
-            kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+        kinds = [(x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device) for x in arrays]
         return tuple(kinds), tuple([x.data_ptr() for x in arrays])
 
     def view(self, x: Any, name: str) -> Array:
@@ -171,7 +169,7 @@ class _Torch:
         return made, made.data_ptr()
 
     def like(self, x: Any, shape: Shape, tokens_first: bool) -> tuple[Any, int]:
-        made = self._torch.empty_like(x)
+        made = self._empty_like(x)
         return made, made.data_ptr()
 
     def clear(self, made: Any) -> None:
@@ -191,6 +189,10 @@ class _Torch:
     @cached_property
     def _torch(self) -> ModuleType:
         return sys.modules["torch"]
+
+    @cached_property
+    def _empty_like(self) -> Callable[[Any], Any]:
+        return self._torch.empty_like
 
 
 # ------------------------------------------------------------------ NumPy, CuPy

@@ -81,21 +81,11 @@ class CompiledMask:
     # -------------------------------------------------------------- calls
 
     def __call__(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        scale: float | None = None,
-        return_lse: bool = False,
-        softcap: float | None = None,
-        alibi_slopes: Any = None,
-        sink_logits: Any = None,
-        normalizer: str = "softmax",
-        alpha: float | None = None,
-        nan_safe: bool = False,
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
         **data: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
 
         Args:
@@ -125,18 +115,21 @@ class CompiledMask:
             names = with_heads(names, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
             scale, softcap = checks.numbers(scale, softcap)
-        key = (names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe))
+        usual = alpha is None and normalizer == "softmax"
+        alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
+        key = (names, softcap is None, alpha_1, bool(nan_safe))
         plan, lib, places = self._begin(key, given, data)
-        q = given[0]
+        q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
-        out, place = plan.outputs[0].make(lib, q)
+        out, place = outputs[0].make(lib, q)
         lse, unread = None, sent.lse
         if return_lse or not unread:
-            lse, unread = plan.outputs[1].make(lib, q, True)
-        space = plan.outputs[2].make(lib, q, True) if len(plan.outputs) > 2 else (None, 0)
-        if names is _QKV and len(plan.outputs) == 2:
-            pointers = (*places, place, unread)
+            lse, unread = outputs[1].make(lib, q, True)
+        if names is _QKV and len(outputs) == 2:
+            at_q, at_k, at_v = places
+            pointers = (at_q, at_k, at_v, place, unread)
         else:
+            space = outputs[2].make(lib, q, True) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
         plan.run(plan, sent, pointers, scale, softcap, stream)
         return (out, lse) if return_lse else out

@@ -34,6 +34,7 @@ _WRITE = {
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
+_OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
 _COUNTER_BYTES = 8
 _PER_THREAD = 2
@@ -72,7 +73,7 @@ def fill_numbers(block: Any, scale: float | None, softcap: float | None) -> None
 
 def fill_scale(block: Any, template: bytes) -> None:
     """Write the usual scale again."""
-    block[_SCALE : _SCALE + _NUMBER.size] = template[_SCALE : _SCALE + _NUMBER.size]
+    block[_OF_SCALE] = template[_OF_SCALE]
 
 
 def filled(

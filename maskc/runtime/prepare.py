@@ -257,17 +257,20 @@ def outputs_of(
     bundle: Bundle, direction: Direction, views: Mapping[str, Array], sizes: Sizes, ordered: bool
 ) -> tuple[Output, ...]:
     """out, lse; or dq, dk, dv, the workspace, and the shape of gradients per head."""
+    q = views["q"]
     if direction is Direction.forward:
         rows = Output((sizes.batch, sizes.heads_q, sizes.n_q))
         shape = (*rows.shape, bundle.problem.head_dim_v)
-        q = views["q"]
-        swapped = ordered and _tokens_first(q)
-        alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
-        return Output(shape, swapped, alike), rows
-    gradients = (
-        Output(tuple(views[name].shape), ordered and _tokens_first(views[name])) for name in "qkv"
-    )
+        return _output(shape, q, q, ordered), rows
+    gradients = (_output(tuple(views[name].shape), views[name], q, ordered) for name in "qkv")
     return (*gradients, Output((0,)), Output((sizes.heads_q,)))
+
+
+def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:
+    """A result of this shape, in the order of the input it goes with."""
+    swapped = ordered and _tokens_first(beside)
+    alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
+    return Output(shape, swapped, alike)
 
 
 def _tokens_first(array: Array) -> bool:
