@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,24 @@ class Array(NamedTuple):
     device: Device
 
 
+@dataclass(frozen=True, eq=False)
+class Output:
+    """How to allocate one result."""
+
+    shape: Shape
+    tokens_first: bool = False
+    """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
+    like_q: bool = False
+    """Of q's shape, dtype and order."""
+    single: bool = False
+    """fp32, whatever q's dtype."""
+    strides: Shape = field(init=False)
+    """In elements."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strides", out_strides(self.shape, self.tokens_first))
+
+
 class Library(Protocol):
     """What maskc asks of an array library."""
 
@@ -52,14 +71,8 @@ class Library(Protocol):
     def view(self, x: Any, name: str) -> Array:
         """The same in plain terms; `name` is for errors."""
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        """(a new array on the device of x, its pointer): fp32 or the dtype of x.
-
-        With `tokens_first` a [B, H, N, D] array is stored as [B, N, H, D].
-        """
-
-    def like(self, x: Any, shape: Shape, tokens_first: bool) -> tuple[Any, int]:
-        """`empty` in the dtype of x, which has this shape and order itself; faster."""
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        """(a new array on the device of x, its pointer)."""
 
     def clear(self, made: Any) -> None:
         """Zero what `empty` gave."""
@@ -69,6 +82,18 @@ class Library(Protocol):
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         """A copy of int32 values on the CUDA device of x, ordered on its current stream."""
+
+
+def singles(*shape: int) -> Output:
+    """fp32 numbers."""
+    return Output(shape, single=True)
+
+
+def zeros(library: Library, x: Any, wanted: Output) -> tuple[Any, int]:
+    """`Library.empty`, cleared."""
+    made = library.empty(x, wanted)
+    library.clear(made[0])
+    return made
 
 
 def library(x: object, name: str) -> Any:
@@ -159,17 +184,14 @@ class _Torch:
         device = (x.device.type, x.device.index or 0)
         return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        strides = out_strides(shape, tokens_first)
-        if single:
-            torch = self._torch
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        if wanted.like_q:
+            made = self._empty_like(x)  # takes less time
+        elif wanted.single:
+            shape, strides, torch = wanted.shape, wanted.strides, self._torch
             made = torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
         else:
-            made = x.new_empty_strided(shape, strides)
-        return made, made.data_ptr()
-
-    def like(self, x: Any, shape: Shape, tokens_first: bool) -> tuple[Any, int]:
-        made = self._empty_like(x)
+            made = x.new_empty_strided(wanted.shape, wanted.strides)
         return made, made.data_ptr()
 
     def clear(self, made: Any) -> None:
@@ -218,17 +240,14 @@ class _NumPy:
         strides = _in_elements(x.strides, x.itemsize, name)
         return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        dtype = np.float32 if single else x.dtype
-        if tokens_first:
-            b, h, n, d = shape
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        dtype = np.float32 if wanted.single else x.dtype
+        if wanted.tokens_first:
+            b, h, n, d = wanted.shape
             made = np.empty((b, n, h, d), dtype).transpose(0, 2, 1, 3)
         else:
-            made = np.empty(shape, dtype)
+            made = np.empty(wanted.shape, dtype)
         return made, made.__array_interface__["data"][0]
-
-    def like(self, x: Any, shape: Shape, tokens_first: bool) -> tuple[Any, int]:
-        return self.empty(x, shape, False, tokens_first)
 
     def clear(self, made: Any) -> None:
         made.fill(0)
@@ -271,11 +290,9 @@ class _CuPy:
         device = ("cuda", x.data.device_id)
         return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        return cupy_empty(x.data.device_id, shape, np.float32 if single else x.dtype, tokens_first)
-
-    def like(self, x: Any, shape: Shape, tokens_first: bool) -> tuple[Any, int]:
-        return cupy_empty(x.data.device_id, shape, x.dtype, tokens_first)
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        dtype = np.float32 if wanted.single else x.dtype
+        return cupy_empty(x.data.device_id, wanted.shape, dtype, wanted.tokens_first)
 
     def clear(self, made: Any) -> None:
         made.fill(0)

@@ -13,7 +13,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import Library
+from maskc.runtime.arrays import Library, zeros
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.lister import Unlisted
@@ -121,15 +121,15 @@ class CompiledMask:
         plan, lib, places = self._begin(key, given, data)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
-        out, place = outputs[0].make(lib, q)
+        out, place = lib.empty(q, outputs[0])
         lse, unread = None, sent.lse
         if return_lse or not unread:
-            lse, unread = outputs[1].make(lib, q, True)
+            lse, unread = lib.empty(q, outputs[1])
         if names is _QKV and len(outputs) == 2:
             at_q, at_k, at_v = places
             pointers = (at_q, at_k, at_v, place, unread)
         else:
-            space = outputs[2].make(lib, q, True) if len(outputs) > 2 else (None, 0)
+            space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
         plan.run(plan, sent, pointers, scale, softcap, stream)
         return (out, lse) if return_lse else out
@@ -178,12 +178,12 @@ class CompiledMask:
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
-        made = [t.zeros(lib, q) if plan.kernel is None else t.make(lib, q) for t in tensors]
-        delta, space = workspace.make(lib, q, True)
+        made = [zeros(lib, q, x) if plan.kernel is None else lib.empty(q, x) for x in tensors]
+        delta, space = lib.empty(q, workspace)
         written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
         for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):
             if asked is not None:
-                made.append(heads.zeros(lib, q, True))
+                made.append(zeros(lib, q, heads))
                 written[name] = made[-1][1]
         pointers = all_pointers(names, places, **written)
         plan.run(plan, sent, pointers, scale, softcap, stream)

@@ -16,12 +16,12 @@ import numpy as np
 from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, PartBundle, SourceUnit
 from maskc.core.problem import Direction, Feature, Features
 from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs, views
-from maskc.runtime.arrays import Library, Shape
+from maskc.runtime.arrays import Library, Output, Shape, singles
 from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Arrays, Maker, Pass
 from maskc.runtime.packing import packed
-from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
+from maskc.runtime.plans import POINTERS, Plan, Pointers, Sent
 from maskc.runtime.prepare import Place, threshold_words
 from maskc.runtime.tables import per_sequence
 
@@ -258,7 +258,7 @@ def chosen_plan(
 
 def _no_results(direction: Direction) -> tuple[Output, ...]:
     """In place of what comes before the workspace."""
-    return (Output((0,)),) * (3 if direction is Direction.backward else 2)
+    return (singles(0),) * (3 if direction is Direction.backward else 2)
 
 
 # ------------------------------------------------------------------ whether it pays

@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.core import abi
 from maskc.core.problem import Direction
-from maskc.runtime.arrays import Device, Library, Shape
+from maskc.runtime.arrays import Device, Library, Output, singles, zeros
 from maskc.runtime.tables import CAPTURED, Tables
 
 ATTENTION = abi.structure()
@@ -37,6 +37,7 @@ _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
 _COUNTER_BYTES = 8
+_OWN_COUNTER = singles(_COUNTER_BYTES // 4)
 _PER_THREAD = 2
 """The stream that CUDA understands as each thread's own."""
 
@@ -103,29 +104,6 @@ class Kernel(Protocol):
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass, or enqueue it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Output:
-    """How to allocate one result."""
-
-    shape: Shape
-    tokens_first: bool = False
-    """Stored as [B, N, H, D], like the input it goes with."""
-    like_q: bool = False
-    """Of q's shape, dtype and order."""
-
-    def make(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
-        """(array, pointer) in q's library, on its device: fp32, or q's dtype."""
-        if self.like_q:
-            return library.like(q, self.shape, self.tokens_first)
-        return library.empty(q, self.shape, single, self.tokens_first)
-
-    def zeros(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
-        """The same, cleared."""
-        made = self.make(library, q, single)
-        library.clear(made[0])
-        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +194,7 @@ class Plan:
         if self.tables.counted:
             counter, made = sent.counters(), None
             if counter is None:
-                made, counter = library.empty(q, (_COUNTER_BYTES // 4,), True, False)
-                library.clear(made)
+                made, counter = zeros(library, q, _OWN_COUNTER)
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = Sent(bytes(template), sent.lse, (sent.owner, made), sent.counters)
@@ -247,7 +224,7 @@ class Plan:
                 setattr(block, name, base + offset)
         lse = 0
         if self.device[0] == "cuda" and self.direction is Direction.forward:
-            made, lse = self.outputs[1].make(library, q, True)
+            made, lse = library.empty(q, self.outputs[1])
             owner = (owner, made)
         return Sent(bytes(block), lse, owner, counters)
 

@@ -17,12 +17,14 @@ from maskc.runtime.arrays import (
     LIBRARIES,
     Array,
     Device,
+    Output,
     Shape,
     contiguous,
     out_strides,
+    singles,
 )
 from maskc.runtime.checks import Sizes
-from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
+from maskc.runtime.plans import ATTENTION, Kernel, Plan
 from maskc.runtime.tables import Tables
 from maskc.runtime.tensor_maps import tensors
 
@@ -153,11 +155,11 @@ def make_plan(
             floats = _workspace(unit, sizes, tables)
         else:
             floats = kernel.workspace(block)
-        outputs = (*outputs[:3], Output((floats,)), *outputs[4:])
+        outputs = (*outputs[:3], singles(floats), *outputs[4:])
     elif kernel is not None and (unit.thresholds or (tables.work and tables.work.parts)):
         parts = 0 if tables.work is None else tables.work.parts
         floats = threshold_words(unit, sizes) + parts * unit.tile.q * unit.row_floats
-        outputs = (*outputs, Output((floats,)))
+        outputs = (*outputs, singles(floats))
     return Plan(
         direction=wanted.direction,
         kernel=kernel,
@@ -259,11 +261,11 @@ def outputs_of(
     """out, lse; or dq, dk, dv, the workspace, and the shape of gradients per head."""
     q = views["q"]
     if direction is Direction.forward:
-        rows = Output((sizes.batch, sizes.heads_q, sizes.n_q))
+        rows = singles(sizes.batch, sizes.heads_q, sizes.n_q)
         shape = (*rows.shape, bundle.problem.head_dim_v)
         return _output(shape, q, q, ordered), rows
     gradients = (_output(tuple(views[name].shape), views[name], q, ordered) for name in "qkv")
-    return (*gradients, Output((0,)), Output((sizes.heads_q,)))
+    return (*gradients, singles(0), singles(sizes.heads_q))
 
 
 def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:

@@ -22,13 +22,10 @@ class Streams:
     def stream(self, device):
         return self.current
 
-    def empty(self, x, shape, single, tokens_first):
-        made = np.empty(shape, np.float32)
+    def empty(self, x, wanted):
+        made = np.empty(wanted.shape, np.float32)
         self.held.append(made)
         return made, made.ctypes.data
-
-    def like(self, x, shape, tokens_first):
-        return self.empty(x, shape, False, tokens_first)
 
     def clear(self, made):
         self.cleared += 1
@@ -66,9 +63,9 @@ class Tensors(Streams):
     def view(self, x, name):
         return x.array
 
-    def empty(self, x, shape, single, tokens_first):
-        dtype = "float32" if single else x.array.dtype
-        made = Tensor(shape, pointer=next(self._addresses), dtype=dtype)
+    def empty(self, x, wanted):
+        dtype = "float32" if wanted.single else x.array.dtype
+        made = Tensor(wanted.shape, pointer=next(self._addresses), dtype=dtype)
         return made, made.array.pointer
 
 

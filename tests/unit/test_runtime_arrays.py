@@ -236,13 +236,14 @@ def test_another_byte_order_has_another_name():
 def test_strides_of_results(shape, tokens_first):
     for x in (np.zeros(1, np.float32), torch.zeros(1)):
         library = arrays.LIBRARIES.get(type(x)) or arrays.LIBRARIES[type(arrays.library(x, "x"))]
-        made, pointer = library.empty(x, shape, True, tokens_first)
+        made, pointer = library.empty(x, arrays.Output(shape, tokens_first, single=True))
         view = library.view(made, "made")
         assert view.pointer == pointer or 0 in shape
         assert view.shape == shape
         if 0 not in shape:
             assert view.strides == arrays.out_strides(shape, tokens_first)
-            again = library.view(library.like(made, shape, tokens_first)[0], "like")
+            like = library.empty(made, arrays.Output(shape, tokens_first, like_q=True))
+            again = library.view(like[0], "like")
             assert (again.shape, again.strides) == (view.shape, view.strides)
             assert again.pointer != view.pointer
 

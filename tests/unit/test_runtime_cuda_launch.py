@@ -17,8 +17,9 @@ from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 from maskc.layout import Work
 from maskc.runtime import default_target, launch_cuda, plans, tables
+from maskc.runtime.arrays import Output, singles
 from maskc.runtime.launch_cuda import Step
-from maskc.runtime.plans import ATTENTION, POINTERS, Output, Plan, Recent, Sent, filled
+from maskc.runtime.plans import ATTENTION, POINTERS, Plan, Recent, Sent, filled
 from maskc.runtime.tables import Slot, Tables
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Streams
@@ -49,7 +50,7 @@ def gpu_plan(kernel, work=None) -> Plan:
     block = ATTENTION(n_q=5)
     return Plan(
         Direction.forward, kernel, ("cuda", 0), {}, made, bytes(block),
-        (Output((1, 1, 5, 4)), Output((1, 1, 5))),
+        (Output((1, 1, 5, 4)), singles(1, 1, 5)),
     )  # fmt: skip
 
 
