@@ -262,8 +262,9 @@ class _Bindings:
             self._check(self._driver.cuCtxPushCurrent(self._context))
         try:
             start, address = self._start, memory.address
+            on = stream or None  # bindings make an object of 0
             for function, blocks, threads, shared in steps:
-                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0)
+                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
                 if status:
                     self._check((status,))
         finally:

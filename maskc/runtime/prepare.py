@@ -289,7 +289,7 @@ def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
         made = zip(("dq", "dk", "dv"), outputs, strict=False)
-    strides |= {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+    strides |= {name: each.strides for name, each in made}
     return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
 
 
