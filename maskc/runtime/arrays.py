@@ -10,7 +10,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +38,24 @@ class Array(NamedTuple):
     device: Device
 
 
+@dataclass(frozen=True, eq=False)
+class Output:
+    """How to allocate one result."""
+
+    shape: Shape
+    tokens_first: bool = False
+    """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
+    like_q: bool = False
+    """Of q's shape, dtype and order."""
+    single: bool = False
+    """fp32, whatever q's dtype."""
+    strides: Shape = field(init=False)
+    """In elements."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strides", out_strides(self.shape, self.tokens_first))
+
+
 class Library(Protocol):
     """What maskc asks of an array library."""
 
@@ -46,20 +65,14 @@ class Library(Protocol):
     def read(self, x: Any) -> tuple[object, int]:
         """(everything that a plan depends on, hashable; pointer); fast."""
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """(what a plan depends on, in a row; pointers) of several arrays; faster."""
 
     def view(self, x: Any, name: str) -> Array:
         """The same in plain terms; `name` is for errors."""
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        """(a new array on the device of x, its pointer): fp32 or the dtype of x.
-
-        With `tokens_first` a [B, H, N, D] array is stored as [B, N, H, D].
-        """
-
-    def like(self, x: Any) -> tuple[Any, int]:
-        """`empty` for the shape, dtype and order of x, whose elements lie side by side; faster."""
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        """(a new array on the device of x, its pointer)."""
 
     def clear(self, made: Any) -> None:
         """Zero what `empty` gave."""
@@ -69,6 +82,18 @@ class Library(Protocol):
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         """A copy of int32 values on the CUDA device of x, ordered on its current stream."""
+
+
+def singles(*shape: int) -> Output:
+    """fp32 numbers."""
+    return Output(shape, single=True)
+
+
+def zeros(library: Library, x: Any, wanted: Output) -> tuple[Any, int]:
+    """`Library.empty`, cleared."""
+    made = library.empty(x, wanted)
+    library.clear(made[0])
+    return made
 
 
 def library(x: object, name: str) -> Any:
@@ -139,19 +164,17 @@ class _Torch:
     def read(self, x: Any) -> tuple[object, int]:
         return (x.shape, x.stride(), x.dtype, x.device), x.data_ptr()
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         # Shape and contiguity imply all strides that count.
         if len(arrays) == 3:
             a, b, c = arrays
-            return [
+            return (
                 a.shape, a.is_contiguous() or a.stride(), a.dtype, a.device,
                 b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
                 c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
-            ], [a.data_ptr(), b.data_ptr(), c.data_ptr()]  # fmt: skip
-        kinds: list[Any] = []
-        for x in arrays:
-            kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
-        return kinds, [x.data_ptr() for x in arrays]
+            ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
+        kinds = [(x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device) for x in arrays]
+        return tuple(kinds), tuple([x.data_ptr() for x in arrays])
 
     def view(self, x: Any, name: str) -> Array:
         try:
@@ -161,42 +184,37 @@ class _Torch:
         device = (x.device.type, x.device.index or 0)
         return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        strides = out_strides(shape, tokens_first)
-        if single:
-            torch = sys.modules["torch"]
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        if wanted.like_q:
+            made = self._empty_like(x)  # takes less time
+        elif wanted.single:
+            shape, strides, torch = wanted.shape, wanted.strides, self._torch
             made = torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
         else:
-            made = x.new_empty_strided(shape, strides)
-        return made, made.data_ptr()
-
-    def like(self, x: Any) -> tuple[Any, int]:
-        made = _torch_like()(x)
+            made = x.new_empty_strided(wanted.shape, wanted.strides)
         return made, made.data_ptr()
 
     def clear(self, made: Any) -> None:
         made.zero_()
 
-    def stream(self, device: int) -> int:
-        return _torch_stream()(device)
+    @cached_property
+    def stream(self) -> Callable[[int], int]:
+        torch = self._torch
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
+        return raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
-        pinned = sys.modules["torch"].from_numpy(host).pin_memory()
+        pinned = self._torch.from_numpy(host).pin_memory()
         made = pinned.to(x.device, non_blocking=True)  # torch keeps `pinned` until it is done
         return made, made.data_ptr()
 
+    @cached_property
+    def _torch(self) -> ModuleType:
+        return sys.modules["torch"]
 
-@cache
-def _torch_like() -> Callable[[Any], Any]:
-    return sys.modules["torch"].empty_like
-
-
-@cache
-def _torch_stream() -> Callable[[int], int]:
-    """The current stream of a device."""
-    torch = sys.modules["torch"]
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
-    return raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+    @cached_property
+    def _empty_like(self) -> Callable[[Any], Any]:
+        return self._torch.empty_like
 
 
 # ------------------------------------------------------------------ NumPy, CuPy
@@ -210,29 +228,26 @@ class _NumPy:
     def read(self, x: Any) -> tuple[object, int]:
         return (x.shape, x.strides, x.dtype), x.__array_interface__["data"][0]
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         kinds: list[Any] = []
         places = []
         for x in arrays:
             kinds += (x.shape, x.strides, x.dtype)
             places.append(x.__array_interface__["data"][0])
-        return kinds, places
+        return tuple(kinds), tuple(places)
 
     def view(self, x: Any, name: str) -> Array:
         strides = _in_elements(x.strides, x.itemsize, name)
         return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        dtype = np.float32 if single else x.dtype
-        if tokens_first:
-            b, h, n, d = shape
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        dtype = np.float32 if wanted.single else x.dtype
+        if wanted.tokens_first:
+            b, h, n, d = wanted.shape
             made = np.empty((b, n, h, d), dtype).transpose(0, 2, 1, 3)
         else:
-            made = np.empty(shape, dtype)
+            made = np.empty(wanted.shape, dtype)
         return made, made.__array_interface__["data"][0]
-
-    def like(self, x: Any) -> tuple[Any, int]:
-        return self.empty(x, x.shape, False, x.strides[1] < x.strides[2])
 
     def clear(self, made: Any) -> None:
         made.fill(0)
@@ -253,25 +268,31 @@ class _CuPy:
         memory = x.data
         return (x.shape, x.strides, x.dtype, memory.device_id), memory.ptr
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        if len(arrays) == 3:
+            a, b, c = arrays
+            of_a, of_b, of_c = a.data, b.data, c.data
+            return (
+                a.shape, a.strides, a.dtype, of_a.device_id,
+                b.shape, b.strides, b.dtype, of_b.device_id,
+                c.shape, c.strides, c.dtype, of_c.device_id,
+            ), (of_a.ptr, of_b.ptr, of_c.ptr)  # fmt: skip
         kinds: list[Any] = []
         places = []
         for x in arrays:
             memory = x.data
             kinds += (x.shape, x.strides, x.dtype, memory.device_id)
             places.append(memory.ptr)
-        return kinds, places
+        return tuple(kinds), tuple(places)
 
     def view(self, x: Any, name: str) -> Array:
         strides = _in_elements(x.strides, x.itemsize, name)
         device = ("cuda", x.data.device_id)
         return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
 
-    def empty(self, x: Any, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
-        return cupy_empty(x.data.device_id, shape, np.float32 if single else x.dtype, tokens_first)
-
-    def like(self, x: Any) -> tuple[Any, int]:
-        return self.empty(x, x.shape, False, x.strides[1] < x.strides[2])
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        dtype = np.float32 if wanted.single else x.dtype
+        return cupy_empty(x.data.device_id, wanted.shape, dtype, wanted.tokens_first)
 
     def clear(self, made: Any) -> None:
         made.fill(0)

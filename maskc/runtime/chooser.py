@@ -31,13 +31,13 @@ from maskc.layout import (
     hull_of,
     tile_codes,
 )
-from maskc.runtime.arrays import LIBRARIES, Array, Device
+from maskc.runtime.arrays import LIBRARIES, Array, Device, Output
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.choosing import TYPES, Choosing, Vote, cases_of
 from maskc.runtime.lister import Unlisted, with_room
 from maskc.runtime.making import Maker
-from maskc.runtime.plans import ATTENTION, Output, Plan
+from maskc.runtime.plans import ATTENTION, Plan
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.selected import Given, Ranked, SelectedPlan
 from maskc.runtime.tables import Case, Tables, mask_args

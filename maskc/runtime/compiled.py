@@ -13,7 +13,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import Library
+from maskc.runtime.arrays import Library, zeros
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.lister import Unlisted
@@ -81,21 +81,11 @@ class CompiledMask:
     # -------------------------------------------------------------- calls
 
     def __call__(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        scale: float | None = None,
-        return_lse: bool = False,
-        softcap: float | None = None,
-        alibi_slopes: Any = None,
-        sink_logits: Any = None,
-        normalizer: str = "softmax",
-        alpha: float | None = None,
-        nan_safe: bool = False,
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
         **data: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
 
         Args:
@@ -125,18 +115,21 @@ class CompiledMask:
             names = with_heads(names, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
             scale, softcap = checks.numbers(scale, softcap)
-        key = (names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe))
+        usual = alpha is None and normalizer == "softmax"
+        alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
+        key = (names, softcap is None, alpha_1, bool(nan_safe))
         plan, lib, places = self._begin(key, given, data)
-        q = given[0]
+        q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
-        out, place = plan.outputs[0].make(lib, q)
+        out, place = lib.empty(q, outputs[0])
         lse, unread = None, sent.lse
         if return_lse or not unread:
-            lse, unread = plan.outputs[1].make(lib, q, True)
-        space = plan.outputs[2].make(lib, q, True) if len(plan.outputs) > 2 else (None, 0)
-        if names is _QKV and len(plan.outputs) == 2:
-            pointers = (*places, place, unread)
+            lse, unread = lib.empty(q, outputs[1])
+        if names is _QKV and len(outputs) == 2:
+            at_q, at_k, at_v = places
+            pointers = (at_q, at_k, at_v, place, unread)
         else:
+            space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
         plan.run(plan, sent, pointers, scale, softcap, stream)
         return (out, lse) if return_lse else out
@@ -185,12 +178,12 @@ class CompiledMask:
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
-        made = [t.zeros(lib, q) if plan.kernel is None else t.make(lib, q) for t in tensors]
-        delta, space = workspace.make(lib, q, True)
+        made = [zeros(lib, q, x) if plan.kernel is None else lib.empty(q, x) for x in tensors]
+        delta, space = lib.empty(q, workspace)
         written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
         for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):
             if asked is not None:
-                made.append(heads.zeros(lib, q, True))
+                made.append(zeros(lib, q, heads))
                 written[name] = made[-1][1]
         pointers = all_pointers(names, places, **written)
         plan.run(plan, sent, pointers, scale, softcap, stream)
@@ -198,9 +191,9 @@ class CompiledMask:
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        self, asked: tuple[Any, ...], given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Planned | Called, Library, list[int]]:  # fmt: skip
+    ) -> tuple[Planned | Called, Library, tuple[int, ...]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
@@ -208,47 +201,51 @@ class CompiledMask:
             given: arrays; those of unknown libraries are replaced by what stands for them.
             listed: whether tile lists may be made on the device.
         """
-        lib, signature, places = read(asked[0], given)
+        lib, kinds, places = read(asked[0], given)
         if data or self._needs_data:
             listed = listed and not any(asked[2:4])  # entmax, nan_safe
-            bound = self._bind(asked, given, data, signature, places, listed)
+            bound = self._bind(asked, given, data, kinds, places, listed)
         else:
             bound = self._default
-        signature += (bound.key, asked)
+        signature = kinds, bound.key, asked
         last, plan = self._last
         if signature != last or plan is None:
-            key = tuple(signature)
-            plan = self._plans.get(key)
-            if plan is None:
-                try:
-                    plan = self._planner.plan(asked, given, bound)
-                except (NotAddressable, Unlisted):
-                    if bound.given is None:
-                        raise
-                    return self._begin(asked, given, data, False)
-                if bound.lasting:
-                    with self._lock:
-                        self._plans.put(key, plan)
-            self._last = (signature, plan) if bound.lasting else (None, None)
+            try:
+                plan = self._planned(signature, given, bound)
+            except (NotAddressable, Unlisted):
+                if bound.given is None:
+                    raise
+                return self._begin(asked, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(asked, given, bound)
         return (plan if bound.given is None else plan.called(bound.given)), lib, places
 
+    def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
+        """The plan of a signature that is not the last call's."""
+        plan = self._plans.get(signature)
+        if plan is None:
+            plan = self._planner.plan(signature[-1], given, bound)
+            if bound.lasting:
+                with self._lock:
+                    self._plans.put(signature, plan)
+        self._last = (signature, plan) if bound.lasting else (None, None)
+        return plan
+
     def _bind(
         self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
-        signature: list[object], places: list[int], listed: bool,
+        kinds: tuple[Any, ...], places: tuple[int, ...], listed: bool,
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
         lister = self._planner.lister
         if listed and lister.active:
-            bound = lister.bind(data, *self._sound.sizes(given, signature, places))
+            bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
             if bound is not None:
                 return bound
         if self.bundle.selections:
             return self._whole.selected(self._binder, asked, given, data)
-        sizes, _ = self._sound.sizes(given, signature, places)
+        sizes, _ = self._sound.sizes(given, kinds, places)
         return self._binder.bind(data, sizes.n_q, sizes.n_kv)
 
     # -------------------------------------------------------------- kernels

@@ -18,7 +18,7 @@ from maskc.runtime.arrays import (
     NUMPY,
     Array,
     Device,
-    Shape,
+    Output,
     contiguous,
     cupy_empty,
     cupy_send,
@@ -50,28 +50,25 @@ class _Foreign:
         array = x.array
         return array[1:], array.pointer
 
-    def read_all(self, arrays: Sequence[Foreign]) -> tuple[list[Any], list[int]]:
-        return [x.array[1:] for x in arrays], [x.array.pointer for x in arrays]
+    def read_all(self, arrays: Sequence[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
 
     def view(self, x: Foreign, name: str) -> Array:
         return x.array
 
-    def empty(self, x: Foreign, shape: Shape, single: bool, tokens_first: bool) -> tuple[Any, int]:
+    def empty(self, x: Foreign, wanted: Output) -> tuple[Any, int]:
         kind, index = x.array.device
         namespace = getattr(x.source, "__array_namespace__", None)
         if namespace is not None:
             space = namespace()
-            dtype = space.float32 if single else x.source.dtype
-            made = space.zeros(shape, dtype=dtype, device=x.source.device)
+            dtype = space.float32 if wanted.single else x.source.dtype
+            made = space.zeros(wanted.shape, dtype=dtype, device=x.source.device)
             return made, foreign(made, "the result").array.pointer
-        dtype = numpy_dtype("float32" if single else x.array.dtype)
+        dtype = numpy_dtype("float32" if wanted.single else x.array.dtype)
         if kind == "cuda":
-            return cupy_empty(index, shape, dtype, False)
-        made = np.empty(shape, dtype)
+            return cupy_empty(index, wanted.shape, dtype, False)
+        made = np.empty(wanted.shape, dtype)
         return made, made.ctypes.data
-
-    def like(self, x: Foreign) -> tuple[Any, int]:
-        return self.empty(x, x.array.shape, False, False)
 
     def clear(self, made: Any) -> None:
         if hasattr(made, "fill"):  # others were made by `zeros`

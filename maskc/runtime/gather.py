@@ -23,20 +23,12 @@ from maskc.core.selection import FACTORS
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arguments import Arguments
-from maskc.runtime.arrays import LIBRARIES
+from maskc.runtime.arrays import LIBRARIES, Output, singles
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.launch_cuda import CudaKernel, Step
-from maskc.runtime.plans import (
-    ATTENTION,
-    LISTED_POINTERS,
-    POINTERS,
-    Output,
-    Plan,
-    Pointers,
-    Sent,
-)
+from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
 from maskc.runtime.prepare import Pass, Place, launches, make_plan
 from maskc.runtime.ranking import CODES, Ranking, ranking_on, steps_of
 from maskc.runtime.tables import Tables
@@ -263,12 +255,12 @@ def _with_space(
 ) -> tuple[Output, ...]:
     """The results of a pass, with its workspace."""
     if wanted.direction is Direction.forward:
-        return (*outputs[:2], Output((room.sums,)))
+        return (*outputs[:2], singles(room.sums))
     rows, heads = sizes.batch * sizes.heads_kv * sizes.n_kv, sizes.heads_q
     space = 2 * rows * dim
     if wanted.deterministic:  # twice as wide, those of heads, marks and the largest numbers
         space = 2 * (space + 2 * heads) + 3 * rows + 2 * heads + _PITCH
-    return (*outputs[:3], Output((room.sums + space,)), *outputs[4:])
+    return (*outputs[:3], singles(room.sums + space), *outputs[4:])
 
 
 def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int) -> int:

@@ -6,7 +6,7 @@ import ctypes
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,15 @@ from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.core.problem import Features
 from maskc.runtime.arrays import Shape
-from maskc.runtime.plans import ATTENTION, Plan, Pointers, Sent, fill, fill_scale
+from maskc.runtime.plans import (
+    ATTENTION,
+    Plan,
+    Pointers,
+    Sent,
+    fill_numbers,
+    fill_pointers,
+    fill_scale,
+)
 from maskc.runtime.tensor_maps import BYTES, Encode, Maps, Tensor, encode_with
 
 _SHARED = 8
@@ -33,6 +41,8 @@ _LINE = 64
 """Bytes: alignment of tensor maps."""
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
 """Where they start behind the argument block."""
+_KEPT = 64
+"""Sets of addresses whose arguments stay filled in, per plan and stream."""
 
 
 def device_arch(target: str, device: int) -> str:
@@ -99,8 +109,16 @@ class Memory:
         self.address = ctypes.addressof(self._pointers)
         """Of the array of addresses that a launch takes."""
         self.view[: len(template)] = template
-        self.maps = b""
-        """What lies behind the block."""
+
+    def fill(self, pointers: Pointers, maps: Maps | None) -> None:
+        """Write what depends on where the tensors of a call lie.
+
+        Raises:
+            NotAddressable: a tensor is not where a map can start.
+        """
+        if maps is not None:
+            self.view[_MAPS:] = maps.at(pointers)
+        fill_pointers(self.view, pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
         """What the addresses point to."""
@@ -152,21 +170,27 @@ class CudaKernel:
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Enqueue; the driver copies the arguments."""
-        free, maps = sent.free, plan.maps
-        try:
-            memory = free.pop()  # of this launch until it is put back
-        except IndexError:
+        memory = sent.free.pop(pointers, None)  # of this launch until it is put back
+        if memory is None:
+            memory = self._filled(plan, sent, pointers)
+        if scale is None and softcap is None:
+            self.launch(plan.steps, stream, memory)
+        else:
+            fill_numbers(memory.view, scale, softcap)
+            self.launch(plan.steps, stream, memory)
+            fill_scale(memory.view, sent.template)
+        sent.free[pointers] = memory
+
+    def _filled(self, plan: Plan, sent: Sent, pointers: Pointers) -> Memory:
+        """Arguments of tensors that lie elsewhere than those of the latest calls."""
+        free, memory = sent.free, None
+        if len(free) >= _KEPT:
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread took it
+                memory = free.pop(next(iter(free)))  # unused for longest
+        if memory is None:
             memory = Memory(self._map_bytes, sent.template)
-        view = memory.view
-        fill(view, pointers, scale, softcap)
-        if maps is not None:
-            found = maps.at(pointers)
-            if found is not memory.maps:
-                view[_MAPS:] = memory.maps = found
-        self.launch(plan.steps, stream, memory)
-        if scale is not None:
-            fill_scale(view, sent.template)
-        free.append(memory)
+        memory.fill(pointers, plan.maps)
+        return memory
 
 
 class _Bindings:
@@ -238,8 +262,9 @@ class _Bindings:
             self._check(self._driver.cuCtxPushCurrent(self._context))
         try:
             start, address = self._start, memory.address
+            on = stream or None  # bindings make an object of 0
             for function, blocks, threads, shared in steps:
-                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0)
+                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
                 if status:
                     self._check((status,))
         finally:

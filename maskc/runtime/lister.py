@@ -31,14 +31,14 @@ from maskc.layout import (
     most_runs,
     room_of,
 )
-from maskc.runtime.arrays import Device
+from maskc.runtime.arrays import Device, Output, singles
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Given, given_on, lists_of
 from maskc.runtime.launch_cuda import host_word
 from maskc.runtime.listed import LISTED, PARTS, ListedPlan
 from maskc.runtime.making import Maker
-from maskc.runtime.plans import ATTENTION, Output, Plan, Recent
+from maskc.runtime.plans import ATTENTION, Plan, Recent
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.tables import Tables, make_tables
 
@@ -327,7 +327,7 @@ def with_room(
     at = 3 if backward else 2
     taken = plan.outputs[at].shape[0] if backward else 0
     room, entries = room_from(taken)
-    outputs = (*plan.outputs[:at], Output((entries,)), *plan.outputs[at + 1 :])
+    outputs = (*plan.outputs[:at], singles(entries), *plan.outputs[at + 1 :])
     return replace(plan, outputs=outputs), room
 
 

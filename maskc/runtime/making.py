@@ -16,6 +16,7 @@ from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.layout import Rank, best
+from maskc.runtime.arrays import Output
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Suited
@@ -23,7 +24,7 @@ from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.foreseen import Foreseen
 from maskc.runtime.gather import Gatherer
 from maskc.runtime.kernels import Kernels
-from maskc.runtime.plans import Output, Plan, Recent
+from maskc.runtime.plans import Plan, Recent
 from maskc.runtime.prepare import (
     OF_HEADS,
     Pass,

@@ -16,12 +16,12 @@ import numpy as np
 from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, PartBundle, SourceUnit
 from maskc.core.problem import Direction, Feature, Features
 from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs, views
-from maskc.runtime.arrays import Library, Shape
+from maskc.runtime.arrays import Library, Output, Shape, singles
 from maskc.runtime.binding import Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Arrays, Maker, Pass
 from maskc.runtime.packing import packed
-from maskc.runtime.plans import POINTERS, Output, Plan, Pointers, Sent
+from maskc.runtime.plans import POINTERS, Plan, Pointers, Sent
 from maskc.runtime.prepare import Place, threshold_words
 from maskc.runtime.tables import per_sequence
 
@@ -30,6 +30,8 @@ _ONCE = ("sink_logits", "dsink")
 _PER_HEAD = (Feature.alibi, Feature.sinks)
 _SINGLE = 4
 """Bytes of an fp32 number; `lse` has such."""
+_UNMOVED = (0,) * len(POINTERS)
+"""Shifts of a launch that begins where the call's tensors do."""
 
 
 def slices(
@@ -107,6 +109,14 @@ class Step(NamedTuple):
     """Bytes to add to each of POINTERS; None where the launch has nothing to do with it."""
 
 
+class Sents(NamedTuple):
+    """What each launch finds on the device; stands in for `Sent`."""
+
+    steps: tuple[Sent, ...]
+    lse: int = 0
+    """None that calls share: launches join what they find there."""
+
+
 @dataclass(frozen=True, eq=False)
 class PartedPlan:
     """One direction of one signature, in parts; stands in for `Plan`."""
@@ -132,24 +142,26 @@ class PartedPlan:
         """Names of the kernels it runs, in order."""
         return tuple(name for step in self.steps for name in step.plan.sources)
 
-    def place(self, library: Library, q: Any) -> tuple[Sent, int]:
+    def place(self, library: Library, q: Any) -> tuple[Sents, int]:
         """What each launch finds on the device, and the stream to launch on; see Plan.place."""
         placed = [step.plan.place(library, q) for step in self.steps]
-        sents = tuple(sent for sent, _ in placed)
-        return Sent(b"", 0, sents, lambda: None), placed[0][1] if placed else 0
+        return Sents(tuple([sent for sent, _ in placed])), placed[0][1] if placed else 0
 
     def run(
-        self, plan: PartedPlan, sent: Sent, pointers: Pointers, scale: float | None,
+        self, plan: PartedPlan, sent: Sents, pointers: Pointers, scale: float | None,
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
-        for (own, shifts), there in zip(self.steps, sent.owner, strict=True):
-            moved = tuple(
-                at + by if at and by is not None else 0
-                for at, by in zip(pointers, shifts, strict=True)
-            )
+        for (own, shifts), there in zip(self.steps, sent.steps, strict=True):
+            moved = pointers if shifts == _UNMOVED else _moved(pointers, shifts)
             own.run(own, there, moved, scale, softcap, stream)
+
+
+def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:
+    """What a launch is given in place of the call's pointers."""
+    both = zip(pointers, shifts, strict=True)
+    return tuple([at + by if at and by is not None else 0 for at, by in both])
 
 
 Make = Callable[[int, Features, Place], Plan]
@@ -258,7 +270,7 @@ def chosen_plan(
 
 def _no_results(direction: Direction) -> tuple[Output, ...]:
     """In place of what comes before the workspace."""
-    return (Output((0,)),) * (3 if direction is Direction.backward else 2)
+    return (singles(0),) * (3 if direction is Direction.backward else 2)
 
 
 # ------------------------------------------------------------------ whether it pays

@@ -13,7 +13,7 @@ from maskc.core.errors import NotAddressable
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
-from maskc.runtime.arrays import LIBRARIES, Array
+from maskc.runtime.arrays import LIBRARIES, Array, singles
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.chooser import Chooser
@@ -21,7 +21,7 @@ from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.lister import Lister
 from maskc.runtime.making import Arrays, Maker
 from maskc.runtime.parts import chosen_plan, hold, parted_plan, pays, whole_plan, within
-from maskc.runtime.plans import Output, Plan
+from maskc.runtime.plans import Plan
 from maskc.runtime.prepare import (
     Pass,
     Place,
@@ -119,7 +119,7 @@ class Planner:
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
         if own and self._divides(unit, wanted.features, sizes, bound, arrays):
-            spared = outputs if direction is Direction.backward else (outputs[0], Output((0,)))
+            spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
 
             def make(number: int, features: Features, part: Place) -> Plan:
                 maker, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)

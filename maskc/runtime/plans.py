@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.core import abi
 from maskc.core.problem import Direction
-from maskc.runtime.arrays import Device, Library, Shape
+from maskc.runtime.arrays import Device, Library, Output, singles, zeros
 from maskc.runtime.tables import CAPTURED, Tables
 
 ATTENTION = abi.structure()
@@ -28,14 +28,16 @@ LISTED_POINTERS = (
     "distances", "col_turns",
 )  # fmt: skip
 """Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
-_BLOCKS = {
-    count: struct.Struct(f"{count}Q")
+_WRITE = {
+    count: struct.Struct(f"{count}Q").pack_into
     for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
+_OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
 _COUNTER_BYTES = 8
+_OWN_COUNTER = singles(_COUNTER_BYTES // 4)
 _PER_THREAD = 2
 """The stream that CUDA understands as each thread's own."""
 
@@ -57,9 +59,13 @@ Pointers = tuple[int, ...]
 LISTED_POINTERS and of three arrays too."""
 
 
-def fill(block: Any, pointers: Pointers, scale: float | None, softcap: float | None) -> None:
-    """Write what calls differ in into an argument block, a writable buffer."""
-    _BLOCKS[len(pointers)].pack_into(block, 0, *pointers)
+def fill_pointers(block: Any, pointers: Pointers) -> None:
+    """Write the addresses of a call into an argument block, a writable buffer."""
+    _WRITE[len(pointers)](block, 0, *pointers)
+
+
+def fill_numbers(block: Any, scale: float | None, softcap: float | None) -> None:
+    """Write those of its numbers that a call gives."""
     if scale is not None:
         _NUMBER.pack_into(block, _SCALE, scale)
     if softcap is not None:
@@ -68,7 +74,7 @@ def fill(block: Any, pointers: Pointers, scale: float | None, softcap: float | N
 
 def fill_scale(block: Any, template: bytes) -> None:
     """Write the usual scale again."""
-    block[_SCALE : _SCALE + _NUMBER.size] = template[_SCALE : _SCALE + _NUMBER.size]
+    block[_OF_SCALE] = template[_OF_SCALE]
 
 
 def filled(
@@ -76,7 +82,8 @@ def filled(
 ) -> ctypes.Structure:
     """A new argument block."""
     block = ATTENTION.from_buffer_copy(sent.template)
-    fill(block, pointers, scale, softcap)
+    fill_pointers(block, pointers)
+    fill_numbers(block, scale, softcap)
     return block
 
 
@@ -100,29 +107,6 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Output:
-    """How to allocate one result."""
-
-    shape: Shape
-    tokens_first: bool = False
-    """Stored as [B, N, H, D], like the input it goes with."""
-    like_q: bool = False
-    """Of q's shape, dtype and order."""
-
-    def make(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
-        """(array, pointer) in q's library, on its device: fp32, or q's dtype."""
-        if self.like_q:
-            return library.like(q)
-        return library.empty(q, self.shape, single, self.tokens_first)
-
-    def zeros(self, library: Library, q: Any, single: bool = False) -> tuple[Any, int]:
-        """The same, cleared."""
-        made = self.make(library, q, single)
-        library.clear(made[0])
-        return made
-
-
-@dataclass(frozen=True, eq=False)
 class Sent:
     """What lies on a device for the launches of one stream."""
 
@@ -137,8 +121,9 @@ class Sent:
     """Keeps the memory alive."""
     counters: Callable[[], int | None]
     """The address of a counter that no other launch has; None when there are no more."""
-    free: list[Any] = field(default_factory=list)
-    """Memory with these arguments (CUDA), taken for a launch and put back; safe in threads."""
+    free: dict[Pointers, Any] = field(default_factory=dict)
+    """Memory with these arguments (CUDA) by the addresses in it, taken for a launch and put back;
+    safe in threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,15 +175,11 @@ class Plan:
         if kernel is None:
             return Sent(self.numbers, 0, None, _nothing), 0
         kind, index = self.device
-        if kind == "cpu":
-            stream, key, capturing = 0, 0, False
-        else:
-            key = stream = library.stream(index)
-            if stream == _PER_THREAD:
-                key = _thread.token
-            capturing = kernel.capturing(stream)
+        key = stream = 0 if kind == "cpu" else library.stream(index)
+        if stream == _PER_THREAD:
+            key = _thread.token
         sent = self.sent.get(key)
-        if capturing:
+        if stream and kernel.capturing(stream):  # the default stream, 0, cannot be
             sent = self._captured(library, q, key, sent)
         elif sent is None:
             sent = self.sent[key] = self._send(library, q, key, True)
@@ -213,8 +194,7 @@ class Plan:
         if self.tables.counted:
             counter, made = sent.counters(), None
             if counter is None:
-                made, counter = library.empty(q, (_COUNTER_BYTES // 4,), True, False)
-                library.clear(made)
+                made, counter = zeros(library, q, _OWN_COUNTER)
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = Sent(bytes(template), sent.lse, (sent.owner, made), sent.counters)
@@ -244,7 +224,7 @@ class Plan:
                 setattr(block, name, base + offset)
         lse = 0
         if self.device[0] == "cuda" and self.direction is Direction.forward:
-            made, lse = self.outputs[1].make(library, q, True)
+            made, lse = library.empty(q, self.outputs[1])
             owner = (owner, made)
         return Sent(bytes(block), lse, owner, counters)
 

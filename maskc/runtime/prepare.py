@@ -17,12 +17,14 @@ from maskc.runtime.arrays import (
     LIBRARIES,
     Array,
     Device,
+    Output,
     Shape,
     contiguous,
     out_strides,
+    singles,
 )
 from maskc.runtime.checks import Sizes
-from maskc.runtime.plans import ATTENTION, Kernel, Output, Plan
+from maskc.runtime.plans import ATTENTION, Kernel, Plan
 from maskc.runtime.tables import Tables
 from maskc.runtime.tensor_maps import tensors
 
@@ -68,7 +70,7 @@ class Sound:
         self._last: tuple[object, tuple[Sizes, Device]] = (None, (Sizes(0, 0, 0, 0, 0), HOST))
 
     def sizes(
-        self, given: list[Any], signature: list[object], places: list[int]
+        self, given: list[Any], kinds: tuple[Any, ...], places: tuple[int, ...]
     ) -> tuple[Sizes, Device]:
         """Of a call, and the device; arguments begin with q, k and v.
 
@@ -76,13 +78,13 @@ class Sound:
             MC4xx, BadLength: see `checks`.
         """
         last, found = self._last
-        if signature != last or (places[0] | places[1] | places[2]) & self._unaligned:
+        if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
             views = [
                 LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
             ]
             sizes = checks.check_inputs(*views, self._problem, self._target)
             found = sizes, views[0].device
-            self._last = (signature.copy(), found)
+            self._last = (kinds, found)
         return found
 
 
@@ -153,11 +155,11 @@ def make_plan(
             floats = _workspace(unit, sizes, tables)
         else:
             floats = kernel.workspace(block)
-        outputs = (*outputs[:3], Output((floats,)), *outputs[4:])
+        outputs = (*outputs[:3], singles(floats), *outputs[4:])
     elif kernel is not None and (unit.thresholds or (tables.work and tables.work.parts)):
         parts = 0 if tables.work is None else tables.work.parts
         floats = threshold_words(unit, sizes) + parts * unit.tile.q * unit.row_floats
-        outputs = (*outputs, Output((floats,)))
+        outputs = (*outputs, singles(floats))
     return Plan(
         direction=wanted.direction,
         kernel=kernel,
@@ -268,17 +270,20 @@ def outputs_of(
     bundle: Bundle, direction: Direction, views: Mapping[str, Array], sizes: Sizes, ordered: bool
 ) -> tuple[Output, ...]:
     """out, lse; or dq, dk, dv, the workspace, and the shape of gradients per head."""
+    q = views["q"]
     if direction is Direction.forward:
-        rows = Output((sizes.batch, sizes.heads_q, sizes.n_q))
+        rows = singles(sizes.batch, sizes.heads_q, sizes.n_q)
         shape = (*rows.shape, bundle.problem.head_dim_v)
-        q = views["q"]
-        swapped = ordered and _tokens_first(q)
-        alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
-        return Output(shape, swapped, alike), rows
-    gradients = (
-        Output(tuple(views[name].shape), ordered and _tokens_first(views[name])) for name in "qkv"
-    )
-    return (*gradients, Output((0,)), Output((sizes.heads_q,)))
+        return _output(shape, q, q, ordered), rows
+    gradients = (_output(tuple(views[name].shape), views[name], q, ordered) for name in "qkv")
+    return (*gradients, singles(0), singles(sizes.heads_q))
+
+
+def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:
+    """A result of this shape, in the order of the input it goes with."""
+    swapped = ordered and _tokens_first(beside)
+    alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
+    return Output(shape, swapped, alike)
 
 
 def _tokens_first(array: Array) -> bool:
@@ -295,7 +300,7 @@ def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
         made = zip(("dq", "dk", "dv"), outputs, strict=False)
-    strides |= {name: out_strides(each.shape, each.tokens_first) for name, each in made}
+    strides |= {name: each.strides for name, each in made}
     return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
 
 

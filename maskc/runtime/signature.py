@@ -13,37 +13,44 @@ from maskc.runtime.plans import POINTERS, Pointers
 
 _BACKWARD = 6
 """Fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
+_NO_POINTERS = dict.fromkeys(POINTERS, 0)
+"""In the order of the argument block."""
 
 
-def read(names: tuple[str, ...], given: list[Any]) -> tuple[Library, list[object], list[int]]:
+def read(
+    names: tuple[str, ...], given: list[Any]
+) -> tuple[Library, tuple[Any, ...], tuple[int, ...]]:
     """(q's library, what a plan depends on, addresses); `given` as in CompiledMask._begin."""
     kind = type(given[0])
     lib = LIBRARIES.get(kind)
+    if lib is None:
+        given[0] = library(given[0], names[0])
+        kind = type(given[0])
+        lib = LIBRARIES[kind]
     if len(given) == 3:
         same = type(given[1]) is kind and type(given[2]) is kind
     else:
-        same = all(type(x) is kind for x in given)
-    if lib is not None and same:
+        same = [type(x) for x in given].count(kind) == len(given)
+    if same:
         try:
             kinds, places = lib.read_all(given)
             return lib, kinds, places
         except RuntimeError:
             pass  # one of them has no memory: which, is said below
-    signature: list[object] = []
-    places = []
+    found, places = [], []
     for number, x in enumerate(given):
         lib = LIBRARIES.get(type(x))
         if lib is None:
             x = given[number] = library(x, names[number])
             lib = LIBRARIES[type(x)]
         try:
-            found, place = lib.read(x)
+            kind, place = lib.read(x)
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise
-        signature.append(found)
+        found.append(kind)
         places.append(place)
-    return LIBRARIES[type(given[0])], signature, places
+    return LIBRARIES[type(given[0])], tuple(found), tuple(places)
 
 
 def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any) -> tuple[str, ...]:
@@ -55,16 +62,16 @@ def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any)
     return names
 
 
-def low_bits(places: list[int]) -> int:
+def low_bits(places: tuple[int, ...]) -> int:
     """The addresses of all tensors of rows, joined by `or`."""
     found = places[0] | places[1] | places[2]
     return found | places[3] | places[4] if len(places) >= _BACKWARD else found
 
 
-def all_pointers(names: tuple[str, ...], places: list[int], **others: int) -> Pointers:
-    """Addresses in the order of the argument block."""
-    found = dict(zip(names, places, strict=True)) | others
-    return tuple(found.get(name, 0) for name in POINTERS)
+def all_pointers(names: tuple[str, ...], places: tuple[int, ...], **others: int) -> Pointers:
+    """Addresses in the order of the argument block, 0 for those that are not named."""
+    found = _NO_POINTERS | dict(zip(names, places, strict=True)) | others
+    return tuple(found.values())
 
 
 def alpha_less_1(normalizer: str, alpha: object) -> float:

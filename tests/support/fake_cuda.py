@@ -22,13 +22,10 @@ class Streams:
     def stream(self, device):
         return self.current
 
-    def empty(self, x, shape, single, tokens_first):
-        made = np.empty(shape, np.float32)
+    def empty(self, x, wanted):
+        made = np.empty(wanted.shape, np.float32)
         self.held.append(made)
         return made, made.ctypes.data
-
-    def like(self, x):
-        return self.empty(x, x.array.shape, False, False)
 
     def clear(self, made):
         self.cleared += 1
@@ -61,14 +58,14 @@ class Tensors(Streams):
         return x.array[1:], x.array.pointer
 
     def read_all(self, arrays):
-        return [x.array[1:] for x in arrays], [x.array.pointer for x in arrays]
+        return tuple(x.array[1:] for x in arrays), tuple(x.array.pointer for x in arrays)
 
     def view(self, x, name):
         return x.array
 
-    def empty(self, x, shape, single, tokens_first):
-        dtype = "float32" if single else x.array.dtype
-        made = Tensor(shape, pointer=next(self._addresses), dtype=dtype)
+    def empty(self, x, wanted):
+        dtype = "float32" if wanted.single else x.array.dtype
+        made = Tensor(wanted.shape, pointer=next(self._addresses), dtype=dtype)
         return made, made.array.pointer
 
 

@@ -118,6 +118,23 @@ def test_tokens_before_heads(mask, qkv, library):
     assert contiguous
 
 
+def test_gradients_are_stored_like_their_inputs():
+    """Of q, k and v that have one shape, some stored as [B, N, H, D]."""
+    mask = CompiledMask(bundle("band", head_dim_v=32), "cpu")
+    rng = np.random.default_rng(0)
+    plain = [torch.from_numpy(rng.standard_normal((2, 4, 70, 32), np.float32)) for _ in range(3)]
+    out, lse = mask(*plain, return_lse=True)
+    want = mask.backward(*plain, out, lse, out)
+    for swapped in ((0,), (1,), (1, 2), (0, 1, 2)):
+        given = list(plain)
+        for i in swapped:
+            given[i] = plain[i].transpose(1, 2).contiguous().transpose(1, 2)
+        found = mask.backward(*given, out, lse, out)
+        assert [x.stride() for x in found] == [x.stride() for x in given]
+        for got, expected in zip(found, want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
 def test_strides_of_any_kind(mask, qkv):
     """Slices, reversed tokens and expanded heads."""
     q, k, v = qkv
@@ -147,6 +164,16 @@ def test_the_array_api_standard(mask, qkv):
 def test_dlpack_without_cuda_core(mask, qkv, monkeypatch):
     monkeypatch.setattr(foreign, "_strided_view", lambda: None)
     np.testing.assert_array_equal(mask(*map(Exporter, qkv)), mask(*qkv))
+
+
+def test_arrays_of_a_type_that_is_new_are_planned_once(qkv):
+    class Own(torch.Tensor):
+        """Known by its base."""
+
+    mask = CompiledMask(bundle("band"), "cpu")
+    for _ in range(2):
+        mask(*(torch.from_numpy(x).as_subclass(Own) for x in qkv))
+    assert len(mask._plans._values) == 1
 
 
 def test_libraries_mix(mask, qkv):
@@ -209,13 +236,14 @@ def test_another_byte_order_has_another_name():
 def test_strides_of_results(shape, tokens_first):
     for x in (np.zeros(1, np.float32), torch.zeros(1)):
         library = arrays.LIBRARIES.get(type(x)) or arrays.LIBRARIES[type(arrays.library(x, "x"))]
-        made, pointer = library.empty(x, shape, True, tokens_first)
+        made, pointer = library.empty(x, arrays.Output(shape, tokens_first, single=True))
         view = library.view(made, "made")
         assert view.pointer == pointer or 0 in shape
         assert view.shape == shape
         if 0 not in shape:
             assert view.strides == arrays.out_strides(shape, tokens_first)
-            again = library.view(library.like(made)[0], "like")
+            like = library.empty(made, arrays.Output(shape, tokens_first, like_q=True))
+            again = library.view(like[0], "like")
             assert (again.shape, again.strides) == (view.shape, view.strides)
             assert again.pointer != view.pointer
 

@@ -17,8 +17,9 @@ from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 from maskc.layout import Work
 from maskc.runtime import default_target, launch_cuda, plans, tables
+from maskc.runtime.arrays import Output, singles
 from maskc.runtime.launch_cuda import Step
-from maskc.runtime.plans import ATTENTION, POINTERS, Output, Plan, Recent, Sent, filled
+from maskc.runtime.plans import ATTENTION, POINTERS, Plan, Recent, Sent, filled
 from maskc.runtime.tables import Slot, Tables
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Streams
@@ -49,7 +50,7 @@ def gpu_plan(kernel, work=None) -> Plan:
     block = ATTENTION(n_q=5)
     return Plan(
         Direction.forward, kernel, ("cuda", 0), {}, made, bytes(block),
-        (Output((1, 1, 5, 4)), Output((1, 1, 5))),
+        (Output((1, 1, 5, 4)), singles(1, 1, 5)),
     )  # fmt: skip
 
 
@@ -161,6 +162,14 @@ def test_launches_of_a_stream_share_a_counter_and_captured_ones_never(monkeypatc
     assert {placed(plan, library)[0].counter} == usual
 
 
+def test_the_default_stream_is_never_asked_whether_it_is_captured():
+    library, kernel = Streams(), Recorder()
+    plan, library.current, kernel.graph = gpu_plan(kernel), 0, True
+    assert plan.place(library, None)[1] == 0
+    assert list(plan.sent) == [0]
+    assert library.sent == [0]
+
+
 def test_the_pointers_of_a_call_lead_the_argument_block():
     assert tuple(field.name for field in abi.FIELDS[: len(POINTERS)]) == POINTERS
     sent = Sent(bytes(ATTENTION(n_q=3, scale=2.0)), 0, None, lambda: None)
@@ -194,10 +203,10 @@ def cuda_kernel(monkeypatch, driver, shared=99 * 1024, more=()):
     return launch_cuda.CudaKernel(unit, mode, SimpleNamespace(code=b""), 2)
 
 
-def launched(kernel, block, stream, blocks=12, sent=None, scale=None):
+def launched(kernel, block, stream, blocks=12, sent=None, scale=None, pointers=(0,) * 5):
     plan = replace(gpu_plan(kernel), steps=kernel.steps(lambda launch, _: blocks))
     sent = Sent(bytes(block), 0, None, lambda: None) if sent is None else sent
-    kernel.run(plan, sent, (0,) * 5, scale, None, stream)
+    kernel.run(plan, sent, pointers, scale, None, stream)
 
 
 def test_a_launch(monkeypatch):
@@ -245,6 +254,44 @@ def test_arguments_are_reused_and_lie_on_lines(monkeypatch):
     assert driver.block.n_q == 9
     assert len(seen) == len(sent.free) == 1
     assert driver.maps % 64 == 0
+
+
+def test_arguments_stay_filled_in_while_addresses_return(monkeypatch):
+    """Of the sets of addresses those unused for longest make room."""
+    monkeypatch.setattr(launch_cuda, "_KEPT", 3)
+    filled_in, fill = [], launch_cuda.Memory.fill
+    monkeypatch.setattr(launch_cuda.Memory, "fill", lambda memory, pointers, maps: (
+        filled_in.append(pointers[0]), fill(memory, pointers, maps)))  # fmt: skip
+    driver = Driver(current=102)
+    kernel = cuda_kernel(monkeypatch, driver)
+    sent = Sent(bytes(ATTENTION(scale=0.5, n_q=9)), 0, None, lambda: None)
+    seen = set()
+    for first in (1, 2, 1, 3, 4, 1, 2, 4):
+        launched(kernel, None, 0, sent=sent, pointers=(first, 12, 13, 14, 15))
+        block = driver.block
+        assert (block.q, block.k, block.lse, block.scale, block.n_q) == (first, 12, 15, 0.5, 9)
+        seen.add(driver.maps)
+    assert filled_in == [1, 2, 3, 4, 2]
+    assert len(seen) == len(sent.free) == 3
+
+
+def test_threads_never_share_the_arguments_of_a_launch(monkeypatch):
+    """Not even those that begin while another's is under way, with the same addresses."""
+    driver = Driver(current=102)
+    kernel = cuda_kernel(monkeypatch, driver)
+    sent = Sent(bytes(ATTENTION()), 0, None, lambda: None)
+    start, inside = driver.cuLaunchKernel, []
+
+    def launch(*arguments):
+        inside.append(arguments[9])
+        if len(inside) < 3:
+            launched(kernel, None, 0, sent=sent)
+        return start(*arguments)
+
+    kernel.launch.__self__._start = launch
+    launched(kernel, None, 0, sent=sent)
+    assert len(set(inside)) == 3
+    assert len(sent.free) == 1
 
 
 def test_a_launch_from_another_context_returns_to_it(monkeypatch):
