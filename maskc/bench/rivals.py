@@ -159,8 +159,8 @@ def make_rival(
 
         return fa4_contender(case, tensors, backward)
     sdpa = partial(_sdpa, case, tensors, backward, impl)
-    if impl == "dense":
-        return sdpa(keeps_all=True)
+    if impl == "dense":  # softmax is no other normalizer's price
+        return sdpa(keeps_all=True) if case.alpha == 1 else None
     if impl == "sdpa_masked":
         return sdpa(attn_mask=boolean_mask(case, tensors, pairs))
     if impl == "sdpa_causal":

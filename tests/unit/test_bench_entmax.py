@@ -141,7 +141,7 @@ def test_maskc_beside_the_package_and_softmax(
     case = case_of(alpha, dtype, mask)
     found = bench_case(replace(case, n_q=64), ask)
     rows = {(row["impl"], row.get("variant", "")): row for row in found.rows}
-    assert set(rows) == {("maskc", ""), ("maskc", "softmax"), ("dense", ""), ("entmax", "")}
+    assert set(rows) == {("maskc", ""), ("maskc", "softmax"), ("entmax", "")}
     assert all(row["ok"] for row in rows.values()), found.notes
     assert found.about["alpha"] == alpha
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -204,6 +205,30 @@ def test_a_backward_pass_covers_every_tile_once(problem):
     assert {item["shared"] for item in items_of(made)} - {0} == set(range(1, len(made.merges) + 1))
     assert made.parts == len(made.merges)
     check_sizes(made, [kinds[i].T for i in of_head.ravel()], rule)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_shares_of_columns_lie_side_by_side(problem):
+    """The same items in the same order, but each leaves its own share: by column, head, position."""
+    kinds, of_head, heads_kv, rule, tokens = problem
+    spans = list_spans(kernel_lists([layout_from(one).transpose() for one in kinds])[0])
+    size = of_head.shape[1] // heads_kv
+    one, made = (backward_work(spans, of_head, heads_kv, tokens, replace(rule, apart=apart))
+                 for apart in (False, True))  # fmt: skip
+    assert (made.items[:, :7] == one.items[:, :7]).all()
+    assert ((made.items[:, 7] > 0) == (one.items[:, 7] > 0)).all()
+    shares = {item["shared"] - 1: item for item in items_of(made) if item["shared"]}
+    assert sorted(shares) == list(range(made.parts))
+    seen = 0
+    for tile, head, first, count, *_ in made.merges.tolist():
+        assert first == seen
+        own = [shares[place] for place in range(first, first + count)]
+        assert {(i["head"] // size * size, i["tile"]) for i in own} == {(head, tile)}
+        places = [(i["head"], i["first"]) for i in own]
+        assert places == sorted(set(places))
+        seen += count
+    assert seen == made.parts
 
 
 def test_where_a_column_is_cut_depends_on_its_own_tiles():
