@@ -34,6 +34,7 @@ from tests.support.hopper import BAND, WAYS, check, compiled, half, modes  # noq
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
 APART = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
+BITS = mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9) | mc.dilated(5, stride=20)
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
 
 
@@ -95,8 +96,9 @@ def test_gradients_of_queries_apart(dim):
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70), softcap=3.0)
     check(attn, given(66, 66, dim), live_pairs(BAND, 66, 66), scale=-0.2)
-    check(compiled(TESTED, dim, "float16", mode="small apart"), given(150, 190, dim, "float16"),
-          live_pairs(TESTED, 150, 190))  # fmt: skip
+    for mask in (TESTED, BITS):
+        check(compiled(mask, dim, "float16", mode="small apart"), given(150, 190, dim, "float16"),
+              live_pairs(mask, 150, 190))  # fmt: skip
     found = {mode for name, mode in modes(attn) if "backward" in name}
     assert found == {"apart"}
 
