@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
-from maskc.core.cost import Cost, Tally
+from maskc.core.cost import ONCE, Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import Tiled, obstacle, time_in_pairs, views
@@ -84,12 +84,15 @@ def _whole(
         served = each.boxes is None or each.boxes.hold(n_q, n_kv)
         if each.target != plan.target or each.direction is not direction or not served:
             continue
-        if costs := costs_of(each):
+        tallies = [tally_of([tiles(each, mask, n_q, n_kv)], direction) for mask in each.masks]
+        joint = Tally(0, 0, 0, *(all(getattr(tally, name) for tally in tallies)
+                                 for name in ("single", "alone")))  # fmt: skip
+        if costs := modes_with(costs_of(each), joint):
             total = 0.0
-            for mask, heads in zip(each.masks, _heads(each, owners), strict=True):
-                tally = tally_of([tiles(each, mask, n_q, n_kv)], direction)
+            for tally, heads in zip(tallies, _heads(each, owners), strict=True):
                 total += heads * _cost(each, costs, tally).cycles(tally)
-            found.append((total, launches_of(dict(each.schedule.modes)["usual"])))
+            mode = ONCE if costs[0].mode == ONCE else "usual"
+            found.append((total, launches_of(dict(each.schedule.modes)[mode])))
     return min(found) if found else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import OF_HEADS, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
@@ -204,6 +204,10 @@ def _blocks(
     match launch.grid:
         case Grid.queries:
             return -(-queries // launch.per_block)
+        case Grid.sides:
+            columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
+            keys = columns * sizes.heads_kv * sizes.batch
+            return -(-max(queries, keys) // launch.per_block)
         case Grid.keys:
             return merged * -(-unit.tile.k // launch.per_block)
         case Grid.merges:
@@ -235,9 +239,9 @@ def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False)
     """The name of the mode a call runs in; `joins` says whether results are joined with others."""
     names = dict(unit.modes)
     if wanted.direction is Direction.backward:
-        of_heads = wanted.features & {Feature.alibi, Feature.sinks}
         once = tables.adders is not None and tables.adders.most <= 1
-        if once and ONCE in names and not (joins or of_heads or unit.work.ordered):
+        ordered = unit.work is not None and unit.work.ordered
+        if once and ONCE in names and not (joins or wanted.features & OF_HEADS or ordered):
             return ONCE
         return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
     if Feature.entmax in wanted.features:
