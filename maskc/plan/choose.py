@@ -20,9 +20,9 @@ from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
-from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds
+from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds, tiny
 from maskc.plan.boxes import boxes_for, grid_masks
-from maskc.plan.cost import GRID, SMALL, costs_of
+from maskc.plan.cost import GRID, SMALL, TINY, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
@@ -42,17 +42,21 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("sm80", _FORWARD, CHOOSE): sm80.choose_schedule,
     ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
+    ("sm90a", _FORWARD, TINY): tiny.forward_schedule,
     ("sm90a", _FORWARD, CHOOSE): sm90a.choose_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
     ("sm90a", _BACKWARD, SMALL): small_backward_schedule,
+    ("sm90a", _BACKWARD, TINY): tiny.backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
 _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
     "sm_90a": (
         ("sm_90a", _FORWARD, SMALL),
+        ("sm_90a", _FORWARD, TINY),
         ("sm_90a", _BACKWARD, ""),
         ("sm_90a", _BACKWARD, SMALL),
+        ("sm_90a", _BACKWARD, TINY),
         ("sm_80", _FORWARD, ""),
     ),
 }
@@ -82,7 +86,7 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     also = tuple(
         _plan(heads, problem, TARGETS[name], direction, form)
         for name, direction, form in _ALONG.get(target.name, ())
-        if (whole or name == target.name) and _has(form, main)
+        if (whole or name == target.name) and _has(form, direction, main)
     )
     if whole:
         forward, *others = (_in_boxes(each) for each in (main, *also) if not each.form)
@@ -102,8 +106,10 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     return _with_choice(main, also)
 
 
-def _has(form: str, main: Plan) -> bool:
+def _has(form: str, direction: Direction, main: Plan) -> bool:
     """Whether a plan has such tiles beside its own."""
+    if form == TINY:
+        return tiny.suits(main.problem, tuple(mask.ir for mask in main.masks), direction)
     return form != SMALL or main.problem.head_dim in sm90a.SMALL_HEAD_DIMS
 
 
@@ -184,7 +190,9 @@ def _plan(
         masks = tuple(map(_untold, masks))
     use_ranges = all(mask.ranges for mask in masks)
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
-    by_distance = _with_distances(masks) if target.family == "sm90a" else None
+    by_distance = None
+    if target.family == "sm90a" and form != TINY:  # whose partial tiles test pairs
+        by_distance = _with_distances(masks)
     masks, distances = by_distance or masks, by_distance is not None
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
