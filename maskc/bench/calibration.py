@@ -25,7 +25,7 @@ from maskc.dsl.combinators import causal, full, sinks, window
 from maskc.dsl.mask import Mask
 from maskc.layout import build
 from maskc.layout.tally import tally_of
-from maskc.plan.cost import card_of, source_name
+from maskc.plan.cost import TINY, card_of, source_name
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 
@@ -102,9 +102,10 @@ def _measured(case: Case, ask: Ask) -> Measured:
 
 
 def sources(found: tuple[SourceUnit, ...], target: str) -> Iterator[tuple[SourceUnit, str]]:
-    """(source, mode) of all that have coefficients."""
+    """(source, mode) of all that have coefficients which are fitted: tiny tiles have no probes."""
     for unit in found:
-        if unit.target == target and unit.directions and unit.boxes is None:
+        fitted = unit.directions and unit.boxes is None and unit.form != TINY
+        if unit.target == target and fitted:
             for mode, _ in unit.modes:
                 if mode in _MODES:
                     yield unit, mode

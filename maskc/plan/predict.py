@@ -87,7 +87,7 @@ def _whole(
         tallies = [tally_of([tiles(each, mask, n_q, n_kv)], direction) for mask in each.masks]
         joint = Tally(0, 0, 0, *(all(getattr(tally, name) for tally in tallies)
                                  for name in ("single", "alone")))  # fmt: skip
-        if costs := modes_with(costs_of(each), joint):
+        if costs := modes_with(each.costs or costs_of(each), joint):
             total = 0.0
             for tally, heads in zip(tallies, _heads(each, owners), strict=True):
                 total += heads * _cost(each, costs, tally).cycles(tally)

@@ -61,8 +61,8 @@ def compiled(
 ):  # fmt: skip
     """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
     backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
-    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths. What is
-    forced runs whole, not in parts.
+    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths, or `tiny`,
+    which leaves the backward pass to the cost model, too. What is forced runs whole, not in parts.
 
     Skips where a mask or a head dimension has no such tiles.
     """
@@ -70,15 +70,16 @@ def compiled(
     units, parts, forward, backward = attn.bundle.units, attn.bundle.parts, {}, {}
     if mode is not None:
         parts = ()
-        form = mode.split()[0] if mode.startswith(("small", "grid")) else ""
+        form = mode.split()[0] if mode.startswith(("small", "grid", "tiny")) else ""
         units = tuple(
             u for u in units
             if not u.directions or u.target != TARGET or u.form == form
+            or (mode == "tiny" and _backward(u))
         )  # fmt: skip
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
-        if not mode.endswith(("small", "large", "grid")):
+        if not mode.endswith(("small", "large", "grid", "tiny")):
             forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles
