@@ -23,9 +23,11 @@ D 128 43 us and 28.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from maskc.analysis.rows import longest_row, tiles_alone
 from maskc.core.bundle import N_KV_OF_ALL, ONCE, Grid, Launch, Mode
+from maskc.core.expr import Expr
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.ir.types import MaskIR
 from maskc.plan.types import Schedule
@@ -86,7 +88,12 @@ def suits(problem: Problem, masks: tuple[MaskIR, ...], direction: Direction) -> 
         return False
     if any(ir.data or N_KV_OF_ALL in ir.params for ir in masks):
         return False
-    rows = [longest_row(ir.keep) for ir in masks]
+    rows = [_longest_row(ir.keep) for ir in masks]
     if any(row is None or row > MOST_KEYS for row in rows) or not any(rows):
         return False
     return direction is Direction.forward or all(tiles_alone(TILE, ir.keep) for ir in masks)
+
+
+@lru_cache(maxsize=256)
+def _longest_row(keep: Expr) -> int | None:
+    return longest_row(keep)
