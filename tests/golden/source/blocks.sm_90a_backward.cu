@@ -311,17 +311,20 @@ FN void multiply_along(Scores &s, const struct Slice &a, const struct Slice &b) 
     multiply(s[1], right, b.high.z, b.high.w);
 }
 
-// o += w x for one span of sixteen rows x. A lane has 8 elements of four rows, such that what four
-// lanes hold of a row of o is 64 bytes in a row.
-FN void multiply_span(Span &o, const u32 (&w)[4], const struct Rows &rows, i32 first, int u) {
+// A span of sixteen rows as the operand of a product across them. A lane has 8 elements of four
+// rows, such that what four lanes hold of a row of the result is 64 bytes in a row.
+typedef u32 Across[4][4];
+FN void load_span(Across &x, const struct Rows &rows, i32 first, int u) {
     const i32 row = first + lane_column();
     const i32 column = 64 * u + (lane_row() / 2 + lane_row() % 2 * 4) * 8;
-    u32 x[4][4];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         const uint4 own = load_piece(rows, row + r % 2 + r / 2 * 8, column);
         x[r][0] = own.x, x[r][1] = own.y, x[r][2] = own.z, x[r][3] = own.w;
     }
+}
+// o += w x
+FN void multiply_span(Span &o, const u32 (&w)[4], const Across &x) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         constexpr u32 LOW = 0x5410, HIGH = 0x7632;  // halves of two words
@@ -520,24 +523,24 @@ FN void add_tile(Span &dk, Span &dv, const struct Attention &p, struct Tile tile
     delta[1] = quad_sum(delta[1]);
     make_gradients(s, dp, level, delta, p, logit_of(p, head), mask, tile, first_q, first_k);
     u32 w[4], by_key[4];
+    Across x;
     pack_weights(w, s);
     transpose_weights(by_key, w);
-    multiply_span(dv, by_key, dout, first_q, at.span);
+    load_span(x, dout, first_q, at.span);
+    multiply_span(dv, by_key, x);
     pack_weights(w, dp);
     transpose_weights(by_key, w);
-    multiply_span(dk, by_key, q, first_q, at.span);
+    load_span(x, q, first_q, at.span);
+    multiply_span(dk, by_key, x);
     Span dq;
     clear(dq);
-    multiply_span(dq, w, k, first_k, at.span);
+    load_span(x, k, first_k, at.span);
+    multiply_span(dq, w, x);
     store_span(p.dq, p.dq_stride, row, p.n_q, dq, p.scale);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_backward(const __grid_constant__ struct Attention p) {
-    const u32 index = blockIdx.x * WARPS + uniform(threadIdx.x / 32);
-    clear_lonely(p, index);
-    const struct Place at = place_of(index, p.tile_cols, p.heads_kv);
-    if (at.batch >= p.batch) return;
+// All of a column: the tiles of every query head that shares its keys and values.
+FN void take_column(const struct Attention &p, struct Place at) {
     Span dk, dv;
     clear(dk);
     clear(dv);
@@ -552,4 +555,12 @@ attention_backward(const __grid_constant__ struct Attention p) {
     }
     store_span(p.dk, p.dk_stride, at, p.n_kv, dk, p.scale);
     store_span(p.dv, p.dv_stride, at, p.n_kv, dv, 1.0f);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_backward(const __grid_constant__ struct Attention p) {
+    const u32 index = blockIdx.x * WARPS + uniform(threadIdx.x / 32);
+    const struct Place at = place_of(index, p.tile_cols, p.heads_kv);
+    if (at.batch < p.batch) take_column(p, at);
+    clear_lonely(p, index);  // last, as what it reads is then near
 }

@@ -306,17 +306,20 @@ FN void multiply_along(Scores &s, const struct Slice &a, const struct Slice &b) 
     multiply(s[1], right, b.high.z, b.high.w);
 }
 
-// o += w x for one span of sixteen rows x. A lane has 8 elements of four rows, such that what four
-// lanes hold of a row of o is 64 bytes in a row.
-FN void multiply_span(Span &o, const u32 (&w)[4], const struct Rows &rows, i32 first, int u) {
+// A span of sixteen rows as the operand of a product across them. A lane has 8 elements of four
+// rows, such that what four lanes hold of a row of the result is 64 bytes in a row.
+typedef u32 Across[4][4];
+FN void load_span(Across &x, const struct Rows &rows, i32 first, int u) {
     const i32 row = first + lane_column();
     const i32 column = 64 * u + (lane_row() / 2 + lane_row() % 2 * 4) * 8;
-    u32 x[4][4];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         const uint4 own = load_piece(rows, row + r % 2 + r / 2 * 8, column);
         x[r][0] = own.x, x[r][1] = own.y, x[r][2] = own.z, x[r][3] = own.w;
     }
+}
+// o += w x
+FN void multiply_span(Span &o, const u32 (&w)[4], const Across &x) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         constexpr u32 LOW = 0x5410, HIGH = 0x7632;  // halves of two words
@@ -526,9 +529,12 @@ attention_forward(const __grid_constant__ struct Attention p) {
         const struct Tile tile = tile_at(list, i);
         const i32 first_k = tile.index * TILE_K;
         Scores s;
+        Across x[SPANS];  // of v, asked for before anything waits
         clear(s);
 #pragma unroll
         for (int j = 0; j < SLICES; j++) multiply_along(s, q[j], load_slice(k, first_k, j));
+#pragma unroll
+        for (int u = 0; u < SPANS; u++) load_span(x[u], v, first_k, u);
         make_logits(s, p, logit, first_q, first_k);
         if (is_masked(p, tile, first_q, first_k))
             hide_rest(s, p, mask, tile.full, first_q, first_k);
@@ -537,7 +543,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         u32 w[4];
         pack_weights(w, s);
 #pragma unroll
-        for (int u = 0; u < SPANS; u++) multiply_span(o[u], w, v, first_k, u);
+        for (int u = 0; u < SPANS; u++) multiply_span(o[u], w, x[u]);
     }
     store(o, top, sum, p, work);
 }
