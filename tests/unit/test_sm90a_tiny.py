@@ -42,6 +42,12 @@ BLOCKS = mc.block_diagonal(16)
 GAPS = mc.block_diagonal(8) & mc.where(lambda q, k: (q + k) % 3 > 0)
 HEADS = mc.per_head([BLOCKS, GAPS, mc.block_diagonal(4) & mc.causal(), BLOCKS - mc.causal()])
 
+LONG = BLOCKS & (
+    mc.dilated(9, stride=3) | mc.strided(5) | mc.global_tokens([1, 5, 900])
+    | mc.where(lambda q, k: (q * 3 + k) % 7 < 3)
+)  # fmt: skip
+"""Of a long formula."""
+
 
 def planned(mask: mc.Mask, dim: int = 64, dtype: str = "bfloat16"):
     return driver.planned(mask, driver.problem(dim, None, 4, dtype), SM_90A)
@@ -314,7 +320,7 @@ def gate(*wanted: tuple[SourceUnit, frozenset[Feature]]) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_compiles_without_spills(dim, dtype):
-    masks = (BLOCKS, GAPS, mc.window(15), HEADS)
+    masks = (BLOCKS, GAPS, mc.window(15), HEADS, LONG)
     gate(*((unit, NONE) for mask in masks for unit in tiny_units(mask, dim, dtype).values()))
 
 
