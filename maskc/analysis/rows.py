@@ -1,6 +1,6 @@
 """How long a mask's rows are, and whether it comes in blocks: what the height of a tile asks.
 
-Both answers are about the set alone, with the parameters at their defaults.
+All answers are about the set alone, with the parameters at their defaults.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
     tables = (DataKind.table, DataKind.random)
     if any(d.kind not in tables or d.block % max(block.q, block.k) for d in data):
         return False
-    keep = E.substitute(
-        keep, {node: E.const(node.default) for node in E.walk(keep) if isinstance(node, E.Param)}
-    )
+    keep = _at_defaults(keep)
     universe = token_universe(keep)
     try:
         with budget(_OPERATIONS):
@@ -64,6 +62,25 @@ def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
             )
     except TooHard:
         return False
+
+
+def tiles_alone(tile: TileShape, keep: Expr) -> bool:
+    """Whether every live tile is alone in its tile row and in its tile column at n_q = n_kv, as far
+    as can be proved, of a mask that reads no data."""
+    keep = _at_defaults(keep)
+    try:
+        with budget(_OPERATIONS):
+            live = tile_classes(keep, tile, token_universe(keep), square=True).live
+            rows = isl.Map.from_domain(live).move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)
+            return rows.is_single_valued() and rows.is_injective()
+    except TooHard:
+        return False
+
+
+def _at_defaults(keep: Expr) -> Expr:
+    return E.substitute(
+        keep, {node: E.const(node.default) for node in E.walk(keep) if isinstance(node, E.Param)}
+    )
 
 
 def _with(keep: Expr, value: bool) -> Expr:

@@ -16,23 +16,24 @@ from maskc.bench.contest import Ask, Contest, Measured
 from maskc.bench.pairs import Pairs
 from maskc.bench.rivals import Contender
 from maskc.bench.tensors import Tensors, make_tensors
-from maskc.core.bundle import SourceUnit
+from maskc.core.bundle import APART, SourceUnit
+from maskc.core.cost import Cost
 from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.dsl.combinators import causal, full, sinks, window
+from maskc.dsl.combinators import block_diagonal, causal, full, sinks, window
 from maskc.dsl.mask import Mask
 from maskc.layout import build
 from maskc.layout.tally import tally_of
-from maskc.plan.cost import card_of, source_name
+from maskc.plan.cost import TINY, card_of, source_name
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 
 _ALWAYS = 1 << 30
 """Tiles per row below which every pass streams."""
-_MODES = ("usual", "stream")
-"""Modes with coefficients."""
+_MODES = ("usual", "stream", APART)
+"""Modes whose coefficients are fitted."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Probe:
     mask: Callable[[], Mask]
     heads: int
     n: int
+    tiny: bool = False
+    """Whether rows see so few keys that only tiny tiles are of interest."""
 
 
 PROBES = (
@@ -52,8 +55,12 @@ PROBES = (
     Probe("causal_4k", causal, 32, 4096),
     Probe("full_1k", full, 128, 1024),
     Probe("full_4k", full, 16, 4096),
+    *(Probe(f"blocks{b}_16k", lambda b=b: block_diagonal(b), 16, 16384, True) for b in (8, 16, 32)),
+    *(Probe(f"blocks{b}_2k", lambda b=b: block_diagonal(b), 16, 2048, True) for b in (8, 32)),
+    *(Probe(f"window{w}_16k", lambda w=w: window.hf(w), 16, 16384, True) for w in (8, 17, 40)),
 )
-"""Rows of few tiles and of many, tiles that are mostly masked and tiles that never are."""
+"""Rows of few tiles and of many, tiles that are mostly masked and tiles that never are; and rows of
+a few keys."""
 
 
 def units(
@@ -78,10 +85,10 @@ def units(
                     name, probe.mask(), 1, probe.heads, probe.heads, probe.n, probe.n, dim,
                     DType.bfloat16,
                 )  # fmt: skip
-                yield name, partial(_measured, case, ask)
+                yield name, partial(_measured, case, ask, probe.tiny)
 
 
-def _measured(case: Case, ask: Ask) -> Measured:
+def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     """Rows of a case, one per source and mode, each with its work."""
     result = Measured()
     attn = case.mask.compile(
@@ -90,7 +97,7 @@ def _measured(case: Case, ask: Ask) -> Measured:
     tensors = make_tensors(case, "cuda")
     rows = sample_rows(case.n_q, case.n_kv)
     contest = Contest(case, ask, tensors, Pairs(case), rows, result)
-    forced = list(sources(attn.bundle.units, ask.target.name))
+    forced = list(sources(attn.bundle.units, ask.target.name, tiny))
     contenders = [_contender(attn, unit, mode, tensors) for unit, mode in forced]
     contest.check(contenders)
     contest.time(contenders)
@@ -101,10 +108,13 @@ def _measured(case: Case, ask: Ask) -> Measured:
     return result
 
 
-def sources(found: tuple[SourceUnit, ...], target: str) -> Iterator[tuple[SourceUnit, str]]:
-    """(source, mode) of all that have coefficients."""
+def sources(
+    found: tuple[SourceUnit, ...], target: str, tiny: bool = False
+) -> Iterator[tuple[SourceUnit, str]]:  # fmt: skip
+    """(source, mode) of all whose coefficients are fitted, in tiny tiles or in others."""
     for unit in found:
-        if unit.target == target and unit.directions and unit.boxes is None:
+        fitted = unit.directions and unit.boxes is None and (unit.form == TINY) == tiny
+        if unit.target == target and fitted:
             for mode, _ in unit.modes:
                 if mode in _MODES:
                     yield unit, mode
@@ -118,9 +128,11 @@ def variant(unit: SourceUnit, mode: str) -> str:
 def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
     """The same mask, made to run one source in one mode, rows whole."""
     main = attn.bundle.units[0] if Direction.backward in unit.directions else unit
-    rule = {"stream_below": _ALWAYS if mode == "stream" else 0, "uneven_tiles": 0}
-    first = replace(main, work=replace(main.work, **rule))
-    kept = (first,) if main is unit else (first, unit)
+    rule, first = {"stream_below": _ALWAYS if mode == "stream" else 0, "uneven_tiles": 0}, main
+    if main.work is not None:
+        first = replace(main, work=replace(main.work, **rule))
+    own = replace(unit, costs=(Cost(mode, 1, 0, 0),)) if mode == APART else unit.without(APART)
+    kept = (first,) if main is unit else (first, own)
     return CompiledMask(replace(attn.bundle, units=kept, parts=()), unit.target)
 
 

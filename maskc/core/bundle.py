@@ -9,6 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from maskc.core.boxes import Boxes
+from maskc.core.cost import ONCE as ONCE
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
@@ -85,6 +86,9 @@ class Grid(Enum):
     """As many as the device runs at once, at most one per item: blocks fetch items in turn."""
     queries = "queries"
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
+    sides = "sides"
+    """Enough for these, and for all tile columns, key/value heads and sequences, `per_block`
+    queries or keys each."""
     keys = "keys"
     """Enough for the tile columns that several items of the work list share, `per_block` keys
     each."""
@@ -123,12 +127,11 @@ class Launch:
 
 PACKED = "packed"
 """The mode in which the query heads of a key/value head are rows of one tile."""
-ONCE = "once"
-"""The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
-added up. It knows no gradients of a whole head (ALiBi's slopes, sink logits)."""
 APART = "apart"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
 and dv, so that nothing of dq is added up: seven products for five. It knows no such gradients."""
+OF_HEADS = frozenset({Feature.alibi, Feature.sinks})
+"""Features with gradients of a whole head, which the modes ONCE and APART do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ class SourceUnit:
     directions: tuple[Direction, ...] = (Direction.forward,)
     """The passes it computes; none where it makes the lists that others read."""
     modes: tuple[tuple[str, Mode], ...] = ()
-    """CUDA: ways to launch by name; every unit has `usual`, some others."""
+    """CUDA: ways to launch by name; every unit has `usual`, some others, or it has ONCE alone."""
     maps: tuple[TensorMap, ...] = ()
     """Tensor maps in the order of the kernel's second parameter; none: it has one parameter."""
     work: WorkList | None = None
@@ -240,13 +243,20 @@ class SourceUnit:
         return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
 
     @property
+    def only_once(self) -> bool:
+        """Whether it only serves backward passes that store dq."""
+        return [name for name, _ in self.modes] == [ONCE]
+
+    @property
     def gathers(self) -> bool:
         """Whether it reads lists of single keys: then every key of a tile is seen by all rows."""
         return self.form in (GATHER, WIDE)
 
     def offers(self, features: Features) -> bool:
-        """Whether it has them: ALiBi's distances are not those of a grid, and entmax is in the
-        source with the largest tiles alone."""
+        """Whether it has them: ALiBi's distances are not those of a grid, entmax is in the source
+        with the largest tiles alone, and ONCE knows no gradients of heads."""
+        if self.only_once and features & OF_HEADS:
+            return False
         distances = self.boxes is not None and Feature.alibi in features
         return not distances and not (self.form and Feature.entmax in features)
 

@@ -7,12 +7,17 @@ lengths always runs the same source and gives the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from maskc.core.boxes import Boxes
 from maskc.core.problem import TileShape
+
+ONCE = "once"
+"""The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
+added up. It knows no gradients of a whole head (ALiBi's slopes, sink logits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class Tally:
     """Live tiles."""
     masked: int
     """Live tiles with dead pairs."""
+    single: bool = False
+    """Of a backward pass that may store dq: whether no tile row has several tiles."""
+    alone: bool = False
+    """Whether, besides, no tile column has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +89,32 @@ class Costed(Protocol):
 Source = TypeVar("Source", bound=Costed)
 
 
-def cycles(source: Costed, tally: Tally) -> int:
-    """Of a pass in the mode that takes least; 0 where the source names no costs."""
-    return min((cost.cycles(tally) for cost in source.costs), default=0)
+def modes_with(costs: Sequence[Cost], tally: Tally) -> tuple[Cost, ...]:
+    """Of the modes that a pass with these tiles may run in: ONCE where it can, and only there.
+
+    A source that has no other mode gives a warp to each tile column: it is for tiles that are alone
+    in theirs, too, as none would share the work of a long one.
+    """
+    once = tuple(cost for cost in costs if cost.mode == ONCE)
+    others = tuple(cost for cost in costs if cost.mode != ONCE)
+    if not once:
+        return others
+    return once if (tally.single if others else tally.alone) else others
+
+
+def cycles(source: Costed, tally: Tally) -> float:
+    """Of a pass in the mode that takes least; 0 where the source names no costs, infinite where
+    none of its modes can run."""
+    if not source.costs:
+        return 0
+    return min((cost.cycles(tally) for cost in modes_with(source.costs, tally)), default=math.inf)
 
 
 def faster(source: Costed, tally: Tally) -> str:
-    """The mode in which a pass takes least, of equal ones the first; "" where none has costs."""
-    best = min(source.costs, key=lambda cost: cost.cycles(tally), default=None)
+    """The mode in which a pass with these tiles takes least, of equal ones the first; "" where none
+    has costs."""
+    known = modes_with(source.costs, tally)
+    best = min(known, key=lambda cost: cost.cycles(tally), default=None)
     return "" if best is None else best.mode
 
 
@@ -95,7 +122,8 @@ def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tall
     """What other tiles of the same mask at least have, from the tally of larger ones.
 
     A full tile inside the lengths is full of smaller ones; any other has at least one. Where the
-    others do not divide them, no more is sure than that full ones are covered.
+    others do not divide them, no more is sure than that full ones are covered. Smaller ones may
+    always be alone in their rows and columns.
 
     Args:
         tally: of tiles of shape `tile`.
@@ -104,9 +132,9 @@ def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tall
     edges = tally.rows + -(-n_kv // tile.k)  # full tiles that the lengths may cut
     whole = max(0, tally.tiles - tally.masked - edges)
     if tile.q % small.q or tile.k % small.k:
-        return Tally(tally.rows, whole * tile.q * tile.k // (small.q * small.k), 0)
+        return Tally(tally.rows, whole * tile.q * tile.k // (small.q * small.k), 0, True, True)
     each = (tile.q // small.q) * (tile.k // small.k)
-    return Tally(tally.rows, tally.tiles + (each - 1) * whole, 0)
+    return Tally(tally.rows, tally.tiles + (each - 1) * whole, 0, True, True)
 
 
 def cheapest(

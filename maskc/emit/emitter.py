@@ -36,6 +36,7 @@ from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import Cells, Iteration, KernelSpec, Lists, ListsSpec, Shape
 from maskc.plan import documents
+from maskc.plan.cost import TINY
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask, selections
 
@@ -144,9 +145,11 @@ def _emit(plan: Plan, name: str) -> Bundle:
 def _template(plan: Plan) -> str:
     if plan.chosen is not None:
         return f"{plan.target.family}/choose.cu.j2"
+    passes = "_backward" if plan.direction is _BACKWARD else ""
     if plan.form in (GATHER, WIDE):
-        passes = "_backward" if plan.direction is _BACKWARD else ""
         return f"{plan.target.family}/gather{passes}.cu.j2"
+    if plan.form == TINY:
+        return f"{plan.target.family}/tiny{passes}.cu.j2"
     return _TEMPLATES[plan.target.family, plan.direction]
 
 

@@ -16,21 +16,25 @@ from maskc.layout.spans import Spans
 def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:
     """Of lists by tile rows, whichever way the pass goes through them."""
     rows = tiles = full = 0
+    single = backward = direction is Direction.backward
     for layout in layouts:
-        if direction is Direction.backward:
+        if backward:
             rows += len(np.unique(layout.col))
+            single = single and adders_of([layout]).most <= 1
         else:
             rows += int(np.count_nonzero(np.diff(layout.row_ptr)))
         tiles += layout.nnz
         full += int(np.count_nonzero(layout.kind == FULL))
-    return Tally(rows, tiles, tiles - full)
+    return Tally(rows, tiles, tiles - full, single, single and rows == tiles)
 
 
-def tally_of_spans(spans: Spans) -> Tally:
-    """Of closed-form ranges, whose rows are already those of the pass."""
+def tally_of_spans(spans: Spans, adders: Adders | None = None) -> Tally:
+    """Of closed-form ranges, whose rows are already those of the pass; `adders` of a backward
+    one."""
     full = int((spans.full_last - spans.full_first).clip(0).sum())
-    tiles = int(spans.count.sum())
-    return Tally(int(np.count_nonzero(spans.count)), tiles, tiles - full)
+    rows, tiles = int(np.count_nonzero(spans.count)), int(spans.count.sum())
+    single = adders is not None and adders.most <= 1
+    return Tally(rows, tiles, tiles - full, single, single and rows == tiles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import ONCE, LayoutRecipe
+from maskc.core.cost import Cost
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Selection
@@ -20,9 +21,9 @@ from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
 from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
-from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds
+from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds, tiny
 from maskc.plan.boxes import boxes_for, grid_masks
-from maskc.plan.cost import GRID, SMALL, costs_of
+from maskc.plan.cost import GRID, SMALL, TINY, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
@@ -42,17 +43,21 @@ _SCHEDULES: dict[tuple[str, Direction, str], Callable[[Problem], Schedule]] = {
     ("sm80", _FORWARD, CHOOSE): sm80.choose_schedule,
     ("sm90a", _FORWARD, ""): sm90a.forward_schedule,
     ("sm90a", _FORWARD, SMALL): sm90a.small_schedule,
+    ("sm90a", _FORWARD, TINY): tiny.forward_schedule,
     ("sm90a", _FORWARD, CHOOSE): sm90a.choose_schedule,
     ("sm90a", _BACKWARD, ""): backward_schedule,
     ("sm90a", _BACKWARD, SMALL): small_backward_schedule,
+    ("sm90a", _BACKWARD, TINY): tiny.backward_schedule,
 }
 """By family, pass and form; a family without a backward entry has both passes in one source."""
 
 _ALONG: dict[str, tuple[tuple[str, Direction, str], ...]] = {
     "sm_90a": (
         ("sm_90a", _FORWARD, SMALL),
+        ("sm_90a", _FORWARD, TINY),
         ("sm_90a", _BACKWARD, ""),
         ("sm_90a", _BACKWARD, SMALL),
+        ("sm_90a", _BACKWARD, TINY),
         ("sm_80", _FORWARD, ""),
     ),
 }
@@ -82,7 +87,7 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     also = tuple(
         _plan(heads, problem, TARGETS[name], direction, form)
         for name, direction, form in _ALONG.get(target.name, ())
-        if (whole or name == target.name) and _has(form, main)
+        if (whole or name == target.name) and _has(form, direction, main)
     )
     if selections(main.masks) or _documents(main):
         also = tuple(map(_together_only, also))  # lists may come from the device, by columns alone
@@ -104,8 +109,10 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
     return _with_choice(main, also)
 
 
-def _has(form: str, main: Plan) -> bool:
+def _has(form: str, direction: Direction, main: Plan) -> bool:
     """Whether a plan has such tiles beside its own."""
+    if form == TINY:
+        return tiny.suits(main.problem, tuple(mask.ir for mask in main.masks), direction)
     return form != SMALL or main.problem.head_dim in sm90a.SMALL_HEAD_DIMS
 
 
@@ -162,16 +169,22 @@ def _with_thresholds(plan: Plan, pairs: list[tuple[Lifted, E.Expr]]) -> Plan:
 
 
 def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
-    """The plan and those that go along, with costs where a call chooses between two of a pass."""
+    """The plan and those that go along, with costs where a call chooses between two of a pass:
+    of ONCE only where one of them has no other mode."""
     chosen = {each.direction for each in also if each.form}
+    once = any((each.form, each.direction) == (TINY, _BACKWARD) for each in also)
+
+    def costs(each: Plan) -> tuple[Cost, ...]:
+        return tuple(cost for cost in costs_of(each) if once or cost.mode != ONCE)
+
     also = tuple(
-        replace(each, costs=costs_of(each))
+        replace(each, costs=costs(each))
         if each.target == main.target and each.direction in chosen else each
         for each in also
     )  # fmt: skip
     reasons = (*main.reasons, *(why_other(each) for each in also if each.form))
-    costs = costs_of(main) if main.direction in chosen else ()
-    return replace(main, also=also, costs=costs, reasons=reasons)
+    own = costs(main) if main.direction in chosen else ()
+    return replace(main, also=also, costs=own, reasons=reasons)
 
 
 def _plan(
@@ -193,7 +206,9 @@ def _plan(
         masks = tuple(map(_untold, masks))
     use_ranges = all(mask.ranges for mask in masks)
     runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
-    by_distance = _with_distances(masks) if target.family == "sm90a" else None
+    by_distance = None
+    if target.family == "sm90a" and form != TINY:  # whose partial tiles test pairs
+        by_distance = _with_distances(masks)
     masks, distances = by_distance or masks, by_distance is not None
     return Plan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,

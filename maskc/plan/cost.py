@@ -18,6 +18,8 @@ from maskc.plan.types import Plan, PlannedMask
 
 SMALL = "small"
 """The form of a source for short rows."""
+TINY = "tiny"
+"""The form of a source for rows of very few keys."""
 GRID = "grid"
 """The form of a source whose tiles are boxes of a grid."""
 WHEN = (
@@ -29,6 +31,8 @@ WHEN = (
 _COEFFICIENTS = {
     (Direction.forward, SMALL): "small",
     (Direction.backward, SMALL): "small_backward",
+    (Direction.forward, TINY): "tiny",
+    (Direction.backward, TINY): "tiny_backward",
 }
 """What coefficients of sources are called which are not the first ones of their pass."""
 
@@ -45,7 +49,8 @@ def card_of(target: str) -> Card | None:
 
 
 def source_name(direction: Direction, form: str) -> str:
-    """What coefficients call a source: `large`, `small`, `backward` or `small_backward`."""
+    """What coefficients call a source: `large`, `small`, `tiny`, `backward`, `small_backward` or
+    `tiny_backward`."""
     first = "backward" if direction is Direction.backward else "large"
     return _COEFFICIENTS.get((direction, form), first)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
-from maskc.core.cost import Cost, Tally
+from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import Tiled, obstacle, time_in_pairs, views
@@ -84,12 +84,14 @@ def _whole(
         served = each.boxes is None or each.boxes.hold(n_q, n_kv)
         if each.target != plan.target or each.direction is not direction or not served:
             continue
-        if costs := costs_of(each):
-            total = 0.0
-            for mask, heads in zip(each.masks, _heads(each, owners), strict=True):
-                tally = tally_of([tiles(each, mask, n_q, n_kv)], direction)
-                total += heads * _cost(each, costs, tally).cycles(tally)
-            found.append((total, launches_of(dict(each.schedule.modes)["usual"])))
+        tallies = [tally_of([tiles(each, mask, n_q, n_kv)], direction) for mask in each.masks]
+        joint = Tally(0, 0, 0, *(all(getattr(tally, name) for tally in tallies)
+                                 for name in ("single", "alone")))  # fmt: skip
+        if costs := modes_with(each.costs or costs_of(each), joint):
+            own = [_cost(each, costs, tally) for tally in tallies]
+            heads = _heads(each, owners)
+            total = sum(n * x.cycles(y) for n, x, y in zip(heads, own, tallies, strict=True))
+            found.append((total, launches_of(dict(each.schedule.modes)[own[0].mode])))
     return min(found) if found else None
 
 
@@ -107,7 +109,10 @@ def _heads(plan: Plan, owners: int) -> list[float]:
 
 
 def _cost(plan: Plan, costs: tuple[Cost, ...], tally: Tally) -> Cost:
-    """Of the mode that the runtime takes: rows of few tiles stream."""
+    """Of the mode that the runtime takes: rows of few tiles stream, dq is made apart where that
+    takes less."""
+    if plan.direction is Direction.backward:
+        return min(costs, key=lambda cost: cost.cycles(tally))
     known = {cost.mode: cost for cost in costs}
     below = getattr(getattr(plan.schedule, "work", None), "stream_below", 0)
     short = tally.tiles < below * max(1, tally.rows)

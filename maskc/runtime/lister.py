@@ -278,7 +278,7 @@ class Lister:
         tables = self._tables.get(key)
         if tables is None:
             bundle = _without_documents(self._maker.bundle, reach)
-            own = replace(unit, work=None, by_documents=False)
+            own = replace(unit, work=None, costs=(), by_documents=False)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
             tables = replace(tables, work=_unknown(0))
             with self._lock:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from maskc.build import BuildReport
-from maskc.core.bundle import APART, ONCE, PACKED, Bundle, SourceUnit
+from maskc.core.bundle import APART, OF_HEADS, ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest, faster
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Feature, Features
@@ -26,7 +26,6 @@ from maskc.runtime.gather import Gatherer
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.plans import Plan, Recent
 from maskc.runtime.prepare import (
-    OF_HEADS,
     Pass,
     Place,
     apart,
@@ -130,11 +129,12 @@ class Maker:
         return self._selector.bound(binder, given, data, rank)
 
     def chosen(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
-    ) -> SourceUnit:
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        joins: bool = False,
+    ) -> SourceUnit:  # fmt: skip
         """The source of a pass: where `unit` is the first of a choice, the one predicted to take
         least for this mask at these lengths; the first, with the largest tiles, where that would
-        depend on more."""
+        depend on more. `joins` says whether results are joined with others."""
         first = self.bundle.unit(unit.target)
         if first is not None and first.by_documents:
             return self.suited(unit, wanted, sizes, bound)
@@ -145,7 +145,10 @@ class Maker:
             return unit
 
         def tally(each: SourceUnit) -> Tally | None:
-            return self._bound(each, wanted, sizes, bound, arrays, not each.ranges).tally
+            tables = self._bound(each, wanted, sizes, bound, arrays, not each.ranges)
+            if tables.tally is None or _stores_once(each, wanted, tables, joins):
+                return tables.tally
+            return replace(tables.tally, single=False, alone=False)
 
         try:
             found = cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
@@ -183,7 +186,7 @@ class Maker:
         """Whether a backward pass has the same bits on every run anyway: nothing is added up by
         several blocks."""
         tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
-        return mode_of(unit, wanted, tables, joins) == ONCE and not tables.work.shared
+        return _stores_once(unit, replace(wanted, deterministic=True), tables, joins)
 
     def _take_turns(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
@@ -244,6 +247,14 @@ class Maker:
                 with self._lock:
                     self.tables.put(key, tables)
         return tables
+
+
+def _stores_once(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool) -> bool:
+    """Whether a pass of a source runs in the mode ONCE; with the same bits on every run only where
+    columns are not shared."""
+    shared = tables.work is not None and tables.work.shared
+    alike = not (wanted.deterministic and shared)
+    return alike and mode_of(unit, wanted, tables, joins) == ONCE
 
 
 def all_reports(

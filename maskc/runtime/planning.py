@@ -125,7 +125,7 @@ class Planner:
                 maker, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)
                 source = maker.kernels.unit(direction, features)
                 asked = replace(wanted, features=features)
-                source = maker.chosen(source, asked, part.sizes, own, arrays)
+                source = maker.chosen(source, asked, part.sizes, own, arrays, part.joins)
                 return maker.plan(source, asked, own, arrays, part, spared)
 
             # A stride of a class that no tensor map can have: such a call runs whole.

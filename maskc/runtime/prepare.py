@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import APART, ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import APART, OF_HEADS, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
@@ -206,6 +206,10 @@ def _blocks(
     match launch.grid:
         case Grid.queries:
             return -(-queries // launch.per_block)
+        case Grid.sides:
+            columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
+            keys = columns * sizes.heads_kv * sizes.batch
+            return -(-max(queries, keys) // launch.per_block)
         case Grid.keys:
             return merged * -(-unit.tile.k // launch.per_block)
         case Grid.merges:
@@ -233,10 +237,6 @@ def ordered(unit: SourceUnit, plain: bool) -> SourceUnit:
     return replace(unit, work=replace(unit.work, ordered=True, plain=plain))
 
 
-OF_HEADS = frozenset({Feature.alibi, Feature.sinks})
-"""Features with a gradient of each head, which not all modes of a backward pass know."""
-
-
 def apart(unit: SourceUnit) -> SourceUnit:
     """The same source for a pass in the mode of that name."""
     return replace(unit, work=replace(unit.work, apart=True))
@@ -248,9 +248,9 @@ def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False)
     if wanted.direction is Direction.backward:
         if unit.work is not None and unit.work.apart:
             return APART
-        of_heads = wanted.features & OF_HEADS
         once = tables.adders is not None and tables.adders.most <= 1
-        if once and ONCE in names and not (joins or of_heads or unit.work.ordered):
+        ordered = unit.work is not None and unit.work.ordered
+        if once and ONCE in names and not (joins or wanted.features & OF_HEADS or ordered):
             return ONCE
         return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
     if Feature.entmax in wanted.features:

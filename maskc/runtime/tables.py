@@ -203,17 +203,15 @@ def make_tables(
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
     work = None
-    if unit.work is not None:
-        if lists:
-            spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
-        else:
-            spans = stack_spans([_spans(recipe, sizes, params, own, backward)
-                                 for recipe, own in seen])  # fmt: skip
-        work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
-        parts += _work_parts(work)
-        if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
-            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans)
+    if unit.work is not None or unit.costs:
+        made = None if lists else [_spans(*one, sizes, params, backward) for one in seen]
+        spans = stack_spans(made) if made else list_spans(_ptr(parts, backward))
+        if unit.work is not None:
+            work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
+            parts += _work_parts(work)
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
+        if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
+            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
     return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, adders)
 
 
@@ -253,7 +251,7 @@ def _box_tables(
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
     parts = in_turn(parts, sizes.n_q, unit.work)
-    spans = list_spans(dict(parts)["col_ptr" if backward else "row_ptr"])
+    spans = list_spans(_ptr(parts, backward))
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
     return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
@@ -377,8 +375,13 @@ def _layout(
     return layout
 
 
+def _ptr(parts: list[tuple[str, np.ndarray]], backward: bool) -> np.ndarray:
+    """Where the lists that a pass goes through start."""
+    return dict(parts)["col_ptr" if backward else "row_ptr"]
+
+
 def _spans(
-    recipe: LayoutRecipe, sizes: Sizes, params: Mapping[str, int], arrays: Mapping[str, np.ndarray],
+    recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray], sizes: Sizes, params: Mapping[str, int],
     columns: bool,
 ) -> Spans:  # fmt: skip
     spans = range_spans(recipe, sizes.n_q, sizes.n_kv, params, arrays, columns)

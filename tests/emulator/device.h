@@ -130,6 +130,17 @@ T reduce(u32 mask, T mine, const Join &join) {
     });
 }
 
+// A matrix of 8 x 8: lane l has elements 2 (l % 4) and + 1 of row l / 4, before and after.
+inline u32 transposed(u32 x) {
+    return exchange(~0u, x, [](const auto &of) {
+        const u32 row = lane() / 4, column = lane() % 4 * 2;
+        const auto element = [&](u32 from, u32 at) {
+            return of(4 * from + at / 2) >> 16 * (at % 2) & 0xffff;
+        };
+        return element(column, row) | element(column + 1, row) << 16;
+    });
+}
+
 template <class... P, size_t... I>
 const char *launch_indexed(void (*kernel)(P...), void **given, int blocks, int threads,
                            int shared, u64 seed, std::index_sequence<I...>) {

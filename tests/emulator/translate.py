@@ -114,6 +114,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"wgmma\.wait_group\.sync\.aligned %0", "emu::wgmma_wait({i0})"),
     (r"wgmma\.wait_group\.sync\.aligned (\d)", "emu::wgmma_wait({1})"),
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)", _mma),
+    (r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "{o0} = emu::transposed({i0})"),
     (r"mov\.u32 %0, memory", "{o0} = 0"),
     (r"^\s*cvt\.f32\.f16 %0, %1", "{o0} = emu::widen({i0}, true)"),
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",

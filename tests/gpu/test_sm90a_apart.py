@@ -29,7 +29,9 @@ MASKS = {
     "sinks and a window": mc.causal() & (mc.sinks(16) | mc.window(63)),
     "window": mc.window(90, 40),
     "tested": mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows,
-    "distances": mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9)
+    "distances": mc.window(5, 5)
+    | mc.dilated(5, stride=3)
+    | mc.dilated(5, stride=9)
     | mc.dilated(5, stride=20),
     "full": mc.full(),
     "empty rows": mc.block_diagonal(128) & mc.where(lambda q, k: q // 64 % 2 == 0),

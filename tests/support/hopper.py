@@ -63,9 +63,9 @@ def compiled(
 ):  # fmt: skip
     """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
     backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
-    be a form alone (`small`, `large` or `grid`), which leaves the mode to the lengths, or `small
-    apart`: backward passes then make dq in a launch of its own. What is forced runs whole, not in
-    parts.
+    be a form alone (`small`, `large`, `grid` or `tiny`), which leaves the mode to the lengths, the
+    last one the backward pass to the cost model, too; or `small apart`: backward passes then make
+    dq in a launch of its own. What is forced runs whole, not in parts.
 
     Skips where a mask or a head dimension has no such tiles.
     """
@@ -73,10 +73,11 @@ def compiled(
     units, parts, forward, backward = attn.bundle.units, attn.bundle.parts, {}, {}
     if mode is not None:
         parts = ()
-        form = mode.split()[0] if mode.startswith(("small", "grid")) else ""
+        form = mode.split()[0] if mode.startswith(("small", "grid", "tiny")) else ""
         units = tuple(
             u for u in units
             if not u.directions or u.target != TARGET or u.form == form
+            or (mode == "tiny" and _backward(u))
         )  # fmt: skip
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
@@ -85,7 +86,7 @@ def compiled(
             units = tuple(
                 replace(u, costs=(Cost(APART, 1, 0, 0),)) if _backward(u) else u for u in units
             )
-        elif not mode.endswith(("small", "large", "grid")):
+        elif not mode.endswith(("small", "large", "grid", "tiny")):
             forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles

@@ -34,6 +34,7 @@ TRUE = {
     ("small", "stream"): Cost("stream", 2437, 699, 13),
     ("backward", "usual"): Cost("usual", 8000, 3600, 500),
     ("small_backward", "usual"): Cost("usual", 6000, 2500, 400),
+    ("tiny", "usual"): Cost("usual", 200, 300, 60),
 }
 
 
@@ -46,9 +47,9 @@ def cases() -> list[Case]:
 def works() -> list[dict]:
     """Of every source and mode on every probe."""
     found = []
-    for case in cases():
+    for case, probe in zip(cases(), PROBES, strict=True):
         attn = case.mask.compile(128, dtype="bfloat16", target="sm_90a")
-        for unit, mode in sources(attn.bundle.units, "sm_90a"):
+        for unit, mode in sources(attn.bundle.units, "sm_90a", probe.tiny):
             found.append(work_of(case, attn, unit, mode))
     return found
 
@@ -156,7 +157,7 @@ def test_a_new_target_gets_sections(timed):
     made = tomllib.loads(text)
     assert made["other"] == {"large": {"64": {"usual": 1}}}
     assert set(made["sm_90a"]) == {
-        "card", "large", "small", "backward", "small_backward",
+        "card", "large", "small", "backward", "small_backward", "tiny",
     }  # fmt: skip
 
 
@@ -235,3 +236,8 @@ def test_what_is_forced_runs(monkeypatch):
     ]  # fmt: skip
     for out in outs:
         torch.testing.assert_close(out, outs[0], atol=2e-2, rtol=2e-2)
+    attn = mc.window.hf(16).compile(64, dtype="bfloat16", target="sm_90a")
+    ((unit, mode),) = sources(attn.bundle.units, "sm_90a", tiny=True)
+    made = forced(attn, unit, mode)
+    made(*inputs)
+    assert made.last_sources == ("sm_90a_tiny usual",)

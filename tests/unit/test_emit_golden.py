@@ -82,6 +82,17 @@ def test_source_of_hopper_in_boxes(direction, golden):
     assert "\n\n\n" not in unit.text
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_source_of_hopper_in_registers(direction, golden):
+    """Tiles of 16 x 16."""
+    units = driver.bundled(plan(mc.block_diagonal(16), "sm_90a", 128)).choice("sm_90a", direction)
+    (unit,) = (unit for unit in units if unit.form == "tiny")
+    golden(f"source/blocks.sm_90a_{direction.value}.cu", unit.text)
+    assert unit.text.isascii()
+    assert max(map(len, unit.text.splitlines())) <= 100
+    assert "\n\n\n" not in unit.text
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_stages(name, golden):
     mask = CASES[name]

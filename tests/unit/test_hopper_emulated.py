@@ -34,7 +34,9 @@ from tests.support.hopper import BAND, WAYS, check, compiled, half, modes  # noq
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
 APART = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
-BITS = mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9) | mc.dilated(5, stride=20)
+BITS = (
+    mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9) | mc.dilated(5, stride=20)
+)
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
 
 

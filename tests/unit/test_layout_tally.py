@@ -41,7 +41,9 @@ def test_lists(one, other):
         lines = sum(int((each > 0).any(axis).sum()) for each in dense)
         tiles, masked = (sum(int(cond(x).sum()) for x in dense)
                          for cond in (lambda x: x > 0, lambda x: x == 1))  # fmt: skip
-        assert tally_of(layouts, direction) == Tally(lines, tiles, masked)
+        single = axis == 0 and all(((each > 0).sum(1) <= 1).all() for each in dense)
+        alone = single and all(((each > 0).sum(0) <= 1).all() for each in dense)
+        assert tally_of(layouts, direction) == Tally(lines, tiles, masked, single, alone)
     assert adders_of(layouts) == Adders(max((each > 0).sum(1).max() for each in dense))
 
 
@@ -58,6 +60,10 @@ def test_ranges(columns):
     assert adders_of_spans(spans) == Adders(rows.max(), steps)
     lines = sum(length > 0 for _, length in columns)
     assert tally_of_spans(spans) == Tally(lines, int(rows.sum()), 0)
+    single = rows.max() <= 1
+    alone = single and count.max() <= 1
+    found = tally_of_spans(spans, adders_of_spans(spans))
+    assert found == Tally(lines, int(rows.sum()), 0, single, alone)
 
 
 @pytest.mark.parametrize(("n", "once"), [(64, True), (128, True), (129, False), (1000, False)])

@@ -210,7 +210,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
 @settings(max_examples=150, deadline=None)
 @given(problems())
 def test_shares_of_columns_lie_side_by_side(problem):
-    """The same items in the same order, but each leaves its own share: by column, head, position."""
+    """The same items in the same order, but each leaves a share: by column, head, position."""
     kinds, of_head, heads_kv, rule, tokens = problem
     spans = list_spans(kernel_lists([layout_from(one).transpose() for one in kinds])[0])
     size = of_head.shape[1] // heads_kv
