@@ -43,6 +43,8 @@ class Adders:
 
     most: int
     """To one tile row, of any list."""
+    rows: int = 0
+    """Tile rows that some column adds to, of all lists."""
     in_steps: int = 0
     """Tile columns of a list where each begins at a later row than the one before, or at the first
     one; 0 where some do not, or nobody looked."""
@@ -50,18 +52,21 @@ class Adders:
 
 def adders_of(layouts: Iterable[BlockLayout]) -> Adders:
     """Of lists by tile rows."""
-    return Adders(max((int(np.diff(x.row_ptr).max(initial=0)) for x in layouts), default=0))
+    counts = [np.diff(layout.row_ptr) for layout in layouts]
+    most = max((int(count.max(initial=0)) for count in counts), default=0)
+    return Adders(most, sum(int(np.count_nonzero(count)) for count in counts))
 
 
 def adders_of_spans(spans: Spans) -> Adders:
     """Of closed-form ranges by tile columns."""
-    most, steps = 0, spans.count.shape[1]
+    most, rows, steps = 0, 0, spans.count.shape[1]
     for first, count in zip(spans.first, spans.count, strict=True):
         first, end = first[count > 0], (first + count)[count > 0]
         change = np.zeros(1 + end.max(initial=0), np.int64)
         np.add.at(change, first, 1)
         np.add.at(change, end, -1)
-        most = max(most, int(np.cumsum(change).max(initial=0)))
+        added = np.cumsum(change)
+        most, rows = max(most, int(added.max(initial=0))), rows + int(np.count_nonzero(added))
         later = np.diff(first, prepend=-1) > 0
         steps = steps if np.all(later | (np.maximum.accumulate(first) == 0)) else 0
-    return Adders(most, steps)
+    return Adders(most, rows, steps)

@@ -14,10 +14,11 @@ The backward pass runs where no tile row has several tiles, and counts as its co
 tile column has (block-diagonal masks of blocks that divide 16): everything once, in one launch. P
 and ds by keys are those by queries, transposed in registers.
 
-A prototype of this on one H200 (bf16, 16 heads, 4k): blocks of 16 at D 64 forward 8.6 us, where
-tiles of 64 x 64 take 13 and 33.5 MB at 4.2 TB/s 8. For longer lists it loses, as every warp loads
-the keys of its tiles itself and waits for each: 16 sinks and a window of 64, of 6 tiles a row, at
-D 128 43 us and 28.
+On one H200 (bf16, 16 heads, D 64), beside tiles of 64 x 64: blocks of 16 at 4k 9.1 us and 12.8
+forward, 24.9 and 30.6 backward; at 16k 37.2 and 41.0, 76 and 93 (memory takes 32 and 64). For
+longer lists it loses, as every warp loads the keys of its tiles itself and waits for each: blocks
+of 32 at 16k 44 and 41 us, windows of 8 and 17 keys 43 and 44, of 40 55 and 44. At D 128 it gains
+nothing: blocks of 16 at 16k 72 and 71 us, 184 and 166.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from maskc.plan.types import Schedule
 
 TILE = TileShape(16, 16)
 """One fragment of q or of weights."""
-HEAD_DIMS = (64, 128)
-"""Whole pieces of 64 elements; above, out alone takes the registers."""
+HEAD_DIMS = (64,)
+"""Those at which it gains anything."""
 MOST_KEYS = 48
 """From a row's first key to its last one, for which there is such a source: of more than four tiles
 a row no prediction takes it."""
 
-_FORWARD = {64: (4, 4), 128: (4, 2)}
+_FORWARD = {64: (4, 4)}
 """For each head dimension: warps of a block, blocks per multiprocessor. With one block more, 96 and
 168 registers, both spill."""
-_BACKWARD = {64: (4, 2), 128: (4, 2)}
+_BACKWARD = {64: (4, 2)}
 SPAN = 64
 """Elements of dq, dk and dv that a warp of the backward pass has: with all 128 it spills."""
 

@@ -46,8 +46,8 @@ _MOST_TURNS = 64
 as its global queries have many tiles of dq, .36)."""
 
 _UNEVEN = 4
-"""Times the mean tiles of a column that a row may have where dq is made by tile rows: these are
-not cut, so one much longer than the others would be at work alone in the end."""
+"""Times the mean tiles of a row that one may have where dq is made by tile rows: these are not cut,
+so one much longer than the others would be at work alone in the end."""
 
 _FEW_ADDERS, _MANY_COLUMNS = 3, 32
 """So few columns add to a tile of dq one after another in less time than zeros take to add to,
@@ -176,7 +176,7 @@ class Maker:
         tally, adders = tables.tally, tables.adders
         if tally is None or adders is None or mode_of(unit, wanted, tables, joins) == ONCE:
             return False
-        even = adders.most * tally.rows <= _UNEVEN * tally.tiles
+        even = adders.most * adders.rows <= _UNEVEN * tally.tiles
         return even and faster(unit, tally) == APART
 
     def _repeats(

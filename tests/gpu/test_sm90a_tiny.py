@@ -43,7 +43,7 @@ LENGTHS = [(1, 1), (15, 17), (64, 64), (333, 777), (777, 333), (4096, 4096)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64])
 @pytest.mark.parametrize("name", [*ALONE, *SHORT])
 def test_lengths(name, dim, dtype):
     mask = {**ALONE, **SHORT}[name]
@@ -55,7 +55,7 @@ def test_lengths(name, dim, dtype):
     assert (BACKWARD in modes(attn)) == (name in ALONE)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64])
 @pytest.mark.parametrize("name", ["gaps", "empty rows", "both sides"])
 def test_features(name, dim):
     mask, n = {**ALONE, **SHORT}[name], 1000
@@ -66,7 +66,7 @@ def test_features(name, dim):
     check(attn, made, live, softcap=3.0, **vectors(["sink_logits", "alibi_slopes"], 4))
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64])
 def test_calls_take_them(dim):
     mask, n = ALONE["blocks of 16"], 4096
     attn = compiled(mask, dim)
@@ -87,7 +87,7 @@ def test_the_same_bits_on_every_run():
 
 def test_heads_of_their_own():
     mask = mc.per_head([*ALONE.values()])
-    attn = compiled(mask, 128, heads=4, mode="tiny")
-    made = tensors(700, 700, 128, torch.bfloat16, heads=4, kv_heads=2)
+    attn = compiled(mask, 64, heads=4, mode="tiny")
+    made = tensors(700, 700, 64, torch.bfloat16, heads=4, kv_heads=2)
     check(attn, made, live_pairs(mask, 700, 700, heads=4))
     assert modes(attn) == {FORWARD, BACKWARD}

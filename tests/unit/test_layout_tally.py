@@ -44,7 +44,10 @@ def test_lists(one, other):
         single = axis == 0 and all(((each > 0).sum(1) <= 1).all() for each in dense)
         alone = single and all(((each > 0).sum(0) <= 1).all() for each in dense)
         assert tally_of(layouts, direction) == Tally(lines, tiles, masked, single, alone)
-    assert adders_of(layouts) == Adders(max((each > 0).sum(1).max() for each in dense))
+    counts = [(each > 0).sum(1) for each in dense]
+    assert adders_of(layouts) == Adders(
+        max(x.max() for x in counts), sum((x > 0).sum() for x in counts)
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=1, max_size=5))
@@ -57,7 +60,7 @@ def test_ranges(columns):
     starts = [start for start, length in columns if length]
     later = [start for start in starts if start]
     steps = len(columns) if sorted(starts) == starts and sorted(set(later)) == later else 0
-    assert adders_of_spans(spans) == Adders(rows.max(), steps)
+    assert adders_of_spans(spans) == Adders(rows.max(), (rows > 0).sum(), steps)
     lines = sum(length > 0 for _, length in columns)
     assert tally_of_spans(spans) == Tally(lines, int(rows.sum()), 0)
     single = rows.max() <= 1

@@ -43,7 +43,7 @@ def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize(("dim", "dtype"), [(64, "bfloat16"), (64, "float16"), (128, "bfloat16")])
+@pytest.mark.parametrize(("dim", "dtype"), [(64, "bfloat16"), (64, "float16")])
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_blocks_of_any_length(dim, dtype, size):
     mask = mc.block_diagonal(size)
@@ -71,7 +71,7 @@ def test_no_queries_or_keys():
         check(attn, given(*lengths, 64), live_pairs(mc.block_diagonal(16), *lengths))
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64])
 def test_heads_of_their_own(dim):
     made = given(70, 70, dim, heads=4, kv_heads=2)
     check(compiled(HEADS, dim, heads=4, mode="tiny"), made, live_pairs(HEADS, 70, 70, heads=4))
@@ -81,7 +81,7 @@ def test_heads_of_their_own(dim):
 
 
 @pytest.mark.parametrize("mask", [mc.block_diagonal(16), EMPTY, SHORT], ids=str)
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64])
 def test_features(mask, dim):
     attn, made = compiled(mask, dim, mode="tiny"), given(52, 52, dim)
     live = live_pairs(mask, 52, 52)
