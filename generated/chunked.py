@@ -71,8 +71,9 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
          2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
          predicted to take fewer cycles (never for data given per sequence)
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory: taken by a call when the exact tiles of its
-         lengths are predicted to take fewer cycles (never for data given per sequence)
+         multiprocessor, 106.5 KiB of shared memory, dq in a launch of its own where that takes
+         less: taken by a call when the exact tiles of its lengths are predicted to take fewer
+         cycles (never for data given per sequence)
 """
 """What `explain()` returns."""
 
@@ -336,7 +337,7 @@ _MASK = GeneratedMask(
                 ),
                 launch("attention_backward", "stream", threads=384, shared=207616),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=128),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
                 launch(
                     "attention_backward_prepare",
                     "queries",
@@ -375,7 +376,7 @@ _MASK = GeneratedMask(
                     "attention_backward_finish_keys",
                     "keys",
                     threads=256,
-                    per_block=128,
+                    per_block=16,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -409,7 +410,7 @@ _MASK = GeneratedMask(
                     "attention_backward_finish_keys",
                     "keys",
                     threads=256,
-                    per_block=128,
+                    per_block=16,
                     mode="once",
                     macro="ONCE",
                 ),
@@ -420,7 +421,7 @@ _MASK = GeneratedMask(
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
                 row_floats=137,
                 key_floats=256,
-                costs=(("usual", 16116, 3717, 776),),
+                costs=(("usual", 16116, 3717, 776), ("once", 7655, 3717, 776)),
             ),
             kernel(
                 "sm_90a",
@@ -436,7 +437,7 @@ _MASK = GeneratedMask(
                 ),
                 launch("attention_backward", "stream", threads=256, shared=109056, resident=2),
                 launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=64),
+                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
                 launch(
                     "attention_backward_prepare",
                     "queries",
@@ -476,7 +477,7 @@ _MASK = GeneratedMask(
                     "attention_backward_finish_keys",
                     "keys",
                     threads=256,
-                    per_block=64,
+                    per_block=16,
                     mode="deterministic",
                     macro="DETERMINISTIC",
                 ),
@@ -511,19 +512,57 @@ _MASK = GeneratedMask(
                     "attention_backward_finish_keys",
                     "keys",
                     threads=256,
-                    per_block=64,
+                    per_block=16,
                     mode="once",
                     macro="ONCE",
+                ),
+                launch(
+                    "attention_backward_rows",
+                    "stream",
+                    threads=256,
+                    shared=115712,
+                    resident=2,
+                    mode="apart",
+                    macro="APART",
+                ),
+                launch(
+                    "attention_backward",
+                    "stream",
+                    threads=256,
+                    shared=109056,
+                    resident=2,
+                    mode="apart",
+                    macro="APART",
+                ),
+                launch(
+                    "attention_backward_finish_keys",
+                    "keys",
+                    threads=256,
+                    per_block=16,
+                    mode="apart",
+                    macro="APART",
                 ),
                 tile=(64, 64),
                 ranges=False,
                 passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
+                maps=(
+                    ("q", 64),
+                    ("dout", 64),
+                    ("k", 64),
+                    ("v", 64),
+                    ("dk", 64),
+                    ("dv", 64),
+                    ("out", 64),
+                ),
                 work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
                 row_floats=137,
                 key_floats=256,
                 form="small",
-                costs=(("usual", 9614, 2336, 1),),
+                costs=(
+                    ("usual", 9614, 2336, 1),
+                    ("once", 4569, 2336, 1),
+                    ("apart", 6500, 2200, 900),
+                ),
             ),
         ),
         report=REPORT,

@@ -143,6 +143,9 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 #ifndef ONCE
 #define ONCE 0  // no tile of dq has shares of more than one tile column: it is stored, not added up
 #endif
+#ifndef APART
+#define APART 0  // a launch of its own makes dq, by tile rows; the main one, dk and dv
+#endif
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
 constexpr int TILE_Q = 64;  // queries per step
 constexpr int TILE_K = 64;  // keys of a tile column
@@ -155,7 +158,7 @@ constexpr int QUERIES = 64;
 // The warpgroups that compute divide the keys of a column, or else the columns of gradients.
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
-#define STAGED (0 && !ONCE)
+#define STAGED (0 && !ONCE && !APART)
 
 constexpr int GROUPS = 1;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
@@ -167,6 +170,8 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 // Key/value heads come in groups whose queries are so many tokens.
 constexpr i32 GROUP_TOKENS = 32768;
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
+// Blocks that add up a column which items share.
+constexpr int KEY_BLOCKS = 4;
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension
 constexpr int OWN = QUERIES / 4;      // queries of a tile that a thread has for each of two keys
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
@@ -576,6 +581,31 @@ FN void multiply_dq(float (&d)[32], u64 a, u64 b, bool add) {
         : "l"(a), "l"(b), "r"((int)add));
 }
 
+// 64 x 64 and 16 deep, a in registers: d = a b, or d += a b where `add`.
+FN void multiply_kept_scores(float (&d)[32], const u32 *a, u64 b, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENT "." ELEMENT " {"
+        " %0, %1, %2, %3, %4, %5, %6, %7,"
+        " %8, %9, %10, %11, %12, %13, %14, %15,"
+        " %16, %17, %18, %19, %20, %21, %22, %23,"
+        " %24, %25, %26, %27, %28, %29, %30, %31},"
+        " { %32, %33, %34, %35}, %36, add,"
+        " 1, 1, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
+}
+
 // One item of the work list; maskc/core/abi.py says what its fields mean.
 struct alignas(16) Work {
     i32 tile, head, first, count, full_first, full_last, heads, shared;
@@ -615,7 +645,7 @@ FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 e
 }
 
 struct Maps {
-    TensorMap q, dout, k, v, dk, dv;
+    TensorMap q, dout, k, v, dk, dv, out;
 };
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
@@ -769,6 +799,20 @@ FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
 }
 #endif
 
+// Leaves lse and delta of query `r` of a tile row for the main launch.
+FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float delta) {
+    const struct Workspace w = workspace(p);
+#if FOLDED
+    ((uint4 *)w.lse)[row * TILE_Q + r] = row_pieces(p, lse, delta);
+#else
+    const i64 place = row * TILE_Q + place_in_rows(r);
+    w.lse[place] = lse == MINUS_INFINITY ? PLUS_INFINITY
+                                         : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
+    if (!WITH_ENTMAX) w.delta[place] = delta;
+#endif
+}
+
+#if !APART
 // Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to, where it
 // is not known who is the first. With entmax another launch finds delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -810,13 +854,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
             const float lse =
                 q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
-#if FOLDED
-            ((uint4 *)w.lse)[row * TILE_Q + r] = row_pieces(p, lse, dead ? 0.0f : sum);
-#else
-            const i64 place = row * TILE_Q + place_in_rows(r);
-            w.lse[place] = dead ? PLUS_INFINITY : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
-            if (!WITH_ENTMAX) w.delta[place] = dead ? 0.0f : sum;
-#endif
+            leave_row(p, row, r, lse, dead ? 0.0f : sum);
 #if WITH_SINKS
             if (!dead) sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
 #endif
@@ -835,6 +873,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         fill_zeros(w.keys, (i64)p.shared_items * KEY_TILE_FLOATS, row * PLAIN_THREADS + thread,
                    (i64)gridDim.x * PLAIN_THREADS);
 }
+#endif
 
 // Eight numbers in storage precision, joined with those that are there.
 FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
@@ -867,11 +906,21 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (sum.count > 0)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
+    constexpr int TOGETHER = 4;  // that are on their way at a time
 #pragma unroll 1
-    for (i32 part = 1; part < sum.count; part++) {
-        from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
+    for (i32 part = 1; part < sum.count; part += TOGETHER) {
+        float4 y[TOGETHER][4] = {};
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], __ldcs(from + i));
+        for (int j = 0; j < TOGETHER; j++) {
+            if (part + j >= sum.count) break;
+            from = (const float4 *)(sum.more + (part + j - 1ll) * sum.stride + place);
+#pragma unroll
+            for (int i = 0; i < 4; i++) y[j][i] = __ldcs(from + i);
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], y[j][i]);
     }
     float2 low[4], high[4];
 #pragma unroll
@@ -900,7 +949,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
     }
 }
 
-#if !ONCE
+#if !(ONCE || APART)
 // After: a tile row of dq in storage precision, and what its queries leave for a whole head.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish(const __grid_constant__ struct Attention p,
@@ -954,13 +1003,14 @@ extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish_keys(const __grid_constant__ struct Attention p,
                                const __grid_constant__ struct Maps) {
     const struct Workspace w = workspace(p);
-    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x);
+    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / KEY_BLOCKS);
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const i32 first = work.tile * TILE_K;
     const float *const tile = w.keys + (i64)work.first * KEY_TILE_FLOATS;
     const struct Sum sum = {tile, tile + KEY_TILE_FLOATS, work.count, KEY_TILE_FLOATS};
-    for (i32 i = threadIdx.x; i < 2 * GROUPS * PIECES * 32; i += PLAIN_THREADS) {
+    constexpr i32 STEP = KEY_BLOCKS * PLAIN_THREADS, ALL = 2 * GROUPS * PIECES * 32;
+    for (i32 i = blockIdx.x % KEY_BLOCKS * PLAIN_THREADS + threadIdx.x; i < ALL; i += STEP) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % GROUPS, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const i32 from = 4 * ((part * PIECES + piece) * 128 + y * 4);
@@ -2014,7 +2064,7 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
             const float *x = (i ? dv : dk) + 4 * j;
             const float4 four = make_float4(x[0], x[1], x[2], x[3]);
             float4 *const own = to + (GROUPS * i * PIECES + j) * 128;
-            if (DETERMINISTIC) *own = four;
+            if (DETERMINISTIC || APART) *own = four;
             else atomicAdd(own, four);
         }
 }
@@ -2044,6 +2094,19 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
+#if APART
+    sync_both();  // nobody reads numbers of this step any more
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
+    begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
+    products_wait<1>();
+    pin(dv);
+    pin(kept.p);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
+    products_wait<0>();
+    pin(dk);
+    pin(ds);
+    (void)slope, (void)dq, (void)staged;
+#else
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
@@ -2082,6 +2145,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
 #else
     pin(dv);
     if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
+#endif
 #endif
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.q_free[at]);
 }
@@ -2332,6 +2396,358 @@ attention_backward_mean(const __grid_constant__ struct Attention p,
 }
 #endif
 
+#if APART
+// ---------------------------------------------------------------- gradients of queries
+
+namespace by_rows {
+
+// A warp's rows of q and dout stay in registers, and their place is free at once; else they lie in
+// two places in turn.
+constexpr bool KEEP_ROWS = true;
+constexpr int ROW_PLACES = KEEP_ROWS ? 1 : 2;
+static_assert(ALONE && TILE_Q == 64 && TILE_K == 64 && QUERIES == 64, "one kind of scores");
+
+FN i32 mask_row(const struct Attention &p, i32 row) { return min_i32(row, p.n_q - 1); }
+
+// Which keys a thread's two rows see: bit 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
+constexpr int WORDS = (OWN + 31) / 32;
+struct Seen {
+    u32 word[2][WORDS];
+};
+
+constexpr int PAIRS_AT_ONCE = 16;  // columns of a turn of the loop
+// Before the product begins, while scores need no registers, or after it: intervals are cheap.
+constexpr bool LOOK_EARLY = true;
+// Queries q and q + 8 against the tile that begins with key `first_k`.
+FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
+    const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
+    struct Seen seen = {};
+    const i32 rows[2] = {mask_row(p, q), mask_row(p, q + 8)};
+    const struct Mask mask = load_mask(&p, batch, head);
+#pragma unroll PAIRS_AT_ONCE
+    for (int i = 0; i < OWN; i++) {
+        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const u32 live = keep(mask, rows[r], inside, n_q, n_kv) != 0;
+            seen.word[r][WORDS > 1 ? i / 32 : 0] |= (live & (column < n_kv)) << i % 32;
+        }
+    }
+    return seen;
+}
+
+FN u32 word_of(const struct Seen &seen, int r, int i) { return seen.word[r][i]; }
+FN void hide_rest(Scores &s, const struct Seen &seen) {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            float &x = s[i / 2 * 4 + 2 * r + i % 2];
+            x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : MINUS_INFINITY;
+        }
+}
+
+// A tile row of a head.
+struct alignas(16) Row {
+    i32 number;  // among those of all heads
+    i32 tile, batch, head;
+};
+
+// A block's shared memory; its size is in maskc/plan/sm90a_backward.py.
+struct Shared {
+    unsigned char q[ROW_PLACES][Q_BYTES], dout[ROW_PLACES][Q_BYTES], out[ROW_PLACES][Q_BYTES];
+    unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
+    u64 row_full[ROW_PLACES], row_free[ROW_PLACES], full[STAGES], free[STAGES];
+    struct Row row[2];  // the one that is computed, and the next
+    i32 count[2];       // of their tiles
+    i32 word[STAGES];   // of the tile in this stage
+};
+static_assert(sizeof(struct Shared) <= 115712, "planned memory");
+FN struct Shared &shared_memory() {
+    u32 address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return *(struct Shared *)__cvta_shared_to_generic(address);
+}
+
+FN struct Row row_of(const struct Attention &p, i32 number) {
+    const struct Place at = place_of_row(p, number);
+    return {number, number % p.tile_rows, at.batch, at.head};
+}
+FN struct Row row_in(u32 at) {
+    const int4 row = *(const int4 *)&by_rows::shared_memory().row[at];
+    return {uniform(row.x), uniform(row.y), uniform(row.z), uniform(row.w)};
+}
+FN struct Place place_in(const struct Row &row) { return {row.batch, row.head}; }
+
+FN void initialize(struct Shared &shared) {
+    constexpr int WARPS = 4;  // that compute
+    for (int i = 0; i < ROW_PLACES; i++) {
+        barrier_init(shared.row_full[i], 1);
+        barrier_init(shared.row_free[i], WARPS);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared.full[i], 1);
+        barrier_init(shared.free[i], WARPS);
+    }
+    barriers_ready();
+}
+
+// The thread that loads. A block takes every so-manieth tile row; past the last one there is one
+// with a negative number.
+FN void load_rows(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+    const i32 rows = p.batch * p.heads_q * p.tile_rows;
+    Ring<STAGES> stage;
+    Ring<ROW_PLACES> place;
+    Ring<2> known;
+#pragma unroll 1
+    for (i32 number = blockIdx.x;; number += gridDim.x, place.next(), known.next()) {
+        const u32 own = place.at(), info = known.at();
+        u64 &full = shared.row_full[own];
+        if (number >= rows) {
+            wait_asleep(shared.row_free[own], place.turn() ^ 1);
+            shared.row[info].number = -1;
+            arrive(full);
+            return;
+        }
+        const struct Row row = row_of(p, number);
+        const struct Place at_q = place_in(row);
+        const struct Place at_k = {row.batch, row.head / (p.heads_q / p.heads_kv)};
+        const struct Place q = coordinates(p.q_stride, at_q), k = coordinates(p.k_stride, at_k);
+        const struct Place v = coordinates(p.v_stride, at_k);
+        const struct Place out = coordinates(p.out_stride, at_q);
+        const struct Place dout = coordinates(p.dout_stride, at_q);
+        const struct TileList list = row_tiles(&p, load_mask(&p, row.batch, row.head), row.batch,
+                                               row.head, row.tile);
+        wait_asleep(shared.row_free[own], place.turn() ^ 1);
+        shared.row[info] = row;
+        shared.count[info] = list.count;
+        const Point first = query_point(row.tile * TILE_Q);
+        arrive_expecting(full, 3 * Q_BYTES);
+        load_tile<TILE_Q>(shared.q[own], maps.q, full, first, q);
+        load_tile<TILE_Q>(shared.dout[own], maps.dout, full, first, dout);
+        load_tile<TILE_Q>(shared.out[own], maps.out, full, first, out);
+#pragma unroll 1
+        for (i32 i = 0; i < list.count; i++, stage.next()) {
+            const struct Tile tile = tile_at(list, i);
+            const bool inside = (tile.index + 1) * TILE_K <= p.n_kv;
+            const u32 at = stage.at();
+            wait_asleep(shared.free[at], stage.turn() ^ 1);
+            shared.word[at] = tile.index | (tile.full && inside ? 0 : MASKED);
+            arrive_expecting(shared.full[at], 2 * K_BYTES);
+            const Point key = key_point(tile.index * TILE_K);
+            load_tile<TILE_K>(shared.k[at], maps.k, shared.full[at], key, k);
+            load_tile<TILE_K>(shared.v[at], maps.v, shared.full[at], key, v);
+        }
+    }
+}
+
+// Rows of q or dout as the left operand of products, and what a thread knows of its two.
+struct Rows {
+    u64 tile;
+    u32 fragment[KEEP_ROWS ? STEPS * 4 : 4];
+};
+struct Known {
+    float level[2];  // lse, times log2(e); infinite past the end and where there is no key
+    float delta[2];
+};
+
+// Where a lane points ldmatrix for 16 columns of its warp's rows.
+FN void take_rows(u32 *x, const unsigned char *tile, int step) {
+    const u32 thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    load_matrices(x[0], x[1], x[2], x[3], shared_address(tile) + step / 4 * Q_SLAB
+                                              + swizzled(row, step % 4 * 2 + lane / 16));
+}
+FN void free_row(struct Shared &shared, u32 place) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(shared.row_free[place]);
+}
+FN float both(u32 a, u32 b) {
+    const float2 x = unpack(a), y = unpack(b);
+    return fmaf(x.x, y.x, x.y * y.y);
+}
+// The place of the thread's first query of a tile row; the other one is 8 behind.
+FN i32 own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+
+FN struct by_rows::Seen seen_in(const struct Attention &p, u32 info, i32 word) {
+    const struct Row row = row_in(info);
+    return by_rows::seen_by(p, row.batch, row.head, row.tile * TILE_Q + own_row(),
+                            (word & INDEX) * TILE_K);
+}
+
+FN struct Known take_row(struct Rows &q, struct Rows &dout, struct Shared &shared, u32 place,
+                         const struct Attention &p, const struct Row &row) {
+    struct Known known = {};
+    float lse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 query = row.tile * TILE_Q + own_row() + 8 * r;
+        const float *const at = p.lse + row_offset(p.lse_stride, place_in(row), query);
+        lse[r] = query < p.n_q ? __ldg(at) : MINUS_INFINITY;
+    }
+    q.tile = along_columns(shared_address(shared.q[place]));
+    dout.tile = along_columns(shared_address(shared.dout[place]));
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        u32 out[4], *const own = dout.fragment + (KEEP_ROWS ? 4 * i : 0);
+        if (KEEP_ROWS) take_rows(q.fragment + 4 * i, shared.q[place], i);
+        take_rows(own, shared.dout[place], i);
+        take_rows(out, shared.out[place], i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) known.delta[j % 2] += both(out[j], own[j]);
+    }
+    if (KEEP_ROWS) free_row(shared, place);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool dead = lse[r] == MINUS_INFINITY;
+        const float delta = quad_sum(known.delta[r]);
+        known.delta[r] = dead ? 0.0f : delta;
+        known.level[r] = dead ? PLUS_INFINITY : lse[r] * LOG2E;
+        if (threadIdx.x % 4 == 0)
+            leave_row(p, row.number, own_row() + 8 * r, lse[r], known.delta[r]);
+    }
+    return known;
+}
+
+// s = q k^T, begun; likewise dout v^T.
+FN void begin_product(Scores &s, struct Rows &rows, u64 tile) {
+    if (KEEP_ROWS) pin(rows.fragment);
+    pin(s);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const u64 step = tile + column_step(i, K_SLAB);
+        if (KEEP_ROWS) multiply_kept_scores(s, rows.fragment + 4 * i, step, i > 0);
+        else multiply_scores(s, rows.tile + column_step(i, Q_SLAB), step, i > 0);
+    }
+    products_commit();
+}
+
+// Scores of a tile become weights, by the derivative of the soft-cap.
+FN void weigh(Scores &s, const struct Seen &seen, bool masked, const struct Known &known,
+              const struct Attention &p) {
+    const float unit = score_unit(p);
+#if WITH_SOFTCAP
+    const float sharpness = 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap);
+#endif
+#pragma unroll
+    for (int i = 0; i < QUERIES / 2; i++) {
+        const float level = known.level[i / 2 % 2];
+#if WITH_SOFTCAP
+        // tanh by one exponential, as in the forward pass.
+        const float x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(s[i] * sharpness) + 1.0f);
+        s[i] = fast_exp2(fmaf(p.softcap * x, unit, -level)) * fmaxf(1.0f - x * x, 0.0f);
+#else
+        s[i] = fast_exp2(fmaf(s[i], unit, -level));
+#endif
+    }
+    if (!masked) return;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 2; i++)
+        if (!(word_of(seen, i / 2 % 2, 0) & 1u << (i / 4 * 2 + i % 2))) s[i] = 0.0f;
+}
+
+FN u32 sum_of_pairs(u32 a, u32 b) {
+    const float2 x = unpack(a), y = unpack(b);
+    return pack(x.x + y.x, x.y + y.y);
+}
+
+// Stores a tile row of dq. Of two pieces, threads side by side exchange halves of their rows, so
+// that four of them have 32 bytes in a row.
+FN void store_dq(const Gradient &dq, const struct Attention &p, const struct Row &row) {
+    const i32 odd = threadIdx.x % 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 token = row.tile * TILE_Q + own_row() + 8 * r;
+        u32 *const line = (u32 *)p.dq + row_offset(p.dq_stride, place_in(row), token) / 2
+                          + threadIdx.x % 4 / 2 * 2;
+#pragma unroll
+        for (int i = 0; i < PIECES; i += 2) {
+            const float *const x = dq + 4 * i + 2 * r, *const y = x + 4;
+            u32 low = pack(x[0] * p.scale, x[1] * p.scale);
+            u32 high = pack(y[0] * p.scale, y[1] * p.scale);
+            const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
+            low = odd ? theirs : low, high = odd ? high : theirs;
+            if (token >= p.n_q) continue;
+            uint2 *const to = (uint2 *)(line + 4 * (i + odd));
+            if (p.joins) {
+                low = sum_of_pairs(low, to->x), high = sum_of_pairs(high, to->y);
+            }
+            *to = make_uint2(low, high);
+        }
+    }
+}
+
+// Pairs are looked at before products begin where what follows needs the registers.
+constexpr bool EARLY_LOOK = LOOK_EARLY || WITH_SOFTCAP;
+
+FN void compute(struct Shared &shared, const struct Attention &p) {
+    Ring<STAGES> stage;
+    Ring<2> info;
+#pragma unroll 1
+    for (Ring<ROW_PLACES> place;; place.next(), info.next()) {
+        const u32 own = place.at();
+        wait(shared.row_full[own], place.turn());
+        const i32 count = uniform(shared.count[info.at()]);
+        if (row_in(info.at()).number < 0) break;
+        struct Rows q, dout;
+        const struct Known known = take_row(q, dout, shared, own, p, row_in(info.at()));
+        Gradient dq;
+        clear(dq);
+#pragma unroll 1
+        for (i32 left = count; left > 0; left--, stage.next()) {
+            const u32 at = stage.at(), step = at * (K_BYTES >> 4);
+            const u32 k = shared_address(by_rows::shared_memory().k[0]);
+            const u64 tile = along_columns(k) + step;
+            Scores s, dp;
+            Pairs ds;
+            wait(shared.full[at], stage.turn());
+            const i32 word = uniform(shared.word[at]);
+            struct by_rows::Seen seen = {};
+            if (EARLY_LOOK && word & MASKED) seen = seen_in(p, info.at(), word);
+            begin_product(s, q, tile);
+            begin_product(dp, dout, tile + (STAGES * K_BYTES >> 4));
+            if (!EARLY_LOOK && word & MASKED) seen = seen_in(p, info.at(), word);
+            products_wait<1>();
+            pin(s);
+            weigh(s, seen, word & MASKED, known, p);
+            products_wait<0>();
+            pin(dp);
+#pragma unroll
+            for (int i = 0; i < QUERIES / 4; i++) {
+                const float base = known.delta[i % 2];
+                ds[i] = pack(s[2 * i] * (dp[2 * i] - base), s[2 * i + 1] * (dp[2 * i + 1] - base));
+            }
+            begin_gradient(dq, ds, along_tokens(k, K_SLAB) + step);
+            products_wait<0>();
+            pin(dq);
+            pin(ds);
+            if (KEEP_ROWS) pin(q.fragment), pin(dout.fragment);
+            if (threadIdx.x % 32 == 0) arrive(shared.free[at]);
+        }
+        const struct Row row = row_in(info.at());  // while nobody writes there
+        if (!KEEP_ROWS) free_row(shared, own);
+        if (count > 0 || !p.joins) store_dq(dq, p, row);
+    }
+}
+
+}  // namespace by_rows
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+attention_backward_rows(const __grid_constant__ struct Attention p,
+                        const __grid_constant__ struct Maps maps) {
+    struct by_rows::Shared &shared = *(struct by_rows::Shared *)memory;
+    if (threadIdx.x == 0) by_rows::initialize(shared);
+    __syncthreads();
+    if (uniform(threadIdx.x / 128) == 0) {
+        give_registers<COPY_REGISTERS>();
+        if (uniform(threadIdx.x / 32) == 0 && elected()) by_rows::load_rows(shared, p, maps);
+    } else {
+        take_registers<COMPUTE_REGISTERS>();
+        by_rows::compute(shared, p);
+    }
+}
+
+#endif
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_backward(const __grid_constant__ struct Attention p,
                    const __grid_constant__ struct Maps maps) {

@@ -143,6 +143,9 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 #ifndef ONCE
 #define ONCE 0  // no tile of dq has shares of more than one tile column: it is stored, not added up
 #endif
+#ifndef APART
+#define APART 0  // a launch of its own makes dq, by tile rows; the main one, dk and dv
+#endif
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
 constexpr int TILE_Q = 64;  // queries per step
 constexpr int TILE_K = 128;  // keys of a tile column
@@ -155,7 +158,7 @@ constexpr int QUERIES = 64;
 // The warpgroups that compute divide the keys of a column, or else the columns of gradients.
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
-#define STAGED (1 && !ONCE)
+#define STAGED (1 && !ONCE && !APART)
 
 constexpr int GROUPS = 2;  // that compute
 constexpr int THREADS = 128 * (GROUPS + 1);
@@ -167,6 +170,8 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 // Key/value heads come in groups whose queries are so many tokens.
 constexpr i32 GROUP_TOKENS = 32768;
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
+// Blocks that add up a column which items share.
+constexpr int KEY_BLOCKS = 8;
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension
 constexpr int OWN = QUERIES / 4;      // queries of a tile that a thread has for each of two keys
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
@@ -762,6 +767,20 @@ FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
 }
 #endif
 
+// Leaves lse and delta of query `r` of a tile row for the main launch.
+FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float delta) {
+    const struct Workspace w = workspace(p);
+#if FOLDED
+    ((uint4 *)w.lse)[row * TILE_Q + r] = row_pieces(p, lse, delta);
+#else
+    const i64 place = row * TILE_Q + place_in_rows(r);
+    w.lse[place] = lse == MINUS_INFINITY ? PLUS_INFINITY
+                                         : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
+    if (!WITH_ENTMAX) w.delta[place] = delta;
+#endif
+}
+
+#if !APART
 // Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to, where it
 // is not known who is the first. With entmax another launch finds delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -803,13 +822,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
             const float lse =
                 q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
-#if FOLDED
-            ((uint4 *)w.lse)[row * TILE_Q + r] = row_pieces(p, lse, dead ? 0.0f : sum);
-#else
-            const i64 place = row * TILE_Q + place_in_rows(r);
-            w.lse[place] = dead ? PLUS_INFINITY : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
-            if (!WITH_ENTMAX) w.delta[place] = dead ? 0.0f : sum;
-#endif
+            leave_row(p, row, r, lse, dead ? 0.0f : sum);
 #if WITH_SINKS
             if (!dead) sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
 #endif
@@ -828,6 +841,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         fill_zeros(w.keys, (i64)p.shared_items * KEY_TILE_FLOATS, row * PLAIN_THREADS + thread,
                    (i64)gridDim.x * PLAIN_THREADS);
 }
+#endif
 
 // Eight numbers in storage precision, joined with those that are there.
 FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
@@ -860,11 +874,21 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (sum.count > 0)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
+    constexpr int TOGETHER = 4;  // that are on their way at a time
 #pragma unroll 1
-    for (i32 part = 1; part < sum.count; part++) {
-        from = (const float4 *)(sum.more + (part - 1ll) * sum.stride + place);
+    for (i32 part = 1; part < sum.count; part += TOGETHER) {
+        float4 y[TOGETHER][4] = {};
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], __ldcs(from + i));
+        for (int j = 0; j < TOGETHER; j++) {
+            if (part + j >= sum.count) break;
+            from = (const float4 *)(sum.more + (part + j - 1ll) * sum.stride + place);
+#pragma unroll
+            for (int i = 0; i < 4; i++) y[j][i] = __ldcs(from + i);
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] = sum_of(x[i], y[j][i]);
     }
     float2 low[4], high[4];
 #pragma unroll
@@ -893,7 +917,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
     }
 }
 
-#if !ONCE
+#if !(ONCE || APART)
 // After: a tile row of dq in storage precision, and what its queries leave for a whole head.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish(const __grid_constant__ struct Attention p,
@@ -947,13 +971,14 @@ extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish_keys(const __grid_constant__ struct Attention p,
                                const __grid_constant__ struct Maps) {
     const struct Workspace w = workspace(p);
-    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x);
+    const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / KEY_BLOCKS);
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const i32 first = work.tile * TILE_K;
     const float *const tile = w.keys + (i64)work.first * KEY_TILE_FLOATS;
     const struct Sum sum = {tile, tile + KEY_TILE_FLOATS, work.count, KEY_TILE_FLOATS};
-    for (i32 i = threadIdx.x; i < 2 * GROUPS * PIECES * 32; i += PLAIN_THREADS) {
+    constexpr i32 STEP = KEY_BLOCKS * PLAIN_THREADS, ALL = 2 * GROUPS * PIECES * 32;
+    for (i32 i = blockIdx.x % KEY_BLOCKS * PLAIN_THREADS + threadIdx.x; i < ALL; i += STEP) {
         const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
         const i32 group = part % GROUPS, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const i32 from = 4 * ((part * PIECES + piece) * 128 + y * 4);
@@ -2019,7 +2044,7 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
             const float *x = (i ? dv : dk) + 4 * j;
             const float4 four = make_float4(x[0], x[1], x[2], x[3]);
             float4 *const own = to + (GROUPS * i * PIECES + j) * 128;
-            if (DETERMINISTIC) *own = four;
+            if (DETERMINISTIC || APART) *own = four;
             else atomicAdd(own, four);
         }
 }
@@ -2049,6 +2074,19 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     const float far = distance(step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
+#if APART
+    sync_both();  // nobody reads numbers of this step any more
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
+    begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
+    products_wait<1>();
+    pin(dv);
+    pin(kept.p);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
+    products_wait<0>();
+    pin(dk);
+    pin(ds);
+    (void)slope, (void)dq, (void)staged;
+#else
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
@@ -2087,6 +2125,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
 #else
     pin(dv);
     if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
+#endif
 #endif
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.q_free[at]);
 }

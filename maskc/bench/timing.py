@@ -21,6 +21,8 @@ _BURST = 4
 """Launches in a burst on a GPU."""
 _LONGEST_LEAD = 4e-3
 """Seconds a GPU is kept waiting for a burst's launches, at most."""
+_MARGIN = 3.0
+"""Times what the host needed for a burst that the GPU waits: a host may be slower the next time."""
 _SLOW = 100.0
 """Milliseconds of a call beside which the host's time is nothing."""
 _CYCLES = 2e9
@@ -136,4 +138,4 @@ def lead_for(queued: float, once: float) -> float:
     """
     if queued <= once * 1e-3:
         return 0.0
-    return min(1.5 * queued, _LONGEST_LEAD)
+    return min(_MARGIN * queued, _LONGEST_LEAD)

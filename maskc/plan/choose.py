@@ -10,7 +10,6 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import ONCE, LayoutRecipe
-from maskc.core.cost import Cost
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Selection
@@ -169,22 +168,16 @@ def _with_thresholds(plan: Plan, pairs: list[tuple[Lifted, E.Expr]]) -> Plan:
 
 
 def _with_choice(main: Plan, also: tuple[Plan, ...]) -> Plan:
-    """The plan and those that go along, with costs where a call chooses between two of a pass:
-    of ONCE only where one of them has no other mode."""
+    """The plan and those that go along, with costs where a call chooses between two of a pass."""
     chosen = {each.direction for each in also if each.form}
-    once = any((each.form, each.direction) == (TINY, _BACKWARD) for each in also)
-
-    def costs(each: Plan) -> tuple[Cost, ...]:
-        return tuple(cost for cost in costs_of(each) if once or cost.mode != ONCE)
-
     also = tuple(
-        replace(each, costs=costs(each))
+        replace(each, costs=costs_of(each))
         if each.target == main.target and each.direction in chosen else each
         for each in also
     )  # fmt: skip
     reasons = (*main.reasons, *(why_other(each) for each in also if each.form))
-    own = costs(main) if main.direction in chosen else ()
-    return replace(main, also=also, costs=own, reasons=reasons)
+    costs = costs_of(main) if main.direction in chosen else ()
+    return replace(main, also=also, costs=costs, reasons=reasons)
 
 
 def _plan(

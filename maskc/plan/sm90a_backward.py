@@ -13,7 +13,10 @@ registers. A call takes the source that maskc/plan/cost.toml predicts to be fast
 Tile columns add to dq in fp32. A launch before writes the zeros that the first heads need, a warp
 of the main launch those of later heads, and a launch behind it brings dq to storage precision.
 Where no tile row has several tiles (blocks, lattices in parts), the main launch stores dq, in the
-mode `once`.
+mode `once`. Where rows are short, small tiles have a mode in which nothing is added up either
+(`apart`): a launch of its own makes dq by tile rows, from queries, their gradients and out, of
+which it finds delta on the way; the main launch then makes dk and dv alone. That is seven products
+for five, but neither zeros nor sums of dq in memory. It has the same bits on every run.
 
 Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA
 13.0, bf16; cycles of the main kernel, or milliseconds in rounds that took turns):
@@ -28,6 +31,10 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
 - Deterministic mode: ranks found by the thread that loads, and columns in groups of eight,
   descending, for sixteen heads at a time. Causal +10 %, where one order of all columns cost +57 %.
 - Zeros of later heads by a warp that copies: 1 to 3 % of windows, dilated, strided, random blocks.
+- dq by tile rows: windows at 16k, D 128, of 64 keys .296 to .227 ms, 128 .348 to .253, 256 .38 to
+  .32, 512 .49 to .46 (D 64 .158 to .133, .189 to .158, .23 to .20, .30 to .30); 16 sinks and a
+  window of 64 at 4k .118 to .088. Full and causal masks take a third longer that way, windows of
+  1024 7 %. A block for each tile row, with nothing loaded ahead, took twice as long.
 - dq stored once: strided 128 at 16k .72 to .61 ms, kernels of blocks of 16 at 4k .043 to .028.
 - Where at most three columns add to a tile of dq, these take turns, as in deterministic mode, and
   need no zeros: windows at 16k, of 64 .333 to .286 ms, 128 .350 to .319, 256 .389 to .377.
@@ -180,6 +187,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     room = 2 * SLAB * made.slabs * (rows + 2 * made.stages * tile.k) + 2 * _CONTROL_BYTES
     return replace(
         made,
+        reason=f"{made.reason}, dq in a launch of its own where that takes less",
         modes=(*made.modes, (APART, _apart(made, room))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),

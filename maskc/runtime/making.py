@@ -49,6 +49,10 @@ _UNEVEN = 4
 """Times the mean tiles of a row that one may have where dq is made by tile rows: these are not cut,
 so one much longer than the others would be at work alone in the end."""
 
+_TURNS = 1.05
+"""What waiting for turns takes at least, as a factor (dense masks and windows 1.02 to 1.11, sinks
+1.2): less than this is not lost by dq that is made by tile rows."""
+
 _FEW_ADDERS, _MANY_COLUMNS = 3, 32
 """So few columns add to a tile of dq one after another in less time than zeros take to add to,
 where each begins at a later row than the one before, and there are so many that waiting at the
@@ -228,7 +232,8 @@ class Maker:
         others = [each for each in units[1:] if each.serves(*served)]
         if wanted.features & OF_HEADS:
             others = [each.without(APART) for each in others]
-        return (unit, *others)
+        found = (unit, *others)
+        return tuple(map(_in_turns, found)) if wanted.deterministic else found
 
     def _bound(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
@@ -247,6 +252,16 @@ class Maker:
                 with self._lock:
                     self.tables.put(key, tables)
         return tables
+
+
+def _in_turns(unit: SourceUnit) -> SourceUnit:
+    """The same source, whose modes that add dq up wait for turns."""
+    costs = tuple(
+        cost if cost.mode in (APART, ONCE)
+        else replace(cost, row=round(_TURNS * cost.row), tile=round(_TURNS * cost.tile))
+        for cost in unit.costs
+    )  # fmt: skip
+    return replace(unit, costs=costs)
 
 
 def _stores_once(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool) -> bool:

@@ -34,13 +34,15 @@ TRUE = {
     ("small", "stream"): Cost("stream", 2437, 699, 13),
     ("backward", "usual"): Cost("usual", 8000, 3600, 500),
     ("small_backward", "usual"): Cost("usual", 6000, 2500, 400),
+    ("small_backward", "apart"): Cost("apart", 5000, 2100, 700),
     ("tiny", "usual"): Cost("usual", 200, 300, 60),
 }
 
 
 def cases() -> list[Case]:
     return [
-        Case(p.name, p.mask(), 1, p.heads, p.heads, p.n, p.n, 128, DType.bfloat16) for p in PROBES
+        Case(p.name, p.mask(), 1, p.heads, p.heads, p.n, p.n, 64 if p.tiny else 128, DType.bfloat16)
+        for p in PROBES
     ]
 
 
@@ -48,7 +50,7 @@ def works() -> list[dict]:
     """Of every source and mode on every probe."""
     found = []
     for case, probe in zip(cases(), PROBES, strict=True):
-        attn = case.mask.compile(128, dtype="bfloat16", target="sm_90a")
+        attn = case.mask.compile(case.head_dim, dtype="bfloat16", target="sm_90a")
         for unit, mode in sources(attn.bundle.units, "sm_90a", probe.tiny):
             found.append(work_of(case, attn, unit, mode))
     return found
@@ -139,8 +141,8 @@ def test_other_lines_stay(timed):
         "name": "Some GPU", "multiprocessors": PROCESSORS, "ghz": GHZ, "launch_us": LAUNCH_US,
     }  # fmt: skip
     for fit in found:
-        own = made["sm_90a"][fit.source].pop("128", None) or {}
-        before["sm_90a"][fit.source].pop("128", None)
+        own = made["sm_90a"][fit.source].pop(str(fit.head_dim), None) or {}
+        before["sm_90a"][fit.source].pop(str(fit.head_dim), None)
         assert all(own[mode].keys() == {"row", "tile", "masked"} for mode in own)
     made["sm_90a"].pop("card"), before["sm_90a"].pop("card")
     assert made == before
@@ -232,7 +234,7 @@ def test_what_is_forced_runs(monkeypatch):
         names += made.last_sources
     assert names == [
         "sm_90a usual", "sm_90a stream", "sm_90a_small usual", "sm_90a_small stream",
-        "sm_90a_backward usual", "sm_90a_small_backward usual",
+        "sm_90a_backward usual", "sm_90a_small_backward usual", "sm_90a_small_backward apart",
     ]  # fmt: skip
     for out in outs:
         torch.testing.assert_close(out, outs[0], atol=2e-2, rtol=2e-2)

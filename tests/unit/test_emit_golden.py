@@ -82,10 +82,20 @@ def test_source_of_hopper_in_boxes(direction, golden):
     assert "\n\n\n" not in unit.text
 
 
+def test_source_of_hopper_with_dq_apart(golden):
+    """Small tiles, with the launch that makes dq by tile rows."""
+    made = driver.bundled(plan(CASES["streaming"], "sm_90a", 128))
+    (unit,) = (x for x in made.choice("sm_90a", Direction.backward) if x.form == "small")
+    golden("source/streaming.sm_90a_small_backward.cu", unit.text)
+    assert "attention_backward_rows" in unit.text
+    assert max(map(len, unit.text.splitlines())) <= 100
+    assert "\n\n\n" not in unit.text
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_source_of_hopper_in_registers(direction, golden):
     """Tiles of 16 x 16."""
-    units = driver.bundled(plan(mc.block_diagonal(16), "sm_90a", 128)).choice("sm_90a", direction)
+    units = driver.bundled(plan(mc.block_diagonal(16), "sm_90a", 64)).choice("sm_90a", direction)
     (unit,) = (unit for unit in units if unit.form == "tiny")
     golden(f"source/blocks.sm_90a_{direction.value}.cu", unit.text)
     assert unit.text.isascii()

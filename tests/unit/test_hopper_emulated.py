@@ -188,7 +188,9 @@ def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
 )
 @pytest.mark.parametrize("dim", [64, 128])
 def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
-    """Faster than zeros that all add to; with zeros where the lengths are short."""
+    """Faster than zeros that all add to; with zeros where the lengths are short. As if no dq were
+    made apart."""
+    monkeypatch.setattr(making, "_UNEVEN", 0)
     attn, made, live = compiled(mask, dim), given(530, 530, dim), live_pairs(mask, 530, 530)
     check(attn, made, live)
     assert {mode for name, mode in modes(attn) if "backward" in name} == {"usual"}
@@ -243,7 +245,9 @@ def test_a_part_that_stores_dq(in_parts, n):
     mask = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
     attn = compiled(mask, 64)
     check(attn, given(n, n, 64), live_pairs(mask, n, n))
-    assert {"once", "usual"} == {mode for name, mode in modes(attn) if "backward" in name}
+    found = {mode for name, mode in modes(attn) if "backward" in name}
+    assert "once" in found
+    assert found - {"once"} in ({"usual"}, {"apart"})
 
 
 @pytest.mark.parametrize("lengths", [(130, 260), (260, 130)], ids=str)

@@ -166,13 +166,13 @@ def test_which_tiles_forward_calls_take(dim):
 
 
 def test_predictions_speak_of_the_mode_that_runs():
-    """Blocks of 16 in small tiles once took 31 us; one launch takes what memory does."""
+    """Blocks of 16 take 31 us in small tiles, 25 in tiny ones."""
     plan = planned(BLOCKS)
-    assert milliseconds(plan, BACKWARD, 4096, 4096, 16) == pytest.approx(0.019, abs=0.001)
+    assert milliseconds(plan, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0217, abs=0.0005)
     small = replace(plan, also=tuple(each for each in plan.also if each.form != "tiny"))
     assert milliseconds(small, BACKWARD, 4096, 4096, 16) == pytest.approx(0.031, abs=0.0005)
     launch = card_of("sm_90a").launch_us / 1e3
-    assert launch < milliseconds(plan, FORWARD, 4096, 4096, 16) < 0.011
+    assert launch < milliseconds(plan, FORWARD, 4096, 4096, 16) < 0.014
 
 
 def test_explain_names_them():

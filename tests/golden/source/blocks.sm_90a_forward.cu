@@ -1,4 +1,4 @@
-// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 16 queries x 16 keys.
+// Attention for one mask: sm_90a, bfloat16, head_dim 64, tiles of 16 queries x 16 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
 #define FN __device__ __forceinline__
@@ -104,7 +104,7 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
     return
-        // line 88: block_diagonal(16)
+        // line 98: block_diagonal(16)
         floor_div(q + m.c0, 16) == k / 16;
 }
 
@@ -237,11 +237,11 @@ FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 constexpr float STALE = 8.0f;
 constexpr float NO_TOP = -1e30f;
 
-constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
+constexpr int HEAD_DIM = 64;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 16;  // queries of a tile
 constexpr int TILE_K = 16;  // keys of a tile
 constexpr int WARPS = 4;  // of a block: each has tiles of its own
-constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
+constexpr int BLOCKS = 4;  // that a multiprocessor runs at once
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int SLICES = HEAD_DIM / 32;  // of a row, in products along rows
