@@ -712,7 +712,7 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.delta = w.lse + rows * TILE_Q;
     w.control = w.lse + ROW_FLOATS * rows * TILE_Q;
     w.dq = w.control + sums * TILE_Q;
-    w.keys = w.dq + sums * TILE_FLOATS;
+    w.keys = APART ? w.control : w.dq + sums * TILE_FLOATS;  // then there are no others
     return w;
 }
 

@@ -130,6 +130,8 @@ PACKED = "packed"
 APART = "apart"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
 and dv, so that nothing of dq is added up: seven products for five. It knows no such gradients."""
+APART_FLOATS = 4
+"""fp32 workspace per query in that mode: lse and delta, and no dq."""
 OF_HEADS = frozenset({Feature.alibi, Feature.sinks})
 """Features with gradients of a whole head, which the modes ONCE and APART do not know."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import APART, OF_HEADS, ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import APART, APART_FLOATS, OF_HEADS, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.runtime import checks
@@ -183,7 +183,9 @@ def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     further tiles of dq only where columns add to several of a row."""
     parts = 0 if tables.work is None else tables.work.parts
     queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
-    own = queries * unit.row_floats + parts * unit.tile.k * unit.key_floats
+    apart = unit.work is not None and unit.work.apart
+    row = APART_FLOATS if apart else unit.row_floats
+    own = queries * row + parts * unit.tile.k * unit.key_floats
     return threshold_words(unit, sizes) + own
 
 
