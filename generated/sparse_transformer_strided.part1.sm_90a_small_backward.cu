@@ -1843,9 +1843,19 @@ FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring
 #endif
 }
 
+#if ONCE || APART
+// A thread's columns of one row, of two pieces of dq, in storage precision: threads side by side
+// exchange halves, so that four of them have 32 bytes in a row, of the piece thread % 2.
+FN uint2 traded_halves(const float *x, const float *y, float scale) {
+    const bool odd = threadIdx.x % 2;
+    const u32 low = pack(x[0] * scale, x[1] * scale), high = pack(y[0] * scale, y[1] * scale);
+    const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
+    return make_uint2(odd ? theirs : low, odd ? high : theirs);
+}
+#endif
+
 #if ONCE
-// Stores a share of a tile of dq, in storage precision at once. Of two pieces, threads side by side
-// exchange halves of their rows, so that four of them have 32 bytes in a row.
+// Stores a share of a tile of dq, in storage precision at once.
 FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
                const struct Step &step, const struct Turn &, i32 share) {
     const i32 thread = threadIdx.x % 128, odd = thread % 2;
@@ -1859,13 +1869,9 @@ FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention
 #pragma unroll
         for (int i = 0; i < DQ_PIECES; i += 2) {
             if (i >= dq_pieces(1) && share) break;
-            const float *const x = dq + 4 * i + 2 * half, *const y = x + 4;
-            const u32 low = pack(x[0] * p.scale, x[1] * p.scale);
-            const u32 high = pack(y[0] * p.scale, y[1] * p.scale);
-            const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
-            if (token < p.n_q)
-                *(uint2 *)(line + dq_column(share, i + odd) / 2) =
-                    make_uint2(odd ? theirs : low, odd ? high : theirs);
+            const float *const x = dq + 4 * i + 2 * half;
+            const uint2 both = traded_halves(x, x + 4, p.scale);
+            if (token < p.n_q) *(uint2 *)(line + dq_column(share, i + odd) / 2) = both;
         }
     }
 }
@@ -2659,8 +2665,7 @@ FN u32 sum_of_pairs(u32 a, u32 b) {
     return pack(x.x + y.x, x.y + y.y);
 }
 
-// Stores a tile row of dq. Of two pieces, threads side by side exchange halves of their rows, so
-// that four of them have 32 bytes in a row.
+// Stores a tile row of dq.
 FN void store_dq(const Gradient &dq, const struct Attention &p, const struct Row &row) {
     const i32 odd = threadIdx.x % 2;
 #pragma unroll
@@ -2670,17 +2675,13 @@ FN void store_dq(const Gradient &dq, const struct Attention &p, const struct Row
                           + threadIdx.x % 4 / 2 * 2;
 #pragma unroll
         for (int i = 0; i < PIECES; i += 2) {
-            const float *const x = dq + 4 * i + 2 * r, *const y = x + 4;
-            u32 low = pack(x[0] * p.scale, x[1] * p.scale);
-            u32 high = pack(y[0] * p.scale, y[1] * p.scale);
-            const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
-            low = odd ? theirs : low, high = odd ? high : theirs;
+            const float *const x = dq + 4 * i + 2 * r;
+            uint2 both = traded_halves(x, x + 4, p.scale);
             if (token >= p.n_q) continue;
             uint2 *const to = (uint2 *)(line + 4 * (i + odd));
-            if (p.joins) {
-                low = sum_of_pairs(low, to->x), high = sum_of_pairs(high, to->y);
-            }
-            *to = make_uint2(low, high);
+            if (p.joins)
+                both = make_uint2(sum_of_pairs(both.x, to->x), sum_of_pairs(both.y, to->y));
+            *to = both;
         }
     }
 }

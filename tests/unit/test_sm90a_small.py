@@ -11,7 +11,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core.bundle import Grid
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.target import TARGETS
 from maskc.layout import build
 from maskc.layout.tally import tally_of
@@ -292,8 +292,9 @@ def test_data_per_sequence_do_not_choose():
         (mc.causal(), 16384, "", ""),
         (mc.window(511), 8192, "small", "small"),
         (mc.window(1023), 8192, "", ""),
+        (streaming(64, 1024), 131072, "", "small"),
     ],
-    ids=["long rows", "rows", "long columns", "dense", "window", "wide window"],
+    ids=["long rows", "rows", "long columns", "dense", "window", "wide window", "nearly as fast"],
 )
 def test_small_tiles_where_blocks_wait_for_each_other(mask, n, usual, deterministic):
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
@@ -304,3 +305,15 @@ def test_small_tiles_where_blocks_wait_for_each_other(mask, n, usual, determinis
         asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
         found = maker.chosen(first, asked, Sizes(1, 2, 2, n, n), bound, dict)
         assert found.form == form
+
+
+@pytest.mark.parametrize("feature", [Feature.alibi, Feature.sinks])
+def test_gradients_of_heads_are_not_made_apart(feature):
+    attn = mc.window(40).compile(head_dim=64, n_heads=2, target="sm_90a")
+    maker, sizes = attn._planner.whole, Sizes(1, 2, 2, 8192, 8192)
+    first = maker.bundle.unit("sm_90a", Direction.backward)
+    for features, apart in ((frozenset(), True), (frozenset({feature}), False)):
+        asked = Pass(Direction.backward, features, False, ("cuda", 0))
+        found = maker.chosen(first, asked, sizes, Bound({}, None, ()), dict)
+        assert ("apart" in dict(found.modes)) == (apart and found.form == "small")
+        assert maker._runs_apart(found, asked, sizes, Bound({}, None, ()), dict, False) == apart
