@@ -2517,15 +2517,6 @@ FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i3
 }
 
 FN u32 word_of(const struct Seen &seen, int r, int i) { return seen.word[r][i]; }
-FN void hide_rest(Scores &s, const struct Seen &seen) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            float &x = s[i / 2 * 4 + 2 * r + i % 2];
-            x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : MINUS_INFINITY;
-        }
-}
 
 // A tile row of a head.
 struct alignas(16) Row {

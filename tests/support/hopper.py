@@ -82,13 +82,13 @@ def compiled(
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
-        if not mode.endswith(APART):
-            units = tuple(unit.without(APART) for unit in units)
         if mode.endswith(APART):
             units = tuple(
                 replace(u, costs=(Cost(APART, 1, 0, 0),)) if _backward(u) else u for u in units
             )
-        elif not mode.endswith(("small", "large", "grid", "tiny")):
+        else:
+            units = tuple(unit.without(APART) for unit in units)
+        if not mode.endswith((APART, "small", "large", "grid", "tiny")):
             forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles
