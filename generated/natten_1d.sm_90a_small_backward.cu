@@ -1407,10 +1407,14 @@ struct alignas(16) Item {
 // In memory at a time. In deterministic mode large tiles have no registers for a second.
 constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
 
-// Which tile of dq a column adds to, and, where that matters, how many do so before.
+// Which tile of dq a column adds to, and, where that matters, how many do so before; the last turn
+// of a column may be HELD, see maskc/layout/ordered.py.
 struct Turn {
     i32 sum, rank;
 };
+constexpr i32 HELD = 1 << 30;
+FN i32 rank_in(const struct Turn &turn) { return turn.rank & ~HELD; }
+FN bool held(const struct Turn &turn) { return DETERMINISTIC && turn.rank & HELD; }
 
 #if DETERMINISTIC
 // Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
@@ -1483,8 +1487,8 @@ FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 h
     if (p.col_turns) {
         constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/ordered.py
         const i32 word = __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
-        const i32 which = word % MOST_SUMS, rank = word / MOST_SUMS;
-        return {which ? further_of(p, head, row).first + which - 1 : sum, rank};
+        const i32 which = word % MOST_SUMS, rank = (word & ~HELD) / MOST_SUMS;
+        return {which ? further_of(p, head, row).first + which - 1 : sum, rank | (word & HELD)};
     }
     return {sum, rank_of(p, head, row, column)};
 }
@@ -1537,7 +1541,7 @@ struct Shared {
 #endif
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
-    u64 dq_full[GROUPS], dq_free[GROUPS], dq_seen;
+    u64 dq_full[GROUPS], dq_free[GROUPS], dq_added, dq_seen, column_settled;
     struct Item item[ITEMS];
     struct Source source;  // of the head whose steps are loaded
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
@@ -1567,7 +1571,9 @@ struct Ring {
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.column_full, 1);
     barrier_init(shared.column_free, GROUPS);
+    barrier_init(shared.dq_added, 1);
     barrier_init(shared.dq_seen, 1);
+    barrier_init(shared.column_settled, 1);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared.q_full[i], 1);
         barrier_init(shared.dout_full[i], 1);
@@ -1656,11 +1662,13 @@ FN void load_column(struct Shared &shared, const struct Work &work, const struct
 // The steps of one head of an item. What is done for every tile is little, as it costs the warps
 // that compute on the same scheduler. The column itself comes behind its first queries, whose place
 // is free earlier: `begins` says whether it is still to come, `turn` when its place is free.
-FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
+// Returns whether the last turn is held.
+FN bool load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
                    const struct Maps &maps, i32 head, bool &begins, u32 turn,
                    Ring<STAGES> &stage) {
     struct Source &source = shared.source;
     find_source(source, p, work, head);
+    bool holds = false;
 #pragma unroll 1
     for (i32 i = 0; i < source.list.count; i++) {
         const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
@@ -1669,6 +1677,7 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
         const struct Turn added = turn_at(p, source.list, i, head, word & INDEX, work.tile);
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
         shared.turn[at] = added;
+        holds = held(added);
 #else
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
 #endif
@@ -1684,12 +1693,19 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
         load_dout(shared, source, maps.dout, at, first);
         stage.next();
     }
+    return holds;
 }
 
 FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     Ring<STAGES> stage;
+    Ring<1> settled;
+    bool holds = false;
 #pragma unroll 1
     for (Ring<ITEMS> column;; column.next()) {
+        if (holds) {
+            wait_asleep(shared.column_settled, settled.turn());
+            settled.next();
+        }
         const i32 index = atomicAdd(p.counter, 1);
         const u32 turn = column.steps % 2 ^ 1;
         bool begins = ITEMS > 1;
@@ -1700,12 +1716,13 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
             if (begins) wait_asleep(shared.column_free, turn);
             arrive(shared.column_full);
             if (item.steps < 0) break;
+            holds = false;
             continue;
         }
         if (!begins) load_column(shared, item.work, p, maps);
 #pragma unroll 1
         for (i32 i = 0; i < item.work.heads; i++)
-            load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
+            holds = load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
     }
     // The last block leaves the counter as it found it.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
@@ -1744,6 +1761,26 @@ FN void zero_tiles(struct Shared &shared, const struct Attention &p) {
 }
 #endif
 
+#if DETERMINISTIC
+// A thread that passes turns on once a step's dq is in memory, which takes long to be sure of: who
+// hands over the next waits for none of it.
+FN void pass_turns_on(struct Shared &shared) {
+#pragma unroll 1
+    for (Ring<1> added;; added.next()) {
+#if STAGED
+        wait_asleep(shared.dq_added, added.turn());
+#else
+        for (i32 group = 0; group < GROUPS; group++)
+            wait_asleep(shared.dq_full[group], added.turn());
+#endif
+        i32 *const turn = shared.dq_counter;
+        arrive(shared.dq_seen);
+        if (!turn) break;
+        tell(turn);
+    }
+}
+#endif
+
 #if STAGED
 // The thread that adds what the warpgroups stage to dq in memory.
 FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
@@ -1761,7 +1798,10 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             row = shared.dq_turn.sum;
             if (row < 0) continue;
 #if DETERMINISTIC
-            if (group == 0) wait_until(control_of(p, row, TURN), shared.dq_turn.rank);
+            if (group == 0) {
+                wait_until(control_of(p, row, TURN), rank_in(shared.dq_turn));
+                if (held(shared.dq_turn)) arrive(shared.column_settled);
+            }
 #elif ZEROES
             if (group == 0 && row / p.tile_rows != head) {
                 head = row / p.tile_rows;
@@ -1773,25 +1813,28 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             float *const to = dq + (i64)row * TILE_FLOATS + place;
             const u32 from = shared_address(shared.dq + place);
             const u32 bytes = 2048 * dq_pieces(group) + (WITH_ALIBI ? 4 * SLOPE_SUMS : 0);
-            if (DETERMINISTIC && shared.dq_turn.rank == 0) put_floats(to, from, bytes);
+            if (DETERMINISTIC && rank_in(shared.dq_turn) == 0) put_floats(to, from, bytes);
             else add_floats(to, from, bytes);
             commit_stores();
         }
-        if (row < 0) break;
-        stores_read<1>();
-        arrive(shared.dq_free[0]);
-        stores_read<0>();
-        arrive(shared.dq_free[1]);
+        if (row >= 0) {
+            stores_read<1>();
+            arrive(shared.dq_free[0]);
+            stores_read<0>();
+            arrive(shared.dq_free[1]);
+        }
 #if DETERMINISTIC
         stores_done<0>();
-        tell(control_of(p, row, TURN));
+        wait_asleep(shared.dq_seen, staged.turn() ^ 1);
+        shared.dq_counter = row < 0 ? nullptr : control_of(p, row, TURN);
+        arrive(shared.dq_added);
 #endif
+        if (row < 0) break;
     }
     stores_done<0>();
 }
 #elif DETERMINISTIC
-// A thread that waits for the turn of the next step while warpgroups compute one, and another that
-// passes turns on once both have added to dq in memory: neither waits for what is far away.
+// A thread that waits for the turn of the next step while warpgroups compute one.
 FN void await_turns(struct Shared &shared, const struct Attention &p) {
     Ring<STAGES> stage;
 #pragma unroll 1
@@ -1799,22 +1842,12 @@ FN void await_turns(struct Shared &shared, const struct Attention &p) {
         wait_asleep(shared.q_full[stage.at()], stage.turn());
         const struct Turn next = shared.turn[stage.at()];
         i32 *const turn = next.sum < 0 ? nullptr : control_of(p, next.sum, TURN);
-        if (turn) wait_until(turn, next.rank);
+        if (turn) wait_until(turn, rank_in(next));
+        if (turn && held(next)) arrive(shared.column_settled);
         wait_asleep(shared.dq_seen, given.turn() ^ 1);
         shared.dq_counter = turn;
         for (i32 group = 0; group < GROUPS; group++) arrive(shared.dq_free[group]);
         if (!turn) break;
-    }
-}
-FN void pass_turns_on(struct Shared &shared) {
-#pragma unroll 1
-    for (Ring<1> added;; added.next()) {
-        for (i32 group = 0; group < GROUPS; group++)
-            wait_asleep(shared.dq_full[group], added.turn());
-        i32 *const turn = shared.dq_counter;
-        arrive(shared.dq_seen);
-        if (!turn) break;
-        tell(turn);
     }
 }
 #endif
@@ -1891,7 +1924,7 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
     constexpr bool first = true;
     float *const to = shared.dq + share * SHARE;
 #else
-    const bool first = DETERMINISTIC && turn.rank == 0;  // finds nothing to add to
+    const bool first = DETERMINISTIC && rank_in(turn) == 0;  // finds nothing to add to
     float *const to = workspace(p).dq + (i64)anew(turn.sum) * TILE_FLOATS + anew(share) * SHARE;
 #endif
 #pragma unroll
@@ -2755,7 +2788,7 @@ attention_backward(const __grid_constant__ struct Attention p,
         } else if (warp == 2) {
 #if ZEROES
             zero_tiles(shared, p);
-#elif DETERMINISTIC && !STAGED
+#elif DETERMINISTIC
             if (elected()) pass_turns_on(shared);
 #endif
         }

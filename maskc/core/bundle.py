@@ -189,6 +189,9 @@ class WorkList:
     """Blocks that a multiprocessor runs at once."""
     plain: bool = False
     """Whether lists are as a device would make them: nothing is cut, or taken in another order."""
+    both_ways: bool = False
+    """Whether columns that are under way at a time may wait for each other both ways: the device
+    runs as many blocks as maskc/layout/ordered.py reckons with."""
     apart: bool = False
     """Whether it is the list of a pass in the mode `apart`, in which items that share a column
     leave their shares side by side instead of adding to one."""

@@ -5,6 +5,14 @@ Whoever waits for a turn then waits for an item before its own, which is under w
 later column begins at a later row, and so is ahead of those that follow it. Items that have a
 column's tiles between them write shares of dk and dv of their own, which are added in the order of
 the items.
+
+Of random tiles blocks would wait a third of the time that way. Where a card runs as many blocks as
+are reckoned with here, columns under way at a time may wait for each other both ways: tiles are
+added to in the order in which blocks come to them if all steps take as long as each other. That
+ends, too. Of the turns that have not come the first in that order is the next one of its block, or
+of a column that nobody has taken yet. Then, in every such head, fewer columns have turns to wait
+for than were reckoned with, and of these a block has one at most (`HELD`): some block is free to
+take the next.
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ import numpy as np
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
-from maskc.layout.spans import Spans
+from maskc.layout.spans import Spans, list_spans
 from maskc.layout.work import MAX_ITEMS, Work, most_tiles
 
 BLOCKS = 128
@@ -31,10 +39,23 @@ HOP = 1.5
 """Steps from one addition to a tile of dq to the next, if somebody waits for it."""
 LATER = 2
 """Steps after which others know that a column has added to a tile of dq."""
+CALM = 4
+"""Steps after which nobody will wait for it, even if not all steps take as long as each other."""
+BETWEEN = 2
+"""Steps that a block takes from one column to the next."""
 MOST_SUMS = 32
 """Most tiles of dq that a tile row's additions are spread over, which are added up at the end."""
+HELD = 1 << 30
+"""Of the last turn of a column: its block takes no further one before that turn has come."""
+WORTH = 1 / 50
+"""Of all steps: if blocks of one head wait for more, columns may wait for each other both ways."""
 MOST_TRIED = 1 << 16
 """Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
+
+
+def runs_side_by_side(multiprocessors: int) -> bool:
+    """Whether a device runs as many blocks as are reckoned with here."""
+    return multiprocessors >= BLOCKS
 
 
 def heads_together(count: np.ndarray, chain: int, n_q: int, rule: WorkList) -> int:
@@ -137,10 +158,15 @@ def ordered_work(
 
 
 def in_turn(
-    parts: list[tuple[str, np.ndarray]], n_q: int, rule: WorkList | None
+    parts: list[tuple[str, np.ndarray]], n_q: int, size: int, rule: WorkList | None
 ) -> list[tuple[str, np.ndarray]]:  # fmt: skip
     """Tables for a deterministic pass: `col_turns` beside lists by rows and by columns, the latter
     in another order, and `row_sums` where a row has several tiles of dq. For others, as they are.
+
+    Args:
+        parts: tables by name.
+        n_q: queries per sequence.
+        size: query heads of a key/value head.
     """
     if rule is None or not rule.ordered:
         return parts
@@ -153,12 +179,16 @@ def in_turn(
         named["row_sums"] = np.cumsum(np.pad(sums - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
     together = heads_together(np.diff(ptr), longest_chain(named), n_q, rule)
     at_once = BLOCKS * rule.resident // together
-    named["col_tiles"], named["col_turns"] = turns(ptr, tiles, sums, at_once, rule.plain)
+    spans = list_spans(ptr)
+    whole = size == 1 and bool((spans.count <= most_tiles(spans, rule)).all())
+    both_ways = rule.both_ways and whole
+    named["col_tiles"], named["col_turns"] = turns(ptr, tiles, sums, at_once, rule.plain, both_ways)
     return [*named.items()]
 
 
 def turns(
-    ptr: np.ndarray, tiles: np.ndarray, sums: np.ndarray, at_once: int, plain: bool
+    ptr: np.ndarray, tiles: np.ndarray, sums: np.ndarray, at_once: int, plain: bool,
+    both_ways: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Lists by columns in the order in which their tiles should be taken, and their turns.
 
@@ -170,10 +200,12 @@ def turns(
         sums: int32 [lists, rows] as `sums_of` gives them; columns take these in turn.
         at_once: columns of a list under way at a time, see `BLOCKS`.
         plain: whether tiles stay in their order.
+        both_ways: whether columns that are under way at a time may wait for each other both ways,
+            where that is worth it; a column is then one item, of one query head.
 
     Returns:
         int32 tiles; int32, of the same shape, how many columns add to the same tile of dq before,
-        times MOST_SUMS, plus which of the row's it is.
+        times MOST_SUMS, plus which of the row's it is, and HELD.
     """
     columns = ptr.shape[1] - 1
     owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())
@@ -181,15 +213,22 @@ def turns(
     line = owner // max(columns, 1) * sums.shape[1] + row
     rank, _ = _ranks(line, owner)
     share = sums.ravel()[line]
-    which = rank % share
-    code = (rank // share * MOST_SUMS + which).astype(np.int32)
     if plain or len(tiles) > MOST_TRIED:
-        return tiles, code
-    turn, following = _ranks(line * MOST_SUMS + which, owner)
-    taken = np.concatenate([
-        _tried_out(each, following, turn, at_once) for each in ptr.tolist()
-    ]) if len(tiles) else owner  # fmt: skip
-    return tiles[taken], code[taken]
+        return tiles, _coded(rank, share)
+    turn, following = _ranks(line * MOST_SUMS + rank % share, owner)
+    found = [_tried_out(each, following, turn, at_once) for each in ptr.tolist()]
+    taken = np.concatenate([each for each, _ in found])
+    if not both_ways or sum(steps for _, steps in found) <= WORTH * len(tiles):
+        return tiles[taken], _coded(rank, share)[taken]
+    pairs = [_side_by_side(*each, row, at_once) for each in zip(ptr.tolist(), sums, strict=True)]
+    taken, rank = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    code = _coded(rank, share[taken])
+    code[ptr[:, 1:][np.diff(ptr) > 0] - 1] |= HELD
+    return tiles[taken], code
+
+
+def _coded(rank: np.ndarray, share: np.ndarray) -> np.ndarray:
+    return (rank // share * MOST_SUMS + rank % share).astype(np.int32)
 
 
 def _ranks(line: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -206,9 +245,10 @@ def _ranks(line: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def _tried_out(
     ptr: list[int], following: np.ndarray, turn: np.ndarray, at_once: int
-) -> np.ndarray:  # fmt: skip
+) -> tuple[np.ndarray, int]:  # fmt: skip
     """The order in which the columns of a list come to their tiles, if some of them are under way
-    at a time: a column takes the first tile of its own whose turn has come.
+    at a time: a column takes the first tile of its own whose turn has come. And how many steps they
+    wait.
 
     Args:
         ptr: where columns begin in the tiles of all lists.
@@ -222,11 +262,13 @@ def _tried_out(
     left = np.diff(ptr).tolist()
     waiting, under_way, taken = iter(range(columns - 1, -1, -1)), [], [[] for _ in left]
     told: deque[list[int]] = deque([[] for _ in range(LATER)], LATER)
+    steps = 0
     while sum(left):
         under_way = [column for column in under_way if left[column]]
         under_way += [c for _, c in zip(range(at_once - len(under_way)), waiting, strict=False)]
         for i in told.popleft():
             heappush(ready[own[i - ptr[0]]], i)
+        steps += sum(left[column] > 0 for column in under_way)
         added = []
         for column in under_way:
             if ready[column]:
@@ -235,7 +277,65 @@ def _tried_out(
                 left[column] -= 1
                 added += [after[i - ptr[0]]] * (after[i - ptr[0]] >= 0)
         told.append(added)
-    return np.array([i for each in taken for i in each], np.int64)
+    return np.array([i for each in taken for i in each], np.int64), steps - len(own)
+
+
+def _side_by_side(
+    ptr: list[int], sums: np.ndarray, row: np.ndarray, at_once: int
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """The order in which the columns of a list come to their tiles, if some of them are under way
+    at a time: a column takes the first tile of its own whose tile of dq nobody added to of late, or
+    the one that was added to longest ago. And how many columns add to the row of each before.
+
+    Args:
+        ptr: where columns begin in the tiles of all lists.
+        sums: tiles of dq of every row.
+        row: of the tiles of all lists.
+        at_once: columns under way.
+    """
+    _, _, ends = _one_head(ptr, sums, row, [0] * at_once)
+    # Most heads are not the first: blocks come to them as they are through with others.
+    taken, rank, _ = _one_head(ptr, sums, row, [end - min(ends) for end in ends])
+    return taken, rank
+
+
+def _one_head(
+    ptr: list[int], sums: np.ndarray, row: np.ndarray, free: list[int]
+) -> tuple[np.ndarray, np.ndarray, list[int]]:  # fmt: skip
+    """The same, and when blocks are through, if they are free for the first columns at such times:
+    in steps.
+    """
+    left = [np.arange(a, b) for a, b in pairwise(ptr)]
+    taken: list[list[int]] = [[] for _ in left]
+    ranks: list[list[int]] = [[] for _ in left]
+    added = np.full((len(sums), MOST_SUMS), -CALM)
+    last, adders = added[:, 0].copy(), np.zeros(len(sums), np.int64)
+    waiting, under_way, now = deque(range(len(left) - 1, -1, -1)), [-1] * len(free), 0
+    while waiting or max(under_way) >= 0:
+        for block in sorted(range(len(free)), key=free.__getitem__):
+            if waiting and under_way[block] < 0 and free[block] <= now:
+                under_way[block], free[block] = waiting.popleft(), now + BETWEEN
+        for block, column in enumerate(under_way):
+            if column < 0 or free[block] > now:
+                continue
+            own = left[column]
+            if len(own):
+                since = now - last[row[own]]
+                at = int((since >= CALM).argmax() if since.max() >= CALM else since.argmax())
+                if since[at] < LATER:
+                    continue
+                to = row[own[at]]
+                taken[column].append(int(own[at]))
+                ranks[column].append(int(adders[to]))
+                left[column] = own = np.delete(own, at)
+                added[to, adders[to] % sums[to]] = now
+                adders[to] += 1
+                last[to] = added[to, adders[to] % sums[to]]
+            if not len(own):
+                under_way[block], free[block] = -1, now + 1
+        now += 1
+    flat = [np.array([i for each in lists for i in each], np.int64) for lists in (taken, ranks)]
+    return flat[0], flat[1], free
 
 
 def _checked(work: Work) -> Work:

@@ -80,6 +80,11 @@ def current_device() -> int:
     return cupy.cuda.runtime.getDevice()
 
 
+def multiprocessors(device: int) -> int:
+    """How many a device has."""
+    return _driver(device).multiprocessors()
+
+
 def host_word(device: int) -> ctypes.c_int32:
     """A number in memory of the host, 0, that kernels of a device may write; kept for good."""
     word = ctypes.c_int32.from_address(_driver(device).host_word())

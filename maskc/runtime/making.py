@@ -98,9 +98,10 @@ class Maker:
         elif wanted.deterministic and wanted.direction is Direction.backward:
             listed = self.bundle.list_source(unit.target) is not None
             if listed or not self._repeats(unit, *rest, place.joins):
-                unit = ordered(unit, plain=listed)
+                unit = ordered(unit, listed, wanted.device[1])
         elif self._take_turns(unit, *rest):
-            unit, wanted = ordered(unit, plain=False), replace(wanted, deterministic=True)
+            unit = ordered(unit, False, wanted.device[1])
+            wanted = replace(wanted, deterministic=True)
             rest = (wanted, *rest[1:])
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables, place.joins)
@@ -159,7 +160,7 @@ class Maker:
             apart = self._runs_apart(found, wanted, sizes, bound, arrays, False)
             if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
                 listed = self.bundle.list_source(unit.target) is not None
-                turns = ordered(found, plain=listed)
+                turns = ordered(found, listed, wanted.device[1])
                 tables = self._bound(turns, wanted, sizes, bound, arrays, not found.ranges)
                 return unit if tables.chain > _MOST_TURNS else found
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides

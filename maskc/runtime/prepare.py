@@ -11,6 +11,7 @@ from typing import Any
 from maskc.core.bundle import APART, APART_FLOATS, OF_HEADS, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
+from maskc.layout import runs_side_by_side
 from maskc.runtime import checks
 from maskc.runtime.arrays import (
     HOST,
@@ -24,6 +25,7 @@ from maskc.runtime.arrays import (
     singles,
 )
 from maskc.runtime.checks import Sizes
+from maskc.runtime.launch_cuda import multiprocessors
 from maskc.runtime.plans import ATTENTION, Kernel, Plan
 from maskc.runtime.tables import Tables
 from maskc.runtime.tensor_maps import tensors
@@ -230,13 +232,14 @@ def uncut(unit: SourceUnit) -> SourceUnit:
     return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
 
 
-def ordered(unit: SourceUnit, plain: bool) -> SourceUnit:
+def ordered(unit: SourceUnit, plain: bool, device: int) -> SourceUnit:
     """The same source for a deterministic pass; `plain` where a device may have made the lists, for
     results have the same bits, whoever makes them."""
     if unit.work is None or "deterministic" not in dict(unit.modes):
         return unit
     unit = uncut(unit) if plain else unit
-    return replace(unit, work=replace(unit.work, ordered=True, plain=plain))
+    both_ways = not plain and runs_side_by_side(multiprocessors(device))
+    return replace(unit, work=replace(unit.work, ordered=True, plain=plain, both_ways=both_ways))
 
 
 def apart(unit: SourceUnit) -> SourceUnit:

@@ -198,7 +198,7 @@ def make_tables(
     elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
         parts += _lists(layouts, True, backward)
-        parts = in_turn(parts, sizes.n_q, unit.work)
+        parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
     elif slots and sizes.n_kv:
         for recipe, own in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
@@ -250,7 +250,7 @@ def _box_tables(
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
-    parts = in_turn(parts, sizes.n_q, unit.work)
+    parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
     spans = list_spans(_ptr(parts, backward))
     work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)

@@ -221,6 +221,27 @@ def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
     assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
+@pytest.mark.parametrize(
+    ("dim", "mode"), [(64, "large"), (64, "small"), (128, "large"), (256, None)]
+)
+def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mode):
+    """As if three blocks were enough for that: random tiles, heads with tables of their own."""
+    monkeypatch.setattr(ordered, "BLOCKS", machine.PROCESSORS)
+    monkeypatch.setattr(ordered, "FEWEST", machine.PROCESSORS)
+    table = np.random.default_rng(1).random((2, 9, 9)) < 0.6
+    mask, data = mc.block_table("t", 64), {"t": torch.from_numpy(table)}
+    attn, made = compiled(mask, dim, heads=2, mode=mode), given(570, 550, dim, heads=2, kv_heads=2)
+    live = live_pairs(mask, 570, 550, data, heads=2)
+    check(attn, made, live, data, deterministic=True)
+    first = called(attn, *made, data=data, deterministic=True)
+    turns = dict(attn._last[1].tables.parts)["col_turns"]
+    assert (turns >= ordered.HELD).any()
+    for seed in (1000, 2000):
+        hopper.seed = seed
+        again = called(attn, *made, data=data, deterministic=True)
+        assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
 def test_heads_packed_into_tiles():
     attn = compiled(mc.causal(), 64)
     check(attn, given(2, 700, 64, heads=16, kv_heads=2), live_pairs(mc.causal(), 2, 700))

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from maskc.core.bundle import WorkList
 from maskc.core.package import template_folder
-from maskc.layout import Spans, heads_together, longest_chain, ordered_work
-from maskc.layout.ordered import BLOCKS, HOP, MOST_SUMS, sums_of, turns
+from maskc.layout import (
+    Spans,
+    heads_together,
+    in_turn,
+    longest_chain,
+    ordered_work,
+    runs_side_by_side,
+)
+from maskc.layout.ordered import BLOCKS, HELD, HOP, MOST_SUMS, sums_of, turns
 
 
 @st.composite
@@ -138,6 +145,130 @@ def test_a_window_has_one_sum_and_global_queries_several():
 def test_kernels_read_turns_as_they_are_written():
     text = (template_folder() / "sm90a" / "backward_order.cuh.j2").read_text()
     assert f"MOST_SUMS = {MOST_SUMS};" in text
+    assert f"HELD = 1 << {HELD.bit_length() - 1};" in text
+
+
+# ------------------------------------------------------------------ waiting both ways
+
+
+@st.composite
+def random_tables(draw):
+    """Lists of random tiles, so many that blocks would wait: bool [lists, columns, rows]."""
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
+    shape = (draw(st.integers(1, 3)), draw(st.integers(4, 24)), draw(st.integers(4, 24)))
+    live = rng.random(shape) < draw(st.sampled_from([0.15, 0.4, 0.9]))
+    live[:, rng.integers(0, shape[1])] = False
+    return live
+
+
+def both_ways(live, at_once, sums=1, may=True):
+    """Lists by columns of what is live, with so many tiles of dq a row: by list and column [(tile
+    of dq, rank, held)]; and whether their columns wait both ways, which they `may`."""
+    ptr, words = by_columns(live)
+    own = np.full((live.shape[0], live.shape[2]), sums, np.int32)
+    tiles, code = turns(ptr, words, own, at_once, False, may)
+    steps = [
+        ((word >> 1) * sums + found % MOST_SUMS, found % HELD // MOST_SUMS, found >= HELD)
+        for word, found in zip(tiles.tolist(), code.tolist(), strict=True)
+    ]
+    lists = [[steps[a:b] for a, b in pairwise(each)] for each in ptr.tolist()]
+    return lists, any(held for _, _, held in steps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(random_tables(), st.integers(1, 12), st.integers(1, 3))
+def test_columns_that_wait_both_ways_have_every_turn_once(live, at_once, sums):
+    lists, joint = both_ways(live, at_once, sums)
+    for own, columns in zip(live, lists, strict=True):
+        for tiles, steps in zip(own, columns, strict=True):
+            assert sorted(to // sums for to, _, _ in steps) == np.flatnonzero(tiles).tolist()
+            assert [held for _, _, held in steps[-1:]] == [joint] * len(steps[-1:])
+            assert not any(held for _, _, held in steps[:-1])
+        for to in range(live.shape[2] * sums):
+            ranks = [rank for steps in columns for other, rank, _ in steps if other == to]
+            adders = own[:, to // sums].sum()
+            assert sorted(ranks) == list(range((adders + sums - 1 - to % sums) // sums))
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_tables(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 3),
+       st.randoms(use_true_random=False))  # fmt: skip
+def test_nobody_waits_for_ever(live, at_once, together, sums, random):
+    """However long steps take, if as many blocks run as are reckoned with: heads side by side, each
+    with a list of its own, whose columns are claimed in their order."""
+    lists, _ = both_ways(live, at_once, sums)
+    heads = [lists[random.randrange(len(lists))] for _ in range(2 * together)]
+    items = [
+        (head, column)
+        for first in range(0, len(heads), together)
+        for column in range(live.shape[1] - 1, -1, -1)
+        for head in range(first, first + together)
+    ]
+    blocks = [[] for _ in range(at_once * together)]  # turns to come: (head, tile of dq, rank)
+    tiles = range(live.shape[2] * sums)
+    came = {(head, to): 0 for head in range(len(heads)) for to in tiles}
+    hurry = random.random()
+    while items or any(blocks):
+        can = [b for b in blocks if b and came[b[0][:2]] == b[0][2]]
+        idle = [b for b in blocks if not b] if items else []
+        assert can or idle, "everybody waits"
+        if idle and (not can or random.random() < hurry):
+            head, column = items.pop(0)
+            random.choice(idle).extend((head, to, rank) for to, rank, _ in heads[head][column])
+        else:
+            came[random.choice(can).pop(0)[:2]] += 1
+
+
+def waited_by_heads(live, at_once, may):
+    """Steps that blocks wait of ten heads one after another, if all steps take as long as each
+    other; each takes the next column as it ends one."""
+    (columns,), _ = both_ways(live[None], at_once, 1, may)
+    todo = [[(head, *step) for step in own] for head in range(10) for own in columns[::-1] if own]
+    running, came, idle = [], np.zeros((10, live.shape[1]), int), 0
+    while todo or running:
+        while todo and len(running) < at_once:
+            running.append(todo.pop(0))
+        ready = [left for left in running if came[left[0][:2]] == left[0][2]]
+        idle += len(running) - len(ready)
+        for left in ready:
+            came[left.pop(0)[:2]] += 1
+        running = [left for left in running if left]
+    return idle
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.1, 128), (0.25, 64), (0.5, 32)])
+def test_blocks_hardly_wait_both_ways(share, size):
+    """Of random blocks, which keep them waiting where later columns never go first; half of all
+    columns are under way."""
+    live = np.repeat(np.random.default_rng(0).random((size, size)) < share, 2, axis=1)
+    assert both_ways(live[None], size // 2)[1]
+    found, before = (waited_by_heads(live, size // 2, may) for may in (True, False))
+    assert found < min(0.06 * 10 * live.sum(), before / 3)
+
+
+@pytest.mark.parametrize("reach", [4, 64])
+def test_nothing_else_waits_both_ways(reach):
+    far = np.arange(128) // 2 - np.arange(64)[:, None]
+    assert not both_ways(((far >= 0) & (far < reach))[None], 16)[1]
+
+
+def test_where_columns_may_wait_both_ways():
+    """On cards with enough multiprocessors, of whole columns of one query head."""
+    live = np.random.default_rng(0).random((1, 64, 128)) < 0.1
+    ptr, words = by_columns(live)
+    row_ptr, _ = by_columns(live.transpose(0, 2, 1))
+    parts = [("row_ptr", row_ptr), ("col_ptr", ptr), ("col_tiles", words)]
+
+    def joint(size=1, **rule):
+        made = WorkList(1 << 14, ordered=True, **{"both_ways": True, **rule})
+        return bool((dict(in_turn(parts, 1 << 13, size, made))["col_turns"] >= HELD).any())
+
+    assert joint()
+    assert not joint(both_ways=False)
+    assert not joint(size=2)
+    assert not joint(most_tiles=5)
+    assert not joint(plain=True)
+    assert [runs_side_by_side(n) for n in (BLOCKS - 1, BLOCKS)] == [False, True]
 
 
 def waited(live, orders):

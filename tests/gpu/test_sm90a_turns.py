@@ -1,0 +1,71 @@
+"""Deterministic backward passes on a Hopper whose columns wait for each other both ways: they end,
+whatever else runs, and have the same bits on every run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+from maskc.layout.ordered import HELD  # noqa: E402
+from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
+from tests.support.hopper import (  # noqa: E402
+    HOPPER,
+    check,
+    compiled,
+    freed,  # noqa: F401
+    needs_backward,
+)
+
+if not HOPPER:
+    pytest.skip("no Hopper GPU", allow_module_level=True)
+
+MASK = mc.block_table("t", 128)
+FORMS = [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)]
+
+
+def table(share, blocks, heads=()):
+    found = np.random.default_rng(0).random((*heads, blocks, blocks)) < share
+    return {"t": torch.from_numpy(found).cuda()}
+
+
+def both_ways(attn):
+    return bool((dict(attn._last[1].tables.parts)["col_turns"] >= HELD).any())
+
+
+@pytest.mark.parametrize(("dim", "mode"), FORMS)
+@needs_backward
+def test_right(dim, mode):
+    attn, heads = compiled(MASK, dim, heads=4, mode=mode), {"heads": 4, "kv_heads": 4}
+    for data in (table(0.5, 9), table(0.5, 9, (4,))):
+        live = live_pairs(MASK, 1100, 1030, data, heads=4)
+        made = tensors(1100, 1030, dim, torch.bfloat16, batch=2, **heads)
+        found = check(attn, made, live, data, deterministic=True)
+        again = called(attn, *made, data=data, deterministic=True)
+        assert both_ways(attn)
+        assert all(torch.equal(again[name], x) for name, x in found.items())
+
+
+@pytest.mark.parametrize(("dim", "mode"), FORMS)
+@needs_backward
+def test_the_same_bits_a_hundred_times(dim, mode):
+    """More columns than blocks, among them while other work has most multiprocessors."""
+    attn, data = compiled(MASK, dim, heads=24, mode=mode), table(0.25, 32)
+    q, k, v, dout = tensors(4096, 4096, dim, torch.bfloat16, heads=24, kv_heads=24)
+    first = called(attn, q, k, v, dout, data=data, deterministic=True)
+    assert both_ways(attn)
+    out, lse = first["out"], first["lse"]
+    side, busy = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    for turn in range(100):
+        if turn % 2:
+            with torch.cuda.stream(side):
+                busy = (busy @ busy).clamp(-1, 1)
+        again = attn.backward(q, k, v, out, lse, dout, deterministic=True, **data)
+        for name, x in zip(("dq", "dk", "dv"), again, strict=False):
+            assert torch.equal(x, first[name]), name
+    torch.cuda.synchronize()
