@@ -14,6 +14,7 @@ from tests.unit.test_sm90a_sources import (
     SM_90A,
     SMALL,
     SMALL_DIMS,
+    SMALL_EACH,
     Job,
     distinct,
     gate,
@@ -22,7 +23,7 @@ from tests.unit.test_sm90a_sources import (
 )
 
 
-@pytest.mark.parametrize("head_dim", SMALL_DIMS)
+@pytest.mark.parametrize("head_dim", SMALL_EACH)
 def test_small_tiles_backward(head_dim):
     names = ("streaming", "bigbird_itc")
     found = [unit(name, BACKWARD, head_dim, form=SMALL) for name in names]

@@ -20,7 +20,7 @@ from tests.unit.test_sm90a_sources import (
     REGISTERS,
     SM_90A,
     SMALL,
-    SMALL_DIMS,
+    SMALL_EACH,
     gate,
     jobs,
     unit,
@@ -32,7 +32,7 @@ def test_tiles_that_begin_with_documents(head_dim):
     gate(jobs([unit(name, FORWARD, head_dim) for name in BY_DOCUMENTS], NONE))
 
 
-@pytest.mark.parametrize("head_dim", SMALL_DIMS)
+@pytest.mark.parametrize("head_dim", SMALL_EACH)
 def test_small_tiles_that_begin_with_documents(head_dim):
     gate(jobs([unit(name, FORWARD, head_dim, form=SMALL) for name in BY_DOCUMENTS], NONE))
 

@@ -24,8 +24,8 @@ def alone(monkeypatch):
 
 
 EACH = [64, pytest.param(96, marks=pytest.mark.matrix), 128,
-        pytest.param(192, marks=pytest.mark.matrix), 256]  # fmt: skip
-"""Head dimensions; two of them only where all are asked for."""
+        *(pytest.param(dim, marks=pytest.mark.matrix) for dim in (192, 256))]  # fmt: skip
+"""Head dimensions; three of them only where all are asked for."""
 
 
 @pytest.mark.parametrize("head_dim", EACH)
