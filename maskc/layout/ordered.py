@@ -54,7 +54,8 @@ MOST_TRIED = 1 << 16
 
 
 def runs_side_by_side(multiprocessors: int) -> bool:
-    """Whether a device runs as many blocks as are reckoned with here."""
+    """Whether a device runs as many blocks as are reckoned with here; other work may keep them off
+    for a while, but not for good."""
     return multiprocessors >= BLOCKS
 
 

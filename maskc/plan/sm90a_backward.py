@@ -45,8 +45,14 @@ Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided 
 - Deterministic mode: several tiles of dq for rows that far more columns add to than to others, and
   in small tiles a thread that waits for turns a step ahead and another that passes them on. Over
   the usual mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small tiles 22 to 6.
-  What random blocks lose (24 to 38 %) is waiting: without it 1 to 3 %. Several tiles of dq for all
-  of their rows, or more heads side by side, keep less in the L2 cache and cost more than they save.
+- Turns passed on by a thread of its own. The one that adds dq up was at it nearly all the time
+  (cycles of 4000 to 5000 a step: 1600 until copies have read, 1300 to tell, 800 to ask), and all
+  that it waited came on top. Full 8k, over the usual mode: 6 to 3 %.
+- Columns that wait for each other both ways, in an order tried out for a head that follows another:
+  random blocks, 50, 25, 10 % live, over the usual mode: 27, 35, 42 to 9, 8, 7 %. In the order of a
+  head whose columns all begin at once: 27, 30, 18. Several tiles of dq for all of their rows, or
+  more heads side by side (8 to 16: 32 to 60 %), keep less in the L2 cache and cost more than they
+  save.
 
 Without gain: tiles of 80 queries at D 128, with dq transposed (6 % faster before lse and delta were
 part of the products; since then full 8k 4.64 ms where 64 take 4.56, causal 16k 4.57 and 4.50,

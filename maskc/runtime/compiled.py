@@ -158,7 +158,7 @@ class CompiledMask:
         Args:
             out, lse: what the call returned; out in any strides with contiguous rows.
             dout: gradient of out, same shape and dtype.
-            deterministic: the same bits on every run; the CPU always gives them.
+            deterministic: the same bits on every run on cards alike; the CPU always gives them.
 
         Returns:
             (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
