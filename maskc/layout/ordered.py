@@ -17,10 +17,7 @@ take the next.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from heapq import heappop, heappush
-from itertools import pairwise
 
 import numpy as np
 
@@ -28,6 +25,7 @@ from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
 from maskc.layout.spans import Spans, list_spans
+from maskc.layout.trial import in_any_turn, in_given_turn
 from maskc.layout.work import MAX_ITEMS, Work, most_tiles
 
 BLOCKS = 128
@@ -37,12 +35,6 @@ FEWEST = 8
 """Of them that belong to one head."""
 HOP = 1.5
 """Steps from one addition to a tile of dq to the next, if somebody waits for it."""
-LATER = 2
-"""Steps after which others know that a column has added to a tile of dq."""
-CALM = 4
-"""Steps after which nobody will wait for it, even if not all steps take as long as each other."""
-BETWEEN = 2
-"""Steps that a block takes from one column to the next."""
 MOST_SUMS = 32
 """Most tiles of dq that a tile row's additions are spread over, which are added up at the end."""
 HELD = 1 << 30
@@ -217,11 +209,11 @@ def turns(
     if plain or len(tiles) > MOST_TRIED:
         return tiles, _coded(rank, share)
     turn, following = _ranks(line * MOST_SUMS + rank % share, owner)
-    found = [_tried_out(each, following, turn, at_once) for each in ptr.tolist()]
+    found = [in_given_turn(each, following, turn, at_once) for each in ptr.tolist()]
     taken = np.concatenate([each for each, _ in found])
     if not both_ways or sum(steps for _, steps in found) <= WORTH * len(tiles):
         return tiles[taken], _coded(rank, share)[taken]
-    pairs = [_side_by_side(*each, row, at_once) for each in zip(ptr.tolist(), sums, strict=True)]
+    pairs = [in_any_turn(*each, row, at_once) for each in zip(ptr.tolist(), sums, strict=True)]
     taken, rank = (np.concatenate(each) for each in zip(*pairs, strict=True))
     code = _coded(rank, share[taken])
     code[ptr[:, 1:][np.diff(ptr) > 0] - 1] |= HELD
@@ -242,101 +234,6 @@ def _ranks(line: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     rank[order] = np.arange(len(line)) - np.repeat(first, np.diff(first, append=len(line)))
     following[order[:-1]] = np.where(begins[1:], -1, order[1:])
     return rank, following
-
-
-def _tried_out(
-    ptr: list[int], following: np.ndarray, turn: np.ndarray, at_once: int
-) -> tuple[np.ndarray, int]:  # fmt: skip
-    """The order in which the columns of a list come to their tiles, if some of them are under way
-    at a time: a column takes the first tile of its own whose turn has come. And how many steps they
-    wait.
-
-    Args:
-        ptr: where columns begin in the tiles of all lists.
-        following: which tile is next to be added to the same tile of dq; -1 for none.
-        turn: how many are before.
-        at_once: columns under way.
-    """
-    after, columns = following[ptr[0] : ptr[-1]].tolist(), len(ptr) - 1
-    own = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
-    ready = [[i for i in range(a, b) if not turn[i]] for a, b in pairwise(ptr)]
-    left = np.diff(ptr).tolist()
-    waiting, under_way, taken = iter(range(columns - 1, -1, -1)), [], [[] for _ in left]
-    told: deque[list[int]] = deque([[] for _ in range(LATER)], LATER)
-    steps = 0
-    while sum(left):
-        under_way = [column for column in under_way if left[column]]
-        under_way += [c for _, c in zip(range(at_once - len(under_way)), waiting, strict=False)]
-        for i in told.popleft():
-            heappush(ready[own[i - ptr[0]]], i)
-        steps += sum(left[column] > 0 for column in under_way)
-        added = []
-        for column in under_way:
-            if ready[column]:
-                i = heappop(ready[column])
-                taken[column].append(i)
-                left[column] -= 1
-                added += [after[i - ptr[0]]] * (after[i - ptr[0]] >= 0)
-        told.append(added)
-    return np.array([i for each in taken for i in each], np.int64), steps - len(own)
-
-
-def _side_by_side(
-    ptr: list[int], sums: np.ndarray, row: np.ndarray, at_once: int
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """The order in which the columns of a list come to their tiles, if some of them are under way
-    at a time: a column takes the first tile of its own whose tile of dq nobody added to of late, or
-    the one that was added to longest ago. And how many columns add to the row of each before.
-
-    Args:
-        ptr: where columns begin in the tiles of all lists.
-        sums: tiles of dq of every row.
-        row: of the tiles of all lists.
-        at_once: columns under way.
-    """
-    _, _, ends = _one_head(ptr, sums, row, [0] * at_once)
-    # Most heads are not the first: blocks come to them as they are through with others.
-    taken, rank, _ = _one_head(ptr, sums, row, [end - min(ends) for end in ends])
-    return taken, rank
-
-
-def _one_head(
-    ptr: list[int], sums: np.ndarray, row: np.ndarray, free: list[int]
-) -> tuple[np.ndarray, np.ndarray, list[int]]:  # fmt: skip
-    """The same, and when blocks are through, if they are free for the first columns at such times:
-    in steps.
-    """
-    left = [np.arange(a, b) for a, b in pairwise(ptr)]
-    taken: list[list[int]] = [[] for _ in left]
-    ranks: list[list[int]] = [[] for _ in left]
-    added = np.full((len(sums), MOST_SUMS), -CALM)
-    last, adders = added[:, 0].copy(), np.zeros(len(sums), np.int64)
-    waiting, under_way, now = deque(range(len(left) - 1, -1, -1)), [-1] * len(free), 0
-    while waiting or max(under_way) >= 0:
-        for block in sorted(range(len(free)), key=free.__getitem__):
-            if waiting and under_way[block] < 0 and free[block] <= now:
-                under_way[block], free[block] = waiting.popleft(), now + BETWEEN
-        for block, column in enumerate(under_way):
-            if column < 0 or free[block] > now:
-                continue
-            own = left[column]
-            if len(own):
-                since = now - last[row[own]]
-                at = int((since >= CALM).argmax() if since.max() >= CALM else since.argmax())
-                if since[at] < LATER:
-                    continue
-                to = row[own[at]]
-                taken[column].append(int(own[at]))
-                ranks[column].append(int(adders[to]))
-                left[column] = own = np.delete(own, at)
-                added[to, adders[to] % sums[to]] = now
-                adders[to] += 1
-                last[to] = added[to, adders[to] % sums[to]]
-            if not len(own):
-                under_way[block], free[block] = -1, now + 1
-        now += 1
-    flat = [np.array([i for each in lists for i in each], np.int64) for lists in (taken, ranks)]
-    return flat[0], flat[1], free
 
 
 def _checked(work: Work) -> Work:
