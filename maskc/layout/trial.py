@@ -85,22 +85,24 @@ class _Additions:
     """To the tiles of dq of a head, so far."""
 
     def __init__(self, sums: np.ndarray) -> None:
-        self._sums, self._count = sums, np.zeros(len(sums), np.int64)
-        self._when = np.full((len(sums), sums.max(initial=1)), -CALM)
-        self._last = self._when[:, 0].copy()
+        self._when = [[-CALM] * own for own in sums.tolist()]
+        self._count, self._last = [0] * len(sums), [-CALM] * len(sums)
 
-    def best(self, rows: np.ndarray, now: int) -> int | None:
+    def best(self, rows: list[int], now: int) -> int | None:
         """Which of these rows, that a column still has, is to be next; None: none can be yet."""
-        since = now - self._last[rows]
-        at = int((since >= CALM).argmax() if since.max() >= CALM else since.argmax())
-        return at if since[at] >= LATER else None
+        last = self._last
+        for at, row in enumerate(rows):
+            if now - last[row] >= CALM:
+                return at
+        at = min(range(len(rows)), key=lambda i: last[rows[i]])
+        return at if now - last[rows[at]] >= LATER else None
 
     def add(self, row: int, now: int) -> int:
         """Add to one; returns how many did before."""
-        rank, own = int(self._count[row]), self._sums[row]
-        self._when[row, rank % own] = now
+        rank, when = self._count[row], self._when[row]
+        when[rank % len(when)] = now
         self._count[row] += 1
-        self._last[row] = self._when[row, (rank + 1) % own]
+        self._last[row] = when[(rank + 1) % len(when)]
         return rank
 
 
@@ -108,10 +110,10 @@ def _one_head(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, free: list[int]
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:  # fmt: skip
     """The same, and when blocks are through, which are free for columns at such times."""
-    left = [np.arange(a, b) for a, b in pairwise(ptr)]
+    left = [(list(range(a, b)), row[a:b].tolist()) for a, b in pairwise(ptr)]
     taken: list[list[int]] = [[] for _ in left]
     ranks: list[list[int]] = [[] for _ in left]
-    waiting = deque(column for column in range(len(left) - 1, -1, -1) if len(left[column]))
+    waiting = deque(column for column in range(len(left) - 1, -1, -1) if left[column][0])
     under_way: dict[int, int] = {}  # columns by block
     free, additions, now = list(free), _Additions(sums), 0
     while waiting or under_way:
@@ -119,14 +121,13 @@ def _one_head(
             if waiting and block not in under_way and free[block] <= now:
                 under_way[block], free[block] = waiting.popleft(), now + BETWEEN
         for block, column in sorted(under_way.items()):
-            own = left[column]
-            at = additions.best(row[own], now) if free[block] <= now else None
+            tiles, rows = left[column]
+            at = additions.best(rows, now) if free[block] <= now else None
             if at is None:
                 continue
-            taken[column].append(int(own[at]))
-            ranks[column].append(additions.add(int(row[own[at]]), now))
-            left[column] = np.delete(own, at)
-            if len(own) == 1:
+            taken[column].append(tiles.pop(at))
+            ranks[column].append(additions.add(rows.pop(at), now))
+            if not tiles:
                 free[block] = now + 1
                 del under_way[block]
         now += 1
