@@ -1523,6 +1523,7 @@ struct Shared {
     i32 word[STAGES], head[STAGES];  // of the query tile in this stage
     struct Turn turn[STAGES], dq_turn;  // of a step, and of the tile in dq
     i32 *dq_counter;                    // of additions to what a step adds to
+    u32 holds, settled;  // whether the last turn of the item that is loaded is held; parity
 };
 static_assert(sizeof(struct Shared) <= 109056, "planned memory");
 
@@ -1545,6 +1546,7 @@ struct Ring {
 };
 
 FN void initialize(struct Shared &shared) {
+    shared.holds = shared.settled = 0;
     barrier_init(shared.column_full, 1);
     barrier_init(shared.column_free, GROUPS);
     barrier_init(shared.dq_added, 1);
@@ -1638,13 +1640,11 @@ FN void load_column(struct Shared &shared, const struct Work &work, const struct
 // The steps of one head of an item. What is done for every tile is little, as it costs the warps
 // that compute on the same scheduler. The column itself comes behind its first queries, whose place
 // is free earlier: `begins` says whether it is still to come, `turn` when its place is free.
-// Returns whether the last turn is held.
-FN bool load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
+FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
                    const struct Maps &maps, i32 head, bool &begins, u32 turn,
                    Ring<STAGES> &stage) {
     struct Source &source = shared.source;
     find_source(source, p, work, head);
-    bool holds = false;
 #pragma unroll 1
     for (i32 i = 0; i < source.list.count; i++) {
         const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
@@ -1653,7 +1653,7 @@ FN bool load_steps(struct Shared &shared, const struct Work &work, const struct 
         const struct Turn added = turn_at(p, source.list, i, head, word & INDEX, work.tile);
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
         shared.turn[at] = added;
-        holds = held(added);
+        shared.holds = held(added);
 #else
         wait_asleep(shared.q_free[at], stage.turn() ^ 1);
 #endif
@@ -1669,19 +1669,18 @@ FN bool load_steps(struct Shared &shared, const struct Work &work, const struct 
         load_dout(shared, source, maps.dout, at, first);
         stage.next();
     }
-    return holds;
 }
 
 FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     Ring<STAGES> stage;
-    Ring<1> settled;
-    bool holds = false;
 #pragma unroll 1
     for (Ring<ITEMS> column;; column.next()) {
-        if (holds) {
-            wait_asleep(shared.column_settled, settled.turn());
-            settled.next();
+#if DETERMINISTIC
+        if (shared.holds) {  // these are the thread's own, which has no registers for them
+            wait_asleep(shared.column_settled, shared.settled);
+            shared.settled ^= 1, shared.holds = 0;
         }
+#endif
         const i32 index = atomicAdd(p.counter, 1);
         const u32 turn = column.steps % 2 ^ 1;
         bool begins = ITEMS > 1;
@@ -1692,13 +1691,12 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
             if (begins) wait_asleep(shared.column_free, turn);
             arrive(shared.column_full);
             if (item.steps < 0) break;
-            holds = false;
             continue;
         }
         if (!begins) load_column(shared, item.work, p, maps);
 #pragma unroll 1
         for (i32 i = 0; i < item.work.heads; i++)
-            holds = load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
+            load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
     }
     // The last block leaves the counter as it found it.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;

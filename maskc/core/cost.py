@@ -65,7 +65,7 @@ class Card:
     launch_us: float
     """What a launch takes beside its work, in microseconds."""
 
-    def milliseconds(self, cycles: float, launches: int = 1) -> float:
+    def milliseconds(self, cycles: float, launches: float = 1) -> float:
         """Of work that keeps all multiprocessors busy."""
         return cycles / (self.multiprocessors * self.ghz * 1e6) + launches * self.launch_us / 1e3
 

@@ -55,6 +55,13 @@ def source_name(direction: Direction, form: str) -> str:
     return _COEFFICIENTS.get((direction, form), first)
 
 
+def launch_share(plan: Plan) -> float:
+    """What a launch of a plan's source takes besides its cycles, of what most take."""
+    forms = _coefficients().get(plan.target.name, {})
+    own = forms.get(source_name(plan.direction, plan.form), {}).get("launch_us")
+    return 1.0 if own is None else own / forms["card"]["launch_us"]
+
+
 def costs_of(plan: Plan) -> tuple[Cost, ...]:
     """What a plan's modes take; none where nothing is known."""
     forms = _coefficients().get(plan.target.name, {})

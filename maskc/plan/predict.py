@@ -15,13 +15,13 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import Tiled, obstacle, time_in_pairs, views
 from maskc.layout.tally import tally_of
-from maskc.plan.cost import card_of, costs_of, layout_at
+from maskc.plan.cost import card_of, costs_of, launch_share, layout_at
 from maskc.plan.types import Plan, PlannedMask
 
 Tiles = Callable[[Plan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
-_Cycles = tuple[float, int]
-"""Of all launches, and how many there are."""
+_Cycles = tuple[float, float]
+"""Of all launches, and how many there are; those that take less than most count less."""
 
 
 def milliseconds(
@@ -61,7 +61,7 @@ def part_times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
 def _in_parts(
     plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int
 ) -> _Cycles | None:  # fmt: skip
-    total, launches = 0.0, 0
+    total, launches = 0.0, 0.0
     tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})  # masks in parts read no data here
     for part in plan.parts:
         for each in views(part.stride, part.keys, n_q, n_kv):
@@ -91,7 +91,8 @@ def _whole(
             own = [_cost(each, costs, tally) for tally in tallies]
             heads = _heads(each, owners)
             total = sum(n * x.cycles(y) for n, x, y in zip(heads, own, tallies, strict=True))
-            found.append((total, launches_of(dict(each.schedule.modes)[own[0].mode])))
+            launches = launches_of(dict(each.schedule.modes)[own[0].mode])
+            found.append((total, launch_share(each) * launches))
     return min(found) if found else None
 
 

@@ -296,7 +296,8 @@ def test_data_per_sequence_do_not_choose():
     ],
     ids=["long rows", "rows", "long columns", "dense", "window", "wide window", "nearly as fast"],
 )
-def test_small_tiles_where_blocks_wait_for_each_other(mask, n, usual, deterministic):
+def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, usual, deterministic):
+    monkeypatch.setattr("maskc.runtime.prepare.multiprocessors", lambda device: 132)
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
     maker = attn._planner.whole
     first = maker.bundle.unit("sm_90a", Direction.backward)
