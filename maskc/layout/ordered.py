@@ -172,11 +172,14 @@ def in_turn(
         named["row_sums"] = np.cumsum(np.pad(sums - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
     together = heads_together(np.diff(ptr), longest_chain(named), n_q, rule)
     at_once = BLOCKS * rule.resident // together
-    spans = list_spans(ptr)
-    whole = size == 1 and bool((spans.count <= most_tiles(spans, rule)).all())
-    both_ways = rule.both_ways and whole
+    both_ways = rule.both_ways and size == 1 and not _cuts(list_spans(ptr), rule)
     named["col_tiles"], named["col_turns"] = turns(ptr, tiles, sums, at_once, rule.plain, both_ways)
     return [*named.items()]
+
+
+def _cuts(spans: Spans, rule: WorkList) -> bool:
+    """Whether some column has several items."""
+    return bool((spans.count > most_tiles(spans, rule)).any())
 
 
 def turns(
@@ -206,7 +209,7 @@ def turns(
     line = owner // max(columns, 1) * sums.shape[1] + row
     rank, _ = _ranks(line, owner)
     share = sums.ravel()[line]
-    if plain or len(tiles) > MOST_TRIED:
+    if plain or not 0 < len(tiles) <= MOST_TRIED:
         return tiles, _coded(rank, share)
     turn, following = _ranks(line * MOST_SUMS + rank % share, owner)
     found = [in_given_turn(each, following, turn, at_once) for each in ptr.tolist()]
