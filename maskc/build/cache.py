@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 _LIMIT = 1 << 30
 """Bytes kept on disk; the least recently used entries go first."""
@@ -26,18 +25,12 @@ class CacheWarning(UserWarning):
     """The binary cache is unusable or held a damaged entry; results are not affected."""
 
 
-class Store(Protocol):
-    """Bytes by key. Reading a missing key raises KeyError; trouble with the disk, OSError."""
-
-    def __getitem__(self, key: str) -> bytes: ...
-    def __setitem__(self, key: str, value: bytes) -> None: ...
-    def __delitem__(self, key: str) -> None: ...
-
-
 class FileStore:
-    """One file per key, written aside and renamed, so a reader sees all of an entry or none.
+    """Bytes by key: one file each, written aside and renamed, so a reader sees all of an entry or
+    none. Reading a missing key raises KeyError; trouble with the disk, OSError.
 
-    For installations without cuda.core, whose FileStreamProgramCache is used otherwise.
+    cuda.core's FileStreamProgramCache does the same, but to import it takes as long as all the
+    rest of a start from the cache.
     """
 
     def __init__(self, folder: Path, limit: int = _LIMIT) -> None:
@@ -92,10 +85,10 @@ class Cache:
         self.folder = folder
         self._memory: dict[str, bytes] = {}
         self._writable = True
-        self._store: Store | None = None
+        self._store: FileStore | None = None
         try:
             _private_folder(folder)
-            self._store = _open_store(folder)
+            self._store = FileStore(folder)
         except OSError as error:
             self._give_up(error)
 
@@ -157,14 +150,6 @@ def _private_folder(folder: Path) -> None:
         raise PermissionError(0, "it belongs to another user")
     if stat.S_IMODE(found.st_mode) & 0o077:
         folder.chmod(0o700)
-
-
-def _open_store(folder: Path) -> Store:
-    try:
-        from cuda.core.utils import FileStreamProgramCache
-    except (ImportError, RuntimeError):
-        return FileStore(folder)
-    return FileStreamProgramCache(folder, max_size_bytes=_LIMIT)
 
 
 def cache_folder() -> Path:

@@ -14,21 +14,11 @@ from maskc.build import cache as C
 from maskc.build.cache import Cache, CacheWarning, cache_folder, content_key, open_cache
 
 
-@pytest.fixture(params=["cuda.core", "files"])
-def store(request, monkeypatch) -> str:
-    """Both stores: cuda.core's, and our own where it is not installed."""
-    if request.param == "files":
-        monkeypatch.setattr(C, "_open_store", C.FileStore)
-    else:
-        pytest.importorskip("cuda.core")
-    return request.param
-
-
 def entries(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_what_is_put_is_got_by_another_process(store, tmp_path):
+def test_what_is_put_is_got_by_another_process(tmp_path):
     Cache(tmp_path / "c").put("key", b"payload")
     again = Cache(tmp_path / "c")
     assert again.get("key") == b"payload"
@@ -36,7 +26,7 @@ def test_what_is_put_is_got_by_another_process(store, tmp_path):
     assert again.usable
 
 
-def test_the_folder_is_private(store, tmp_path):
+def test_the_folder_is_private(tmp_path):
     folder = tmp_path / "deep" / "c"
     folder.mkdir(parents=True, mode=0o755)
     folder.chmod(0o755)
@@ -45,7 +35,7 @@ def test_the_folder_is_private(store, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(64)])
-def test_a_damaged_entry_is_dropped_with_a_warning(store, tmp_path, damage):
+def test_a_damaged_entry_is_dropped_with_a_warning(tmp_path, damage):
     cache = Cache(tmp_path)
     cache.put("key", b"payload")
     (entry,) = entries(tmp_path)
@@ -57,7 +47,7 @@ def test_a_damaged_entry_is_dropped_with_a_warning(store, tmp_path, damage):
     assert cache.get("key") == b"payload"
 
 
-def test_a_single_flipped_bit_is_noticed(store, tmp_path):
+def test_a_single_flipped_bit_is_noticed(tmp_path):
     cache = Cache(tmp_path)
     cache.put("key", b"payload")
     (entry,) = entries(tmp_path)
@@ -68,7 +58,7 @@ def test_a_single_flipped_bit_is_noticed(store, tmp_path):
         assert cache.get("key") is None
 
 
-def test_an_unusable_folder_means_memory_and_one_warning(store, tmp_path):
+def test_an_unusable_folder_means_memory_and_one_warning(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(CacheWarning, match="is unusable .*MASKC_CACHE_DIR") as caught:
         cache = Cache(tmp_path / "file")
@@ -78,7 +68,7 @@ def test_an_unusable_folder_means_memory_and_one_warning(store, tmp_path):
     assert not cache.usable
 
 
-def test_a_disk_that_fills_up_keeps_what_it_has(store, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_keeps_what_it_has(tmp_path, monkeypatch):
     cache = Cache(tmp_path)
     cache.put("old", b"old")
 
@@ -95,7 +85,7 @@ def test_a_disk_that_fills_up_keeps_what_it_has(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners here")
-def test_a_folder_of_somebody_else_is_not_trusted(store, tmp_path, monkeypatch):
+def test_a_folder_of_somebody_else_is_not_trusted(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.warns(CacheWarning, match="it belongs to another user"):
         cache = Cache(tmp_path)
@@ -149,7 +139,7 @@ def test_processes_share_a_folder(tmp_path):
         assert process.returncode == 0, errors.decode()
 
 
-def test_no_warning_where_all_is_well(store, tmp_path):
+def test_no_warning_where_all_is_well(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache = Cache(tmp_path)
