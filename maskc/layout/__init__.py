@@ -30,6 +30,7 @@ from maskc.layout.lists import sequence_arrays as sequence_arrays
 from maskc.layout.ordered import heads_together as heads_together
 from maskc.layout.ordered import in_turn as in_turn
 from maskc.layout.ordered import longest_chain as longest_chain
+from maskc.layout.ordered import multiprocessors_needed as multiprocessors_needed
 from maskc.layout.ordered import ordered_work as ordered_work
 from maskc.layout.ordered import runs_side_by_side as runs_side_by_side
 from maskc.layout.parts import Tiled as Tiled

@@ -108,6 +108,17 @@ def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
     return int((-(-np.diff(ptr) // sums)).max(initial=0))
 
 
+def multiprocessors_needed(parts: Mapping[str, np.ndarray]) -> int:
+    """How many must run blocks at a time, as columns wait for each other both ways; 0 where they do
+    not.
+
+    Args:
+        parts: tables by name; see `in_turn`.
+    """
+    found = parts.get("col_turns")
+    return BLOCKS if found is not None and (found >= HELD).any() else 0
+
+
 def ordered_work(
     spans: Spans, of_head: np.ndarray, heads_kv: int, together: int, rule: WorkList
 ) -> Work:  # fmt: skip

@@ -41,6 +41,8 @@ _LINE = 64
 """Bytes: alignment of tensor maps."""
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
 """Where they start behind the argument block."""
+_PER_THREAD = 2
+"""The last of the handles that stand for default streams."""
 _KEPT = 64
 """Sets of addresses whose arguments stay filled in, per plan and stream."""
 
@@ -147,7 +149,7 @@ class CudaKernel:
         for launch in self._launches:
             shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
         self._functions = driver.load(binary.code, shared)
-        self.launch, self.capturing = driver.launch, driver.capturing
+        self.launch, self.capturing, self.usable = driver.launch, driver.capturing, driver.usable
         self._map_bytes = BYTES * len(unit.maps)
 
     def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
@@ -261,6 +263,17 @@ class _Bindings:
         status, mode = self._capturing(stream)
         return bool(mode) and not status
 
+    def usable(self, stream: int) -> int:
+        """Multiprocessors that work of a stream may run on: a green context has some of them."""
+        driver, own = self._driver, 0
+        if stream > _PER_THREAD and hasattr(driver, "cuStreamGetGreenCtx"):
+            status, own = driver.cuStreamGetGreenCtx(stream)
+            own = 0 if status else own  # an older driver knows none
+        if not int(own):
+            return self.multiprocessors()
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        return self._check(driver.cuGreenCtxGetDevResource(own, kind)).sm.smCount
+
     def launch(self, steps: tuple[Step, ...], stream: int, memory: Memory) -> None:
         foreign = int(self._current()[1]) != self._context_id
         if foreign:  # another device is current, or this thread never touched CUDA
@@ -305,6 +318,9 @@ class _CuPy:
                 if size > _FREE_SHARED:
                     cuda.driver.funcSetAttribute(found[entry].ptr, _SHARED, size)
         return found
+
+    def usable(self, stream: int) -> int:
+        return self.multiprocessors()  # CuPy knows of no green contexts
 
     def capturing(self, stream: int) -> bool:
         return bool(self._cupy.cuda.runtime.streamIsCapturing(stream))

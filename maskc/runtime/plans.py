@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from maskc.core import abi
+from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.runtime.arrays import Device, Library, Output, singles, zeros
 from maskc.runtime.tables import CAPTURED, Tables
@@ -96,6 +97,9 @@ class Kernel(Protocol):
     def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
         """See maskc.layout.best (targets with run-time selections only)."""
 
+    def usable(self, stream: int) -> int:
+        """Multiprocessors that work of a stream may run on (CUDA only)."""
+
     def capturing(self, stream: int) -> bool:
         """Whether launches on a stream become nodes of a CUDA graph (CUDA only)."""
 
@@ -170,6 +174,9 @@ class Plan:
         that no launch ever waits for another stream. While a CUDA graph is being captured the
         copy of another stream serves, which is why calls are warmed up first; only the counter
         of work items is each captured launch's own, because graphs may run at the same time.
+
+        Raises:
+            TooFewMultiprocessors: launches on this stream might never end.
         """
         kernel = self.kernel
         if kernel is None:
@@ -179,6 +186,10 @@ class Plan:
         if stream == _PER_THREAD:
             key = _thread.token
         sent = self.sent.get(key)
+        if sent is None and self.tables.multiprocessors:
+            usable = kernel.usable(stream)
+            if usable < self.tables.multiprocessors:
+                raise TooFewMultiprocessors(self.tables.multiprocessors, usable, at="deterministic")
         if stream and kernel.capturing(stream):  # the default stream, 0, cannot be
             sent = self._captured(library, q, key, sent)
         elif sent is None:

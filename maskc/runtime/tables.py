@@ -35,6 +35,7 @@ from maskc.layout import (
     kernel_lists,
     list_spans,
     longest_chain,
+    multiprocessors_needed,
     ordered_work,
     range_spans,
     sequence_arrays,
@@ -108,6 +109,11 @@ class Tables:
     def chain(self) -> int:
         """Most additions to one tile of dq, one after another; 0 where rows have no lists."""
         return longest_chain(dict(self.parts))
+
+    @cached_property
+    def multiprocessors(self) -> int:
+        """How many a stream must be able to use; 0: any number."""
+        return multiprocessors_needed(dict(self.parts))
 
     @property
     def further(self) -> int:

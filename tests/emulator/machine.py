@@ -143,6 +143,9 @@ class Driver:
         library = loaded(source, macros)
         return {entry: (library, entry) for entry in shared}
 
+    def usable(self, stream: int) -> int:
+        return PROCESSORS
+
     def capturing(self, stream: int) -> bool:
         return False
 

@@ -11,6 +11,7 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
+from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.layout.ordered import HELD  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
@@ -48,6 +49,45 @@ def test_right(dim, mode):
         again = called(attn, *made, data=data, deterministic=True)
         assert both_ways(attn)
         assert all(torch.equal(again[name], x) for name, x in found.items())
+
+
+@pytest.fixture
+def few_multiprocessors():
+    """A stream that may use sixteen of them."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+
+    def made(result):
+        assert not result[0], result[0]
+        return result[1] if len(result) > 1 else None
+
+    torch.cuda.init()
+    device = made(driver.cuDeviceGet(torch.cuda.current_device()))
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    every = made(driver.cuDeviceGetDevResource(device, kind))
+    some = made(driver.cuDevSmResourceSplitByCount(1, every, 0, 16))
+    described = made(driver.cuDevResourceGenerateDesc(some[:1], 1))
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    context = made(driver.cuGreenCtxCreate(described, device, flags))
+    stream = made(driver.cuGreenCtxStreamCreate(context, 1, 0))
+    yield torch.cuda.ExternalStream(int(stream))
+    torch.cuda.synchronize()
+    made(driver.cuStreamDestroy(stream))
+    made(driver.cuGreenCtxDestroy(context))
+
+
+@needs_backward
+def test_a_stream_with_too_few_multiprocessors_is_refused(few_multiprocessors):
+    attn, data = compiled(MASK, 64, heads=4, mode="large"), table(0.5, 9)
+    q, k, v, dout = tensors(1100, 1030, 64, torch.bfloat16, heads=4, kv_heads=4)
+    wanted = called(attn, q, k, v, dout, data=data, deterministic=True)
+    assert both_ways(attn)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(few_multiprocessors):
+        with pytest.raises(TooFewMultiprocessors, match=r"takes 128 .* may use 16\n"):
+            called(attn, q, k, v, dout, data=data, deterministic=True)
+        found = called(attn, q, k, v, dout, data=data)
+    torch.cuda.synchronize()
+    assert torch.equal(found["out"], wanted["out"])
 
 
 @pytest.mark.parametrize(("dim", "mode"), FORMS)

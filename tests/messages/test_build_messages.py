@@ -23,6 +23,7 @@ from maskc.core.target import TARGETS, Target
 from maskc.runtime import CompiledMask, checks, launch_cuda
 from maskc.runtime.arrays import Array, contiguous
 from maskc.runtime.checks import Sizes
+from maskc.runtime.plans import Plan
 from maskc.runtime.tensor_maps import tensor
 from tests.support.bundles import bundle
 
@@ -52,6 +53,14 @@ def compile_c(text, origins=()):
 
 def zeros(*shape):
     return np.zeros(shape, np.float32)
+
+
+def on_stream(usable):
+    """The first call of a plan whose columns wait for each other both ways."""
+    kernel = SimpleNamespace(usable=lambda stream: usable)
+    tables = SimpleNamespace(multiprocessors=128)
+    plan = SimpleNamespace(kernel=kernel, device=("cuda", 0), sent={}, tables=tables)
+    Plan.place(plan, SimpleNamespace(stream=lambda device: 7), None)
 
 
 TEXTS = {
@@ -101,6 +110,12 @@ TEXTS = {
         "MC409 k  k: target sm_90a cannot copy tiles of it, because its tokens are 136 bytes "
         "apart, not a positive multiple of 16 below 2^40\n"
         "    hint: call .contiguous() on it, or use target='sm_80'",
+    ),
+    "MC410": (
+        lambda: on_stream(16),
+        "MC410 deterministic  with the same bits on every run this mask takes 128 "
+        "multiprocessors at a time, and the stream may use 16\n"
+        "    hint: use a stream of the whole device instead of a green context's, or leave it out",
     ),
     "MC501": (
         lambda: DType.parse("float8"),

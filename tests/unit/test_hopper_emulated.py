@@ -14,6 +14,7 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
+from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.core.problem import Direction  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.layout import ordered  # noqa: E402
@@ -240,6 +241,12 @@ def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mo
         hopper.seed = seed
         again = called(attn, *made, data=data, deterministic=True)
         assert all(torch.equal(again[name], x) for name, x in first.items())
+    monkeypatch.setattr(hopper, "usable", lambda stream: machine.PROCESSORS - 1, raising=False)
+    attn, before = compiled(mask, dim, heads=2, mode=mode), len(hopper.launches)
+    with pytest.raises(TooFewMultiprocessors, match=r"takes 3 .* may use 2\n"):
+        called(attn, *made, data=data, deterministic=True)
+    assert {entry for entry, _ in hopper.launches[before:]} == {"attention_forward"}
+    check(attn, made, live, data)
 
 
 def test_heads_packed_into_tiles():

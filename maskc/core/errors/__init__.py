@@ -37,6 +37,7 @@ from maskc.core.errors.calls import Misaligned as Misaligned
 from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
+from maskc.core.errors.calls import TooFewMultiprocessors as TooFewMultiprocessors
 from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork
 from maskc.core.errors.calls import WrongDevice as WrongDevice

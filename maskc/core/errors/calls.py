@@ -116,3 +116,14 @@ class NotAddressable(MaskcError):
     code = "MC409"
     message = "{0}: target {1} cannot copy tiles of it, because {2}"
     hint = "call .contiguous() on it, or use target='sm_80'"
+
+
+class TooFewMultiprocessors(MaskcError):
+    """Blocks that wait for each other would never all run."""
+
+    code = "MC410"
+    message = (
+        "with the same bits on every run this mask takes {0} multiprocessors at a time, and the "
+        "stream may use {1}"
+    )
+    hint = "use a stream of the whole device instead of a green context's, or leave it out"
