@@ -63,6 +63,12 @@ dq handed over by named barriers, copying threads that sleep, more or fewer head
 launch that starts while the one before ends (blocks of 16 7 % faster, full and causal 7 % slower,
 forward passes +-3 %), heads by the half of the L2 cache that a multiprocessor is near to (as every
 head lies in both).
+Of tiles that take turns the last column knows that it is the last. A warp that copies parts of such
+a tile to shared memory, and stores it in storage precision, has to read through the operands of
+products: 16000 cycles a tile of 64 x 128, so that the column which comes last in all rows of a
+head holds all up (window 1024 at 32k 1.50 to 1.62 ms, full 8k 4.7 to 5.7). delta and lse of later
+heads by the two warps that have time, instead of a launch before: exponential dilation -2 %,
+windows, documents and random blocks -1, full -0.3, causal +0.7: nothing beside products is free.
 Nor did it help to let the two warpgroups drift apart, each waiting for the other's ds a step later
 (causal 16k, million cycles, 7.08 as it is): dq's product under the next step's scores 7.25, in
 halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
