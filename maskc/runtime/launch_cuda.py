@@ -20,6 +20,7 @@ from maskc.core.problem import Features
 from maskc.runtime.arrays import Shape
 from maskc.runtime.plans import (
     ATTENTION,
+    PER_THREAD,
     Plan,
     Pointers,
     Sent,
@@ -41,8 +42,6 @@ _LINE = 64
 """Bytes: alignment of tensor maps."""
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
 """Where they start behind the argument block."""
-_PER_THREAD = 2
-"""The last of the handles that stand for default streams."""
 _KEPT = 64
 """Sets of addresses whose arguments stay filled in, per plan and stream."""
 
@@ -266,7 +265,7 @@ class _Bindings:
     def usable(self, stream: int) -> int:
         """Multiprocessors that work of a stream may run on: a green context has some of them."""
         driver, own = self._driver, 0
-        if stream > _PER_THREAD and hasattr(driver, "cuStreamGetGreenCtx"):
+        if stream > PER_THREAD and hasattr(driver, "cuStreamGetGreenCtx"):
             status, own = driver.cuStreamGetGreenCtx(stream)
             own = 0 if status else own  # an older driver knows none
         if not int(own):

@@ -39,8 +39,8 @@ _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
 _COUNTER_BYTES = 8
 _OWN_COUNTER = singles(_COUNTER_BYTES // 4)
-_PER_THREAD = 2
-"""The stream that CUDA understands as each thread's own."""
+PER_THREAD = 2
+"""The stream that CUDA understands as each thread's own: the last handle of a default stream."""
 
 _captured: dict[int, object] = {}
 """Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
@@ -183,7 +183,7 @@ class Plan:
             return Sent(self.numbers, 0, None, _nothing), 0
         kind, index = self.device
         key = stream = 0 if kind == "cpu" else library.stream(index)
-        if stream == _PER_THREAD:
+        if stream == PER_THREAD:
             key = _thread.token
         sent = self.sent.get(key)
         if sent is None and self.tables.multiprocessors:
