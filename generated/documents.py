@@ -2,28 +2,13 @@
 
 Mask: causal() & documents('doc')
 
-Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-documents.cpu.c, documents.sm_80.cu, documents.sm_90a.cu, documents.sm_90a_documents.cu,
-documents.sm_90a_small.cu, documents.sm_90a_backward.cu, documents.sm_90a_small_backward.cu.
+Written by `maskc compile`; change the pattern, not this file. Beside it lie its kernels,
+documents.cpu.c, documents.sm_90a.cu, documents.sm_90a_documents.cu, documents.sm_90a_small.cu,
+documents.sm_90a_backward.cu, documents.sm_90a_small_backward.cu, documents.sm_80.cu,
+and documents.plan.json: how lengths become tiles, and how kernels are launched.
 """
 
-from pathlib import Path
-
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
-
-_HERE = Path(__file__).parent
-
-SOURCE = {
-    "cpu": (_HERE / "documents.cpu.c").read_text(),
-    "sm_80": (_HERE / "documents.sm_80.cu").read_text(),
-    "sm_90a": (_HERE / "documents.sm_90a.cu").read_text(),
-    "sm_90a_documents": (_HERE / "documents.sm_90a_documents.cu").read_text(),
-    "sm_90a_small": (_HERE / "documents.sm_90a_small.cu").read_text(),
-    "sm_90a_backward": (_HERE / "documents.sm_90a_backward.cu").read_text(),
-    "sm_90a_small_backward": (_HERE / "documents.sm_90a_small_backward.cu").read_text(),
-}
-"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows, `_documents` for lists of tiles that are made on the device."""
+from maskc.runtime.generated import GeneratedMask
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
@@ -35,18 +20,6 @@ proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) sta
 pairs    no closed form: exact numbers at given lengths
 plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
          backward pass) from its L2 cache
-plan     tile lists in memory (CSR): which tiles live depends on data given at call time
-plan     layout by exact numbers, because it reads data
-
-target   sm_80, bfloat16, head_dim 128
-mask     (doc.k[k] == doc.q[q]) & (k <= q + n_kv - n_q)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
-proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
-proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data
 
@@ -75,378 +48,136 @@ choice   documents of at most 640 tokens, as max_seqlen says: tiles of 64 x 64; 
 """
 """What `explain()` returns."""
 
-_MASK = GeneratedMask(
-    bundle(
-        "documents",
-        head_dim=128,
-        head_dim_v=128,
-        dtype="bfloat16",
-        n_heads=None,
-        masks=(
-            mask(
-                "(doc.k[k] == doc.q[q]) & (k <= q + n_kv - n_q)",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=0,
-                args=('n_kv - n_q',),
-            ),
-        ),
-        of_head=(),
-        arrays=('doc.k', 'doc.q'),
-        data=(
-            data('doc', 'documents', ('doc.q', 'doc.k')),
-        ),
-        params=(),
-        kernels=(
-            kernel(
-                "cpu",
-                SOURCE["cpu"],
-                tile=(64, 64),
-                ranges=False,
-                passes=("forward", "backward"),
-            ),
-            kernel(
-                "sm_80",
-                SOURCE["sm_80"],
-                launch("attention_forward", "rows", threads=128, shared=70656),
-                tile=(128, 64),
-                ranges=False,
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a"],
-                launch("attention_forward", "items", threads=384, shared=164864),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=384,
-                    shared=197632,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=384,
-                    shared=164864,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(128, 128),
-                ranges=False,
-                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
-                row_floats=130,
-                by_documents=True,
-                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_documents"],
-                launch("documents_tiles", "tiles", threads=128),
-                launch("documents_starts", "columns", threads=128),
-                launch("documents_counts", "lists", threads=128),
-                launch("documents_lists", "lists", threads=128),
-                launch("documents_spoil", "results", threads=128, resident=4),
-                tile=(1, 1),
-                ranges=False,
-                passes=(),
-                form="documents",
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small"],
-                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=256,
-                    shared=99328,
-                    resident=2,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=256,
-                    shared=82944,
-                    resident=2,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40},
-                row_floats=130,
-                by_documents=True,
-                form="small",
-                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=207616,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=384, shared=207616),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=199168,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=199168,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=166400,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=166400,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                tile=(64, 128),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
-                row_floats=137,
-                key_floats=256,
-                costs=(("usual", 16116, 3717, 776), ("once", 7655, 3717, 776)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=256, shared=109056, resident=2),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
-                row_floats=137,
-                key_floats=256,
-                form="small",
-                costs=(("usual", 9614, 2336, 1), ("once", 4569, 2336, 1)),
-            ),
-        ),
-        report=REPORT,
-    )
-)
+_MASK = GeneratedMask.beside(__file__, REPORT)
 
-attention = _MASK.attention
-backward = _MASK.backward
-layout = _MASK.layout
-dense = _MASK.dense
-explain = _MASK.explain
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    doc,
+    scale=None,
+    return_lse=False,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    nan_safe=False,
+):
+    """softmax(scale * q k^T, restricted to the mask) v, on the device of q.
+
+    Args:
+        q: [B, Hq, Nq, 128], bfloat16; torch, CuPy, NumPy or DLPack.
+        k, v: [B, Hkv, Nkv, 128] and [B, Hkv, Nkv, 128].
+        doc: ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x).
+        scale: factor of q . k; D^-1/2 when None.
+        return_lse: also return the log-sum-exp of every row.
+        softcap: scores become softcap * tanh(score / softcap) first; > 0.
+        alibi_slopes: fp32 [Hq]; -slope * |distance| joins the scores.
+        sink_logits: fp32 [Hq]; one more logit per head in the denominator.
+        normalizer: "softmax", or "entmax" with alpha from 1 to 2 (1.5 when None).
+        nan_safe: on GPUs, non-finite rows of v reach only queries that see them, at a price.
+
+    Returns:
+        out [B, Hq, Nq, 128], or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
+    """
+    return _MASK.attention(
+        q,
+        k,
+        v,
+        doc=doc,
+        scale=scale,
+        return_lse=return_lse,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        nan_safe=nan_safe,
+    )
+
+
+def backward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    dout,
+    *,
+    doc,
+    scale=None,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    deterministic=False,
+    nan_safe=False,
+):
+    """Gradients of a call of `attention`, from its inputs, its results and the gradient of out.
+
+    Returns:
+        (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
+    """
+    return _MASK.backward(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+        doc=doc,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        deterministic=deterministic,
+        nan_safe=nan_safe,
+    )
+
+
+def dense(
+    n_q,
+    n_kv=None,
+    *,
+    doc,
+):
+    """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them."""
+    return _MASK.dense(
+        n_q,
+        n_kv,
+        doc=doc,
+    )
+
+
+def layout(
+    n_q,
+    n_kv=None,
+    *,
+    block=None,
+    head=0,
+    batch=0,
+    doc,
+):
+    """The live tiles of the mask at these lengths, of one head and one sequence.
+
+    `block` is (queries, keys) per tile, that of the first kernel when None.
+    """
+    return _MASK.layout(
+        n_q,
+        n_kv,
+        block=block,
+        head=head,
+        batch=batch,
+        doc=doc,
+    )
+
+
+def explain():
+    """What was proved of the mask, what it costs, and why its kernels are as they are."""
+    return _MASK.explain()

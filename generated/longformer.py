@@ -2,27 +2,13 @@
 
 Mask: window(256, 256) | global_tokens(64)
 
-Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-longformer.cpu.c, longformer.sm_80.cu, longformer.sm_90a.cu, longformer.sm_90a_small.cu,
-longformer.sm_90a_backward.cu, longformer.sm_90a_small_backward.cu.
+Written by `maskc compile`; change the pattern, not this file. Beside it lie its kernels,
+longformer.cpu.c, longformer.sm_90a.cu, longformer.sm_90a_small.cu, longformer.sm_90a_backward.cu,
+longformer.sm_90a_small_backward.cu, longformer.sm_80.cu,
+and longformer.plan.json: how lengths become tiles, and how kernels are launched.
 """
 
-from pathlib import Path
-
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
-
-_HERE = Path(__file__).parent
-
-SOURCE = {
-    "cpu": (_HERE / "longformer.cpu.c").read_text(),
-    "sm_80": (_HERE / "longformer.sm_80.cu").read_text(),
-    "sm_90a": (_HERE / "longformer.sm_90a.cu").read_text(),
-    "sm_90a_small": (_HERE / "longformer.sm_90a_small.cu").read_text(),
-    "sm_90a_backward": (_HERE / "longformer.sm_90a_backward.cu").read_text(),
-    "sm_90a_small_backward": (_HERE / "longformer.sm_90a_small_backward.cu").read_text(),
-}
-"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows, `_documents` for lists of tiles that are made on the device."""
+from maskc.runtime.generated import GeneratedMask
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
@@ -42,24 +28,6 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 24 closed-form loops
-
-target   sm_80, bfloat16, head_dim 128
-mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q - 256) & (k <= q +
-         n_kv - n_q + 256)) | (k < 64)
-piece    band: (k >= q + n_kv - n_q - 256) & (k <= q + n_kv - n_q + 256)
-piece    columns: ((k >= q + n_kv - n_q + 257) | (k <= q + n_kv - n_q - 257)) & (k < 64)
-piece    rows: (k >= q + n_kv - n_q + 257) & (q >= n_q - n_kv) & (q <= n_q - n_kv + 63)
-proof    causal: no (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (all lengths; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    641*N - 102720  (N >= 1278)
-flops    forward 328192*N - 52592640, backward 2.5 x
-bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 17 closed-form loops
 
 target   sm_90a, bfloat16, head_dim 128
 mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q - 256) & (k <= q +
@@ -89,1190 +57,126 @@ plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blo
 """
 """What `explain()` returns."""
 
-_MASK = GeneratedMask(
-    bundle(
-        "longformer",
-        head_dim=128,
-        head_dim_v=128,
-        dtype="bfloat16",
-        n_heads=None,
-        masks=(
-            mask(
-                "((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q -"
-                " 256) & (k <= q + n_kv - n_q + 256)) | (k < 64)",
-                tiles(
-                    64,
-                    64,
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_kv >= 322) & (n_kv + 64 * ti >= n_q + 64)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_kv + 64 * ti >= n_q + 64) & (n_kv < 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 62) // 64 - 4",
-                        "(n_kv + 62) // 64 - 4",
-                        where=(
-                            "(((n_kv + 64 * ti >= n_q + 258) & (n_kv < 322)) | ((n_kv >= 322) & "
-                            "((n_kv + 62) % 64 + 64 * ti >= n_q))) & (n_kv + 64 * ti >= n_q + 64)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + ti - 3, 1)",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_kv >= 322) & (n_kv + 64 * ti >= n_q + 64) & (64 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + ti - 3, 1)",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_kv + 64 * ti >= n_q + 64) & (n_kv < 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + ti - 3, 1)",
-                        "4",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv < 322)) & (n_kv >= 322) & (n_kv + 64 *"
-                            " ti >= n_q + 64)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + ti - 3, 5)",
-                        "(n_kv - n_q + 1) // 64 + ti + 3",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv < 322)) & (n_kv >= 322) & (n_kv + 64 *"
-                            " ti >= n_q + 64)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + 258) & (n_kv >= 322) & (n_q"
-                            " >= n_kv + 64 * ti + 64) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + 258) & (n_q >= n_kv + 64 * "
-                            "ti + 64) & (n_kv < 322) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_kv >= 322) | (n_kv + 64 * ti >= n_q - 63)) & ((n_kv < 322) | (n_kv"
-                            " + 64 * ti >= n_q - 63)) & (n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + "
-                            "258) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "1",
-                        "ti - (n_q - n_kv + 62) // 64 + 3",
-                        where=(
-                            "(n_q > n_kv + 64 * ti) & (n_q >= 64 * ti + 258) & (n_q >= n_kv + 64 * "
-                            "ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q > n_kv + 64 * ti) & (n_q >= n_kv + 64 * ti + 64) & (64 * ti >= "
-                            "n_q - 257) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q > n_kv + 64 * ti) & (64 * ti >= n_q - 257) & (n_q >= n_kv + 64 * "
-                            "ti - 63) & (n_kv + 64 * ti >= n_q - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "1",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_q > n_kv + 64 * ti) & (64 * ti >= n_q - 257) & (n_q >= n_kv + 64 * "
-                            "ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "4",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_kv + 64 * ti "
-                            ">= n_q) | (64 * ti >= n_q - 257)) & (n_kv + 64 * ti > n_q) & (n_kv >= "
-                            "322) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_kv + 64 * ti "
-                            ">= n_q) | (64 * ti >= n_q - 257)) & (n_kv < 322) & (n_q >= n_kv + 64 *"
-                            " ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_q >= n_kv + "
-                            "64 * ti) | (n_kv < 322)) & ((n_kv + 64 * ti >= n_q) | (64 * ti >= n_q "
-                            "- 257)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "1",
-                        "4",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_q >= n_kv + "
-                            "64 * ti) | (n_kv < 322)) & ((n_kv + 64 * ti >= n_q) | (64 * ti >= n_q "
-                            "- 257)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "5",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "((n_q >= 64 * ti + 258) | (n_kv + 64 * ti >= n_q)) & ((n_q >= n_kv + "
-                            "64 * ti) | (n_kv < 322)) & ((n_kv + 64 * ti >= n_q) | (64 * ti >= n_q "
-                            "- 257)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q) // 64 + ti - 4, 1)",
-                        "min((n_kv - n_q + 62) // 64 + ti - 3, (n_kv + 62) // 64 - 4) - 1",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_kv >= 322)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 1) // 64 + ti + 4, 5)",
-                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + ti + 4)",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 258) & (n_kv >= 322)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "6",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 258) & (n_kv >= 322) & (n_q"
-                            " >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max(1, ti - (n_q - n_kv + 62) // 64 + 4)",
-                        "min((n_kv + 63) // 64 - 1, ti - (n_q - n_kv) // 64 + 4)",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q >= 64 * ti + 258) & "
-                            "(n_q >= n_kv + 64 * ti + 64)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "ti - (n_q - n_kv + 62) // 64 + 4",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q > n_kv + 64 * ti) & "
-                            "(n_q >= 64 * ti + 258) & (n_kv + 64 * ti >= n_q - 63)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    128,
-                    64,
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q > n_kv + 128 * ti) & (n_q >= n_kv + 128 * ti + 128) & (n_kv >= "
-                            "322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q > n_kv + 128 * ti) & (n_q >= n_kv + 128 * ti + 128) & (n_kv < "
-                            "322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv + n_q) // 2 - n_kv - 64 * ti - 63, 0)",
-                        "2 * ti - (n_q - n_kv + 62) // 64 + 3",
-                        where=(
-                            "(n_q > n_kv + 128 * ti) & (n_q >= 128 * ti + 258)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_q + 2 * ti - n_kv + 2) // 65 - 2 * ti - 1, 0)",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_q > n_kv + 128 * ti) & (128 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_kv + 128 * ti >= n_q + 64) & (n_kv + 128 * ti >= n_q)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_kv + 128 * ti >= n_q) & (n_kv < 322) & (n_q >= n_kv + 128 * ti - "
-                            "63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv + 62) // 64 - 4, 1)",
-                        "(n_kv - n_q + 62) // 64 + 2 * ti - 3",
-                        where=(
-                            "n_kv + 128 * ti >= n_q"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 1)",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_kv + 128 * ti >= n_q) & (n_kv < 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 1)",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_kv >= 322) & (n_kv + 128 * ti >= n_q) & (128 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q >= 128 * ti + 258) & (n_kv >= 322) & (n_kv + 128 * ti >= n_q) & "
-                            "(n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 1)",
-                        "4",
-                        where=(
-                            "(n_q >= 128 * ti + 258) & (n_kv >= 322) & (n_kv + 128 * ti >= n_q)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q + 62) // 64 + 2 * ti - 2, 5)",
-                        "(n_kv - n_q + 1) // 64 + 2 * ti + 3",
-                        where=(
-                            "(n_q >= 128 * ti + 258) & (n_kv + 128 * ti >= n_q)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "max((n_kv - n_q) // 64 + 2 * ti - 4, 1)",
-                        "min((n_kv - n_q + 62) // 64 + 2 * ti - 2, (n_kv + 62) // 64 - 4) - 1",
-                        where=(
-                            "n_kv + 128 * ti >= n_q + 64"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv - n_q + 1) // 64 + 2 * ti + 4",
-                        "min((n_kv + 63) // 64 - 1, (n_kv - n_q + 63) // 64 + 2 * ti + 5)",
-                        where=(
-                            "(n_q >= 128 * ti + 258) & (n_kv + 128 * ti >= n_q + 64)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max(1, 2 * ti - (n_q - n_kv + 62) // 64 + 4)",
-                        "min((n_kv + 63) // 64 - 1, 2 * ti - (n_q - n_kv) // 64 + 5)",
-                        where=(
-                            "(n_q >= n_kv + 128 * ti + 128) & (n_q >= 128 * ti + 258) & (n_q >= "
-                            "n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "5",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "((n_kv + 128 * ti >= n_q - 127) | (128 * ti >= n_q - 257)) & (n_kv >= "
-                            "322) & (n_kv + 128 * ti >= n_q) & (n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "2 * ti - (n_q - n_kv + 62) // 64 + 4",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "(n_q > n_kv + 128 * ti) & (n_q >= 128 * ti + 258) & (n_kv + 128 * ti "
-                            ">= n_q - 127) & (n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    128,
-                    128,
-                    loop(
-                        "(n_kv - n_q + 126) // 128 + ti - 1",
-                        "(n_kv - n_q + 1) // 128 + ti + 1",
-                        where=(
-                            "(n_kv + 128 * ti >= n_q + 194) & (n_q >= 128 * ti + 258)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_q >= n_kv + 128 * ti - 193) | (128 * ti >= n_q - 257)) & (n_q >= "
-                            "n_kv + 128 * ti + 128) & (n_kv < 65)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_kv >= 65) | (n_kv + 128 * ti >= n_q - 127)) & ((n_q >= n_kv + 128 "
-                            "* ti - 193) | (128 * ti >= n_q - 257)) & (n_kv + 128 * ti >= n_q) & "
-                            "(n_kv < 65)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_q > n_kv + 128 * ti) | (n_kv >= 65)) & ((n_kv >= 65) | (n_kv + 128"
-                            " * ti >= n_q - 127)) & ((n_q >= n_kv + 128 * ti - 193) | (128 * ti >= "
-                            "n_q - 257)) & (n_kv >= 322) & (n_q >= n_kv + 128 * ti + 64) & (n_kv + "
-                            "128 * ti >= n_q - 129)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "n_kv - (127 * n_kv + 1) // 128 - 2",
-                        "n_kv - (127 * n_kv + 1) // 128 - 2",
-                        where=(
-                            "((n_q > n_kv + 128 * ti) | (n_kv >= 65)) & ((n_q >= n_kv + 128 * ti + "
-                            "130) | (n_kv < 322) | (n_kv + 128 * ti >= n_q - 63)) & ((n_kv >= 65) |"
-                            " (n_kv + 128 * ti >= n_q - 127)) & (n_kv + 128 * ti >= n_q + 194) & "
-                            "(n_kv >= 322) & ((n_kv + 126) % 128 + 128 * ti >= n_q) & (128 * ti >= "
-                            "n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv - n_q + 126) // 128 + ti - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q > n_kv + 128 * ti) | (n_kv >= 65)) & ((n_q >= n_kv + 128 * ti + "
-                            "130) | (n_kv < 322) | (n_kv + 128 * ti >= n_q - 63)) & ((n_kv >= 65) |"
-                            " (n_kv + 128 * ti >= n_q - 127)) & (n_kv + 128 * ti >= n_q + 194) & "
-                            "(n_kv >= 322) & (128 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q > n_kv + 128 * ti) | (n_kv >= 65)) & ((n_q >= n_kv + 128 * ti + "
-                            "130) | (n_kv < 322) | (n_kv + 128 * ti >= n_q - 63)) & ((n_kv >= 65) |"
-                            " (n_kv + 128 * ti >= n_q - 127)) & (n_kv >= 322) & (n_q >= n_kv + 128 "
-                            "* ti - 193) & (128 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= n_kv + 128 * ti + 130) | (n_kv < 322) | (n_kv + 128 * ti >= "
-                            "n_q - 63)) & ((n_kv + 128 * ti >= n_q + 194) | (n_q >= 128 * ti + 258)"
-                            " | (n_kv < 322)) & ((n_q >= 128 * ti + 258) | (n_q >= n_kv + 128 * ti "
-                            "- 193) | (n_kv < 322)) & (n_q > n_kv + 128 * ti) & (n_kv >= 65) & (128"
-                            " * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= n_kv + 128 * ti - 193) | (128 * ti >= n_q - 257)) & (n_kv >= "
-                            "65) & (n_kv + 128 * ti >= n_q) & (n_kv < 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_q >= n_kv + 128 * ti + 130) | (n_kv < 322) | (n_kv + 128 * ti >= "
-                            "n_q - 63)) & ((n_kv + 128 * ti >= n_q + 194) | (n_q >= 128 * ti + 258)"
-                            " | (n_kv < 322)) & ((n_q >= 128 * ti + 258) | (n_q >= n_kv + 128 * ti "
-                            "- 193) | (n_kv < 322)) & ((n_q >= n_kv + 128 * ti - 193) | (128 * ti "
-                            ">= n_q - 257)) & (n_q > n_kv + 128 * ti) & (n_kv + 128 * ti >= n_q - "
-                            "127) & (n_kv < 65)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "ti - (n_q - n_kv + 126) // 128 + 1",
-                        where=(
-                            "((n_q >= n_kv + 128 * ti - 193) | (128 * ti >= n_q - 257)) & (n_q > "
-                            "n_kv + 128 * ti) & (n_q >= 128 * ti + 258) & (n_kv < 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv - n_q + 1) // 128 + ti + 1",
-                        where=(
-                            "(n_q >= 128 * ti + 258) & (n_kv >= 322) & (n_q >= n_kv + 128 * ti - "
-                            "193) & (n_kv + 128 * ti >= n_q - 63)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q >= n_kv + 128 * ti + 130) & (n_kv >= 322) & (n_q >= n_kv + 128 * "
-                            "ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "1",
-                        "1",
-                        where=(
-                            "(n_q >= n_kv + 128 * ti + 128) & (n_kv >= 386) & (n_kv + 128 * ti >= "
-                            "n_q - 255) & (n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "ti - (n_q - n_kv + 126) // 128 + 2",
-                        "(n_kv + 126) // 128 - 3",
-                        where=(
-                            "(n_kv + 128 * ti >= n_q - 127) & (n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv + 126) // 128 - 2",
-                        "ti - (n_q - n_kv) // 128 + 2",
-                        where=(
-                            "(n_kv >= 322) & (n_q >= n_kv + 128 * ti + 64) & (n_q >= n_kv + 128 * "
-                            "ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv + 126) // 128 - 2, 3)",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "(n_q >= n_kv + 128 * ti + 64) & (n_kv + 128 * ti >= n_q - 127) & (n_q "
-                            ">= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv + 126) // 128 - 2, ti - (n_q - n_kv + 126) // 128 + 2)",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "(n_kv >= 322) & (n_q >= n_kv + 128 * ti - 63) & (n_kv + 128 * ti >= "
-                            "n_q - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_q >= n_kv + 128 * ti + 384) & (n_kv >= 65) & (n_kv < 322) & (n_q >="
-                            " n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max(0, ti - (n_q - n_kv + 126) // 128 + 2)",
-                        "min((n_kv + 127) // 128 - 1, ti - (n_q - n_kv) // 128 + 2)",
-                        where=(
-                            "(n_q >= n_kv + 128 * ti + 128) & (n_q >= 128 * ti + 258) & (n_kv >= "
-                            "65) & (n_kv < 322) & (n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "ti - (n_q - n_kv + 126) // 128 + 2",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "(n_q > n_kv + 128 * ti) & (n_q >= 128 * ti + 258) & (n_kv + 128 * ti "
-                            ">= n_q - 127) & (n_kv < 322) & (n_q >= n_kv + 128 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_kv >= 322) & (n_kv + 128 * ti >= n_q + 384) & (n_kv + 128 * ti >= "
-                            "n_q + 64)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv - n_q) // 128 + ti - 2, 0)",
-                        "min((n_kv - n_q + 126) // 128 + ti - 1, (n_kv + 126) // 128 - 2) - 1",
-                        where=(
-                            "(n_kv + 128 * ti >= n_q + 194) & (n_kv >= 322) & (n_kv + 128 * ti >= "
-                            "n_q + 64)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv - n_q + 1) // 128 + ti + 2",
-                        "min((n_kv + 126) // 128 - 3, (n_kv - n_q + 127) // 128 + ti + 2)",
-                        where=(
-                            "(n_kv >= 322) & (n_kv + 128 * ti >= n_q + 64)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max((n_kv + 126) // 128 - 2, (n_kv - n_q + 1) // 128 + ti + 2)",
-                        "min((n_kv + 127) // 128 - 1, (n_kv - n_q + 127) // 128 + ti + 2)",
-                        where=(
-                            "(n_q >= 128 * ti + 258) & (n_kv >= 322) & (n_kv + 128 * ti >= n_q + "
-                            "64)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    64,
-                    128,
-                    loop(
-                        "(n_kv + 64 * ti - n_q + 62) // 128 - 1",
-                        "(n_kv + 64 * ti - n_q + 1) // 128 + 1",
-                        where=(
-                            "(n_kv + 64 * ti >= n_q + 258) & (n_q >= 64 * ti + 258)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "-((n_q - n_kv - 64 * ti + 126) // 128) + 1",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti - 257) | (64 * ti >= n_q - 257)) & (n_q > n_kv"
-                            " + 64 * ti) & (n_q >= 64 * ti + 258)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti - 257) | (64 * ti >= n_q - 257)) & (n_q >= "
-                            "n_kv + 64 * ti + 64) & (n_kv < 65)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_kv >= 65) | (n_kv + 64 * ti >= n_q - 63)) & ((n_q >= n_kv + 64 * "
-                            "ti - 257) | (64 * ti >= n_q - 257)) & (n_kv + 64 * ti >= n_q) & (n_kv "
-                            "< 65)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "n_kv - (127 * n_kv + 1) // 128 - 2",
-                        "n_kv - (127 * n_kv + 1) // 128 - 2",
-                        where=(
-                            "((n_q > n_kv + 64 * ti) | (n_kv >= 65)) & ((n_kv >= 65) | (n_kv + 64 *"
-                            " ti >= n_q - 63)) & (n_kv + 64 * ti >= n_q + 258) & (n_kv >= 322) & "
-                            "((n_kv + 126) % 128 + 64 * ti >= n_q + 64) & (64 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 64 * ti - n_q + 62) // 128 - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q > n_kv + 64 * ti) | (n_kv >= 65)) & ((n_kv >= 65) | (n_kv + 64 *"
-                            " ti >= n_q - 63)) & (n_kv + 64 * ti >= n_q + 258) & (n_kv >= 322) & "
-                            "(64 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q > n_kv + 64 * ti) | (n_kv >= 65)) & ((n_kv >= 65) | (n_kv + 64 *"
-                            " ti >= n_q - 63)) & (n_kv >= 322) & (n_q >= n_kv + 64 * ti - 257) & "
-                            "(64 * ti >= n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_kv + 64 * ti >= n_q + 258) | (n_q >= 64 * ti + 258) | (n_kv < "
-                            "322)) & ((n_q >= 64 * ti + 258) | (n_q >= n_kv + 64 * ti - 257) | "
-                            "(n_kv < 322)) & (n_q > n_kv + 64 * ti) & (n_kv >= 65) & (64 * ti >= "
-                            "n_q - 257)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti - 257) | (64 * ti >= n_q - 257)) & (n_kv >= "
-                            "65) & (n_kv + 64 * ti >= n_q) & (n_kv < 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_kv + 64 * ti >= n_q + 258) | (n_q >= 64 * ti + 258) | (n_kv < "
-                            "322)) & ((n_q >= 64 * ti + 258) | (n_q >= n_kv + 64 * ti - 257) | "
-                            "(n_kv < 322)) & ((n_q >= n_kv + 64 * ti - 257) | (64 * ti >= n_q - "
-                            "257)) & (n_q > n_kv + 64 * ti) & (n_kv + 64 * ti >= n_q - 63) & (n_kv "
-                            "< 65)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 64 * ti - n_q + 1) // 128 + 1",
-                        where=(
-                            "((n_q > n_kv + 64 * ti) | (n_kv >= 65)) & ((n_kv + 64 * ti >= n_q + "
-                            "258) | (n_q >= 64 * ti + 258) | (n_kv < 322)) & ((n_q >= 64 * ti + "
-                            "258) | (n_kv + 64 * ti >= n_q) | (n_kv < 65)) & ((n_q >= 64 * ti + "
-                            "258) | (n_q >= n_kv + 64 * ti - 257) | (n_kv < 322)) & ((n_q >= n_kv +"
-                            " 64 * ti + 64) | (n_kv >= 65) | (n_kv + 64 * ti >= n_q)) & ((n_kv >= "
-                            "65) | (n_kv + 64 * ti >= n_q - 63)) & ((n_q >= n_kv + 64 * ti - 257) |"
-                            " (64 * ti >= n_q - 257)) & (n_kv + 64 * ti > n_q) & (n_kv >= 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q > n_kv + 64 * ti) | (n_kv >= 65)) & ((n_kv + 64 * ti >= n_q + "
-                            "258) | (n_q >= 64 * ti + 258) | (n_kv < 322)) & ((n_q >= 64 * ti + "
-                            "258) | (n_kv + 64 * ti >= n_q) | (n_kv < 65)) & ((n_q >= 64 * ti + "
-                            "258) | (n_q >= n_kv + 64 * ti - 257) | (n_kv < 322)) & ((n_q >= n_kv +"
-                            " 64 * ti + 64) | (n_kv >= 65) | (n_kv + 64 * ti >= n_q)) & ((n_kv >= "
-                            "65) | (n_kv + 64 * ti >= n_q - 63)) & ((n_q >= n_kv + 64 * ti) | (n_kv"
-                            " < 322)) & ((n_q >= n_kv + 64 * ti - 257) | (64 * ti >= n_q - 257)) & "
-                            "(n_kv + 64 * ti == n_q) & (n_kv >= 322)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_kv >= 322) & (n_kv + 64 * ti >= n_q + 384)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv + 64 * ti - n_q) // 128 - 2",
-                        "min((n_kv + 64 * ti - n_q + 62) // 128 - 1, (n_kv + 126) // 128 - 2) -"
-                        " 1",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_kv + 64 * ti >= n_q + 258) & (n_kv >= 322)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(n_kv + 64 * ti - n_q + 1) // 128 + 2",
-                        "min((n_kv + 127) // 128 - 1, (n_kv + 64 * ti - n_q + 63) // 128 + 2)",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 258) & (n_kv >= 322)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "3",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "(n_kv + 64 * ti > n_q) & (n_q >= 64 * ti + 258) & (n_kv >= 322) & (n_q"
-                            " >= n_kv + 64 * ti - 63)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "0",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q >= n_kv + 64 * ti + "
-                            "320) & (n_kv >= 65)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "max(0, -((n_q - n_kv - 64 * ti + 126) // 128) + 2)",
-                        "min((n_kv + 127) // 128 - 1, -((n_q - n_kv - 64 * ti + 64) // 128) + "
-                        "2)",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q >= 64 * ti + 258) & "
-                            "(n_q >= n_kv + 64 * ti + 64) & (n_kv >= 65)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "-((n_q - n_kv - 64 * ti + 126) // 128) + 2",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= n_kv + 64 * ti) | (n_kv < 322)) & (n_q > n_kv + 64 * ti) & "
-                            "(n_q >= 64 * ti + 258) & (n_kv + 64 * ti >= n_q - 63)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                shape=0,
-                args=(
-                    'n_q - n_kv + 63',
-                    'n_kv - n_q',
-                    'n_q - n_kv + 256',
-                    'n_kv - n_q + 256',
-                    '63',
-                ),
-            ),
-        ),
-        of_head=(),
-        arrays=(),
-        data=(
-        ),
-        params=(),
-        kernels=(
-            kernel(
-                "cpu",
-                SOURCE["cpu"],
-                tile=(64, 64),
-                ranges=False,
-                passes=("forward", "backward"),
-            ),
-            kernel(
-                "sm_80",
-                SOURCE["sm_80"],
-                launch("attention_forward", "rows", threads=128, shared=70656),
-                tile=(128, 64),
-                ranges=False,
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a"],
-                launch("attention_forward", "items", threads=384, shared=164864),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=384,
-                    shared=197632,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=384,
-                    shared=164864,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(128, 128),
-                ranges=False,
-                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
-                row_floats=130,
-                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small"],
-                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=256,
-                    shared=99328,
-                    resident=2,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=256,
-                    shared=82944,
-                    resident=2,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
-                row_floats=130,
-                form="small",
-                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=207616,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=384, shared=207616),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=199168,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=199168,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=166400,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=166400,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                tile=(64, 128),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
-                row_floats=137,
-                key_floats=256,
-                costs=(("usual", 16116, 3717, 776), ("once", 7655, 3717, 776)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=256, shared=109056, resident=2),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_rows",
-                    "stream",
-                    threads=256,
-                    shared=115712,
-                    resident=2,
-                    mode="apart",
-                    macro="APART",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="apart",
-                    macro="APART",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="apart",
-                    macro="APART",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                passes=("backward",),
-                maps=(
-                    ("q", 64),
-                    ("dout", 64),
-                    ("k", 64),
-                    ("v", 64),
-                    ("dk", 64),
-                    ("dv", 64),
-                    ("out", 64),
-                ),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
-                row_floats=137,
-                key_floats=256,
-                form="small",
-                costs=(
-                    ("usual", 9614, 2336, 1),
-                    ("once", 4569, 2336, 1),
-                    ("apart", 6500, 2200, 900),
-                ),
-            ),
-        ),
-        report=REPORT,
-    )
-)
+_MASK = GeneratedMask.beside(__file__, REPORT)
 
-attention = _MASK.attention
-backward = _MASK.backward
-layout = _MASK.layout
-dense = _MASK.dense
-explain = _MASK.explain
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    return_lse=False,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    nan_safe=False,
+):
+    """softmax(scale * q k^T, restricted to the mask) v, on the device of q.
+
+    Args:
+        q: [B, Hq, Nq, 128], bfloat16; torch, CuPy, NumPy or DLPack.
+        k, v: [B, Hkv, Nkv, 128] and [B, Hkv, Nkv, 128].
+        scale: factor of q . k; D^-1/2 when None.
+        return_lse: also return the log-sum-exp of every row.
+        softcap: scores become softcap * tanh(score / softcap) first; > 0.
+        alibi_slopes: fp32 [Hq]; -slope * |distance| joins the scores.
+        sink_logits: fp32 [Hq]; one more logit per head in the denominator.
+        normalizer: "softmax", or "entmax" with alpha from 1 to 2 (1.5 when None).
+        nan_safe: on GPUs, non-finite rows of v reach only queries that see them, at a price.
+
+    Returns:
+        out [B, Hq, Nq, 128], or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
+    """
+    return _MASK.attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        return_lse=return_lse,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        nan_safe=nan_safe,
+    )
+
+
+def backward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    dout,
+    *,
+    scale=None,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    deterministic=False,
+    nan_safe=False,
+):
+    """Gradients of a call of `attention`, from its inputs, its results and the gradient of out.
+
+    Returns:
+        (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
+    """
+    return _MASK.backward(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        deterministic=deterministic,
+        nan_safe=nan_safe,
+    )
+
+
+def dense(
+    n_q,
+    n_kv=None,
+):
+    """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them."""
+    return _MASK.dense(
+        n_q,
+        n_kv,
+    )
+
+
+def layout(
+    n_q,
+    n_kv=None,
+    *,
+    block=None,
+    head=0,
+    batch=0,
+):
+    """The live tiles of the mask at these lengths, of one head and one sequence.
+
+    `block` is (queries, keys) per tile, that of the first kernel when None.
+    """
+    return _MASK.layout(
+        n_q,
+        n_kv,
+        block=block,
+        head=head,
+        batch=batch,
+    )
+
+
+def explain():
+    """What was proved of the mask, what it costs, and why its kernels are as they are."""
+    return _MASK.explain()

@@ -4,27 +4,13 @@ Mask: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) &
       max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) &
       (max(min(q % 64, 60), 3) >= k % 64 - 3))
 
-Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-natten_2d.cpu.c, natten_2d.sm_80.cu, natten_2d.sm_90a.cu, natten_2d.sm_90a_small.cu,
-natten_2d.sm_90a_backward.cu, natten_2d.sm_90a_small_backward.cu.
+Written by `maskc compile`; change the pattern, not this file. Beside it lie its kernels,
+natten_2d.cpu.c, natten_2d.sm_90a.cu, natten_2d.sm_90a_small.cu, natten_2d.sm_90a_backward.cu,
+natten_2d.sm_90a_small_backward.cu, natten_2d.sm_80.cu,
+and natten_2d.plan.json: how lengths become tiles, and how kernels are launched.
 """
 
-from pathlib import Path
-
-from maskc.runtime.generated import GeneratedMask, bundle, data, kernel, launch, loop, mask, tiles
-
-_HERE = Path(__file__).parent
-
-SOURCE = {
-    "cpu": (_HERE / "natten_2d.cpu.c").read_text(),
-    "sm_80": (_HERE / "natten_2d.sm_80.cu").read_text(),
-    "sm_90a": (_HERE / "natten_2d.sm_90a.cu").read_text(),
-    "sm_90a_small": (_HERE / "natten_2d.sm_90a_small.cu").read_text(),
-    "sm_90a_backward": (_HERE / "natten_2d.sm_90a_backward.cu").read_text(),
-    "sm_90a_small_backward": (_HERE / "natten_2d.sm_90a_small_backward.cu").read_text(),
-}
-"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows, `_documents` for lists of tiles that are made on the device."""
+from maskc.runtime.generated import GeneratedMask
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
@@ -38,21 +24,6 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    no closed form: exact numbers at given lengths
 plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
          backward pass) from its L2 cache
-plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 7 closed-form loops
-
-target   sm_80, bfloat16, head_dim 128
-mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)
-         - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >=
-         k % 64 - 3)
-proof    causal: no (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: no (all lengths; row hull - mask is empty)
-proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-plan     tiles of 64 x 64, 2 warps of 32 rows (each fragment of K and V serves them all), 51 KiB of
-         shared memory; 64 queries a tile because rows are short: 391 consecutive keys, with the
-         first 64, hold each
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 7 closed-form loops
 
@@ -81,598 +52,126 @@ plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blo
 """
 """What `explain()` returns."""
 
-_MASK = GeneratedMask(
-    bundle(
-        "natten_2d",
-        head_dim=128,
-        head_dim_v=128,
-        dtype="bfloat16",
-        n_heads=None,
-        masks=(
-            mask(
-                "(max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= "
-                "max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64"
-                " - 4), 3) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3)",
-                tiles(
-                    64,
-                    64,
-                    loop(
-                        "(n_kv + 63) // 64 - 1",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "((n_kv + 56) % 64 >= 57) & (64 * ti >= n_q - 4) & (n_kv < 448)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "n_kv // 64 - 7",
-                        "n_kv // 64 - 1",
-                        where=(
-                            "(n_kv >= 448) & (64 * ti >= n_kv - 255)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "ti - 3",
-                        "ti + 3",
-                        where=(
-                            "(n_kv >= 64 * ti + 256) & (ti >= 3)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "min((n_kv + 63) // 64 - 1, 6)",
-                        where=(
-                            "(n_kv >= 64 * ti + 256) & (n_q >= 64 * ti + 5) & (ti < 3)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "min((n_kv + 56) // 64 - 1, 6)",
-                        where=(
-                            "(n_kv >= 64 * ti + 256) & (ti < 3) & (64 * ti >= n_q - 4)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 56) // 64 - 1",
-                        where=(
-                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (n_q >= 64 * "
-                            "ti + 5) | (64 * ti >= n_kv - 255)) & ((ti < 3) | (64 * ti >= n_kv - "
-                            "255)) & (64 * ti >= n_q - 4)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 63) // 64 - 1",
-                        where=(
-                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (64 * ti >= "
-                            "n_kv - 255) | (64 * ti >= n_q - 4)) & ((ti < 3) | (64 * ti >= n_kv - "
-                            "255)) & (n_q >= 64 * ti + 5)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    128,
-                    128,
-                    loop(
-                        "(n_kv + 127) // 128 - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_kv + 120) % 128 >= 121) & (n_q >= 254) & (128 * ti >= n_q - 3) & "
-                            "(n_kv < 448)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 127) // 128 - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 120) % 128 < 121) | "
-                            "(n_q < 254)) & ((n_kv + 120) % 128 >= 121) & (n_q < 193) & (128 * ti "
-                            ">= n_q - 3) & (n_kv < 448)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 127) // 128 - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= 193) | (n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 120) "
-                            "% 128 < 121)) & ((n_q >= 128 * ti + 4) | (n_kv >= 448) | ((n_kv + 120)"
-                            " % 128 < 121) | (n_q < 254)) & (n_q == 128 * ti + 4) & ((n_kv + 120) %"
-                            " 128 >= 121) & (n_kv < 448)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 64) // 128 - 4",
-                        "(n_kv + 64) // 128 - 1",
-                        where=(
-                            "(n_kv >= 448) & (128 * ti >= n_kv - 255)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "ti - 2",
-                        "min((n_kv + 64) // 128 - 1, (n_q + 63) // 128 + 1, ti + 2)",
-                        where=(
-                            "(ti >= 2) & (n_kv >= 128 * ti + 256)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "min((n_kv + 120) // 128 - 1, 3)",
-                        where=(
-                            "((n_kv >= 128 * ti + 256) | (n_kv < 448)) & ((ti < 2) | (128 * ti >= "
-                            "n_kv - 255)) & (n_q < 193) & (128 * ti >= n_q - 4)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 120) // 128 - 1",
-                        where=(
-                            "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((ti < 2) | (128 * ti >= n_kv"
-                            " - 255)) & (n_q >= 254) & (128 * ti >= n_q - 4) & (n_kv < 448)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "min((n_kv + 127) // 128 - 1, 3)",
-                        where=(
-                            "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((n_kv >= 448) | (n_q >= 128 "
-                            "* ti + 5) | (n_q < 254)) & (n_kv >= 128 * ti + 256) & (ti < 2)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_q >= 193) | (n_q >= 128 * ti + 5)) & ((ti >= 2) | (128 * ti >= "
-                            "n_kv - 255)) & ((n_kv >= 128 * ti + 256) | (n_kv < 448)) & ((n_kv >= "
-                            "448) | (n_q >= 128 * ti + 5) | (n_q < 254)) & ((ti < 2) | (128 * ti >="
-                            " n_kv - 255))"
-                        ),
-                        full=False,
-                    ),
-                ),
-                tiles(
-                    64,
-                    128,
-                    loop(
-                        "(n_kv + 127) // 128 - 1",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_kv + 120) % 128 >= 121) & (64 * ti >= n_q - 4) & (n_kv < 448)"
-                        ),
-                        full=True,
-                    ),
-                    loop(
-                        "(n_kv + 64) // 128 - 4",
-                        "(n_kv + 64) // 128 - 1",
-                        where=(
-                            "(n_kv >= 448) & (64 * ti >= n_kv - 255)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "(ti + 1) // 2 - 2",
-                        "(ti + 1) // 2 + 1",
-                        where=(
-                            "(n_kv >= 64 * ti + 256) & (ti >= 3)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "min((n_kv + 127) // 128 - 1, 3)",
-                        where=(
-                            "(n_kv >= 64 * ti + 256) & (n_q >= 64 * ti + 5) & (ti < 3)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "min((n_kv + 120) // 128 - 1, 3)",
-                        where=(
-                            "(n_kv >= 64 * ti + 256) & (ti < 3) & (64 * ti >= n_q - 4)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 120) // 128 - 1",
-                        where=(
-                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (n_q >= 64 * "
-                            "ti + 5) | (64 * ti >= n_kv - 255)) & ((ti < 3) | (64 * ti >= n_kv - "
-                            "255)) & (64 * ti >= n_q - 4)"
-                        ),
-                        full=False,
-                    ),
-                    loop(
-                        "0",
-                        "(n_kv + 127) // 128 - 1",
-                        where=(
-                            "((n_kv >= 64 * ti + 256) | (n_kv < 448)) & ((ti >= 3) | (64 * ti >= "
-                            "n_kv - 255) | (64 * ti >= n_q - 4)) & ((ti < 3) | (64 * ti >= n_kv - "
-                            "255)) & (n_q >= 64 * ti + 5)"
-                        ),
-                        full=False,
-                    ),
-                ),
-                shape=0,
-                args=('n_kv // 64 - 4', '3', '3', 'n_kv // 64 - 4', '3', '3'),
-            ),
-        ),
-        of_head=(),
-        arrays=(),
-        data=(
-        ),
-        params=(),
-        kernels=(
-            kernel(
-                "cpu",
-                SOURCE["cpu"],
-                tile=(64, 64),
-                ranges=False,
-                passes=("forward", "backward"),
-            ),
-            kernel(
-                "sm_80",
-                SOURCE["sm_80"],
-                launch("attention_forward", "rows", threads=64, shared=52224),
-                tile=(64, 64),
-                ranges=False,
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a"],
-                launch("attention_forward", "items", threads=384, shared=164864),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=384,
-                    shared=197632,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=384,
-                    shared=164864,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(128, 128),
-                ranges=False,
-                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
-                row_floats=130,
-                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small"],
-                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=256,
-                    shared=99328,
-                    resident=2,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=256,
-                    shared=82944,
-                    resident=2,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
-                row_floats=130,
-                form="small",
-                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=207616,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=384, shared=207616),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=199168,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=199168,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=166400,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=166400,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                tile=(64, 128),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
-                row_floats=137,
-                key_floats=256,
-                costs=(("usual", 16116, 3717, 776), ("once", 7655, 3717, 776)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=256, shared=109056, resident=2),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_rows",
-                    "stream",
-                    threads=256,
-                    shared=115712,
-                    resident=2,
-                    mode="apart",
-                    macro="APART",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="apart",
-                    macro="APART",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="apart",
-                    macro="APART",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                passes=("backward",),
-                maps=(
-                    ("q", 64),
-                    ("dout", 64),
-                    ("k", 64),
-                    ("v", 64),
-                    ("dk", 64),
-                    ("dv", 64),
-                    ("out", 64),
-                ),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
-                row_floats=137,
-                key_floats=256,
-                form="small",
-                costs=(
-                    ("usual", 9614, 2336, 1),
-                    ("once", 4569, 2336, 1),
-                    ("apart", 6500, 2200, 900),
-                ),
-            ),
-        ),
-        report=REPORT,
-    )
-)
+_MASK = GeneratedMask.beside(__file__, REPORT)
 
-attention = _MASK.attention
-backward = _MASK.backward
-layout = _MASK.layout
-dense = _MASK.dense
-explain = _MASK.explain
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    return_lse=False,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    nan_safe=False,
+):
+    """softmax(scale * q k^T, restricted to the mask) v, on the device of q.
+
+    Args:
+        q: [B, Hq, Nq, 128], bfloat16; torch, CuPy, NumPy or DLPack.
+        k, v: [B, Hkv, Nkv, 128] and [B, Hkv, Nkv, 128].
+        scale: factor of q . k; D^-1/2 when None.
+        return_lse: also return the log-sum-exp of every row.
+        softcap: scores become softcap * tanh(score / softcap) first; > 0.
+        alibi_slopes: fp32 [Hq]; -slope * |distance| joins the scores.
+        sink_logits: fp32 [Hq]; one more logit per head in the denominator.
+        normalizer: "softmax", or "entmax" with alpha from 1 to 2 (1.5 when None).
+        nan_safe: on GPUs, non-finite rows of v reach only queries that see them, at a price.
+
+    Returns:
+        out [B, Hq, Nq, 128], or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
+    """
+    return _MASK.attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        return_lse=return_lse,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        nan_safe=nan_safe,
+    )
+
+
+def backward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    dout,
+    *,
+    scale=None,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    deterministic=False,
+    nan_safe=False,
+):
+    """Gradients of a call of `attention`, from its inputs, its results and the gradient of out.
+
+    Returns:
+        (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
+    """
+    return _MASK.backward(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        deterministic=deterministic,
+        nan_safe=nan_safe,
+    )
+
+
+def dense(
+    n_q,
+    n_kv=None,
+):
+    """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them."""
+    return _MASK.dense(
+        n_q,
+        n_kv,
+    )
+
+
+def layout(
+    n_q,
+    n_kv=None,
+    *,
+    block=None,
+    head=0,
+    batch=0,
+):
+    """The live tiles of the mask at these lengths, of one head and one sequence.
+
+    `block` is (queries, keys) per tile, that of the first kernel when None.
+    """
+    return _MASK.layout(
+        n_q,
+        n_kv,
+        block=block,
+        head=head,
+        batch=batch,
+    )
+
+
+def explain():
+    """What was proved of the mask, what it costs, and why its kernels are as they are."""
+    return _MASK.explain()

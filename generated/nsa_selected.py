@@ -4,40 +4,14 @@ Mask: causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) //
       of=causal() - (causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 -
       1))), score='given', block=64, share='group')
 
-Written by `maskc compile`; change the pattern, not this file. Its kernels lie beside it:
-nsa_selected.cpu.c, nsa_selected.sm_80.cu, nsa_selected.sm_80_selections.cu, nsa_selected.sm_90a.cu,
-nsa_selected.sm_90a_selections.cu, nsa_selected.sm_90a_small.cu, nsa_selected.sm_90a_backward.cu,
-nsa_selected.sm_90a_small_backward.cu.
+Written by `maskc compile`; change the pattern, not this file. Beside it lie its kernels,
+nsa_selected.cpu.c, nsa_selected.sm_90a.cu, nsa_selected.sm_90a_selections.cu,
+nsa_selected.sm_90a_small.cu, nsa_selected.sm_90a_backward.cu,
+nsa_selected.sm_90a_small_backward.cu, nsa_selected.sm_80.cu,
+and nsa_selected.plan.json: how lengths become tiles, and how kernels are launched.
 """
 
-from pathlib import Path
-
-from maskc.runtime.generated import (
-    GeneratedMask,
-    bundle,
-    data,
-    kernel,
-    launch,
-    loop,
-    mask,
-    selection,
-    tiles,
-)
-
-_HERE = Path(__file__).parent
-
-SOURCE = {
-    "cpu": (_HERE / "nsa_selected.cpu.c").read_text(),
-    "sm_80": (_HERE / "nsa_selected.sm_80.cu").read_text(),
-    "sm_80_selections": (_HERE / "nsa_selected.sm_80_selections.cu").read_text(),
-    "sm_90a": (_HERE / "nsa_selected.sm_90a.cu").read_text(),
-    "sm_90a_selections": (_HERE / "nsa_selected.sm_90a_selections.cu").read_text(),
-    "sm_90a_small": (_HERE / "nsa_selected.sm_90a_small.cu").read_text(),
-    "sm_90a_backward": (_HERE / "nsa_selected.sm_90a_backward.cu").read_text(),
-    "sm_90a_small_backward": (_HERE / "nsa_selected.sm_90a_small_backward.cu").read_text(),
-}
-"""Kernel source by target; `_backward` where a pass has a source of its own, `_small` for short
-rows, `_documents` for lists of tiles that are made on the device."""
+from maskc.runtime.generated import GeneratedMask
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
@@ -59,29 +33,6 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
-
-target   sm_80, bfloat16, head_dim 128
-mask     (((k // 64 >= (q + n_kv - n_q) // 64 - 1) | (k < 64)) & (k <= q + n_kv - n_q)) |
-         ((topk_436d8904dfd3[q, k // 64] != 0) & (k <= q + n_kv - n_q))
-piece    band: (k <= q + n_kv - n_q) & (q <= 64 * (k // 64) + n_q - n_kv + 127)
-piece    columns: (q >= n_q - n_kv + 128) & (k < 64)
-piece    selection: (topk_436d8904dfd3[q, k // 64] != 0) & (q >= 64 * (k // 64) + n_q - n_kv + 128)
-         & (k >= 64)
-proof    causal: yes (all lengths; mask - {k <= p} is empty)
-proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
-proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
-proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
-chosen   topk_436d8904dfd3: the 13 best blocks of 64 keys for each query by scores in fp32, the
-         heads of a key/value head together, ties to the lower index; among ((q + n_kv - n_q) // 64
-         >= k // 64 + 2) & (k >= 64) & (k <= q + n_kv - n_q)
-plan     tiles of 128 x 64, 4 warps of 32 rows (each fragment of K and V serves them all), 69 KiB of
-         shared memory
-plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
-plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
-plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
-         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
-         elsewhere
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((k // 64 >= (q + n_kv - n_q) // 64 - 1) | (k < 64)) & (k <= q + n_kv - n_q)) |
@@ -115,405 +66,144 @@ plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blo
 """
 """What `explain()` returns."""
 
-_MASK = GeneratedMask(
-    bundle(
-        "nsa_selected",
-        head_dim=128,
-        head_dim_v=128,
-        dtype="bfloat16",
-        n_heads=None,
-        masks=(
-            mask(
-                "(((k // 64 >= (q + n_kv - n_q) // 64 - 1) | (k < 64)) & (k <= q + n_kv"
-                " - n_q)) | ((topk_436d8904dfd3[q, k // 64] != 0) & (k <= q + n_kv - "
-                "n_q))",
-                tiles(
-                    64,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    64,
-                    numeric=True,
-                ),
-                tiles(
-                    128,
-                    128,
-                    numeric=True,
-                ),
-                tiles(
-                    64,
-                    128,
-                    numeric=True,
-                ),
-                shape=0,
-                args=('n_kv - n_q', '1', '63'),
-            ),
-        ),
-        of_head=(),
-        arrays=('topk_436d8904dfd3',),
-        data=(
-            data('scores', 'scoring', ()),
-            data('topk_436d8904dfd3', 'selection', ('topk_436d8904dfd3',), block=64, options=(1,)),
-        ),
-        params=(),
-        kernels=(
-            kernel(
-                "cpu",
-                SOURCE["cpu"],
-                tile=(64, 64),
-                ranges=False,
-                passes=("forward", "backward"),
-            ),
-            kernel(
-                "sm_80",
-                SOURCE["sm_80"],
-                launch("attention_forward", "rows", threads=128, shared=70656),
-                tile=(128, 64),
-                ranges=False,
-            ),
-            kernel(
-                "sm_80",
-                SOURCE["sm_80_selections"],
-                launch("select_join", "keys", threads=128),
-                launch("select_blocks", "queries", threads=128, shared=101376),
-                launch("select_tiles", "rows", threads=128),
-                launch("select_counts", "lists", threads=128),
-                launch("select_lists", "lists", threads=128),
-                launch("select_items", "items", threads=128, per_block=1024),
-                tile=(1, 1),
-                ranges=False,
-                passes=(),
-                form="selections",
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a"],
-                launch("attention_forward", "items", threads=384, shared=164864),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch("attention_forward", "stream", threads=384, shared=230400, feature="entmax"),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=384,
-                    shared=197632,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=384,
-                    shared=164864,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(128, 128),
-                ranges=False,
-                maps=(("q", 128), ("k", 128), ("v", 128), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 16},
-                row_floats=130,
-                costs=(("usual", 9886, 2442, 395), ("stream", 3996, 2624, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_selections"],
-                launch("select_join", "keys", threads=128),
-                launch("select_blocks", "queries", threads=128, shared=232448),
-                launch("select_tiles", "rows", threads=128),
-                launch("select_counts", "lists", threads=128),
-                launch("select_lists", "lists", threads=128),
-                launch("select_items", "items", threads=128, per_block=1024),
-                tile=(1, 1),
-                ranges=False,
-                passes=(),
-                form="selections",
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small"],
-                launch("attention_forward", "items", threads=256, shared=82944, resident=2),
-                launch("attention_merge", "merges", threads=128, per_block=16),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=256,
-                    shared=99328,
-                    resident=2,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                launch(
-                    "attention_forward",
-                    "items",
-                    threads=256,
-                    shared=82944,
-                    resident=2,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                launch(
-                    "attention_merge",
-                    "merges",
-                    threads=128,
-                    per_block=16,
-                    mode="packed",
-                    macro="PACKED",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                maps=(("q", 64), ("k", 64), ("v", 64), ("out", 64)),
-                work={"group_tokens": 65536, "stream_below": 40, "uneven_tiles": 32},
-                row_floats=130,
-                form="small",
-                costs=(("usual", 4027, 740, 0), ("stream", 2141, 772, 0)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=207616,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=384, shared=207616),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=199168,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=199168,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=384,
-                    shared=166400,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=384,
-                    shared=166400,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                tile=(64, 128),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 128), ("v", 128), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 16},
-                row_floats=137,
-                key_floats=256,
-                costs=(("usual", 16116, 3717, 776), ("once", 7655, 3717, 776)),
-            ),
-            kernel(
-                "sm_90a",
-                SOURCE["sm_90a_small_backward"],
-                launch("attention_backward_prepare", "queries", threads=256, per_block=64),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                ),
-                launch("attention_backward", "stream", threads=256, shared=109056, resident=2),
-                launch("attention_backward_finish", "queries", threads=256, per_block=64),
-                launch("attention_backward_finish_keys", "keys", threads=256, per_block=16),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="deterministic",
-                    macro="DETERMINISTIC",
-                ),
-                launch(
-                    "attention_backward_prepare",
-                    "queries",
-                    threads=256,
-                    per_block=64,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_mean",
-                    "queries",
-                    threads=256,
-                    shared=109056,
-                    per_block=64,
-                    feature="entmax",
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward",
-                    "stream",
-                    threads=256,
-                    shared=109056,
-                    resident=2,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                launch(
-                    "attention_backward_finish_keys",
-                    "keys",
-                    threads=256,
-                    per_block=16,
-                    mode="once",
-                    macro="ONCE",
-                ),
-                tile=(64, 64),
-                ranges=False,
-                passes=("backward",),
-                maps=(("q", 64), ("dout", 64), ("k", 64), ("v", 64), ("dk", 64), ("dv", 64)),
-                work={"group_tokens": 32768, "most_tiles": 256, "uneven_tiles": 8, "resident": 2},
-                row_floats=137,
-                key_floats=256,
-                form="small",
-                costs=(("usual", 9614, 2336, 1), ("once", 4569, 2336, 1)),
-            ),
-        ),
-        selections=(
-            selection(
-                "topk_436d8904dfd3",
-                13,
-                "((q + n_kv - n_q) // 64 >= k // 64 + 2) & (k >= 64) & (k <= q + n_kv -"
-                " n_q)",
-                score="given",
-                block=64,
-                share="group",
-            ),
-        ),
-        report=REPORT,
-    )
-)
+_MASK = GeneratedMask.beside(__file__, REPORT)
 
-attention = _MASK.attention
-backward = _MASK.backward
-layout = _MASK.layout
-dense = _MASK.dense
-explain = _MASK.explain
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    scores,
+    scale=None,
+    return_lse=False,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    nan_safe=False,
+):
+    """softmax(scale * q k^T, restricted to the mask) v, on the device of q.
+
+    Args:
+        q: [B, Hq, Nq, 128], bfloat16; torch, CuPy, NumPy or DLPack.
+        k, v: [B, Hkv, Nkv, 128] and [B, Hkv, Nkv, 128].
+        scores: floating-point [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q, n_kv], or as many per block of queries and of keys.
+        scale: factor of q . k; D^-1/2 when None.
+        return_lse: also return the log-sum-exp of every row.
+        softcap: scores become softcap * tanh(score / softcap) first; > 0.
+        alibi_slopes: fp32 [Hq]; -slope * |distance| joins the scores.
+        sink_logits: fp32 [Hq]; one more logit per head in the denominator.
+        normalizer: "softmax", or "entmax" with alpha from 1 to 2 (1.5 when None).
+        nan_safe: on GPUs, non-finite rows of v reach only queries that see them, at a price.
+
+    Returns:
+        out [B, Hq, Nq, 128], or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
+    """
+    return _MASK.attention(
+        q,
+        k,
+        v,
+        scores=scores,
+        scale=scale,
+        return_lse=return_lse,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        nan_safe=nan_safe,
+    )
+
+
+def backward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    dout,
+    *,
+    scores,
+    scale=None,
+    softcap=None,
+    alibi_slopes=None,
+    sink_logits=None,
+    normalizer="softmax",
+    alpha=None,
+    deterministic=False,
+    nan_safe=False,
+):
+    """Gradients of a call of `attention`, from its inputs, its results and the gradient of out.
+
+    Returns:
+        (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
+    """
+    return _MASK.backward(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+        scores=scores,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits,
+        normalizer=normalizer,
+        alpha=alpha,
+        deterministic=deterministic,
+        nan_safe=nan_safe,
+    )
+
+
+def dense(
+    n_q,
+    n_kv=None,
+    *,
+    scores=None,
+    n_heads=None,
+    heads_kv=None,
+):
+    """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them."""
+    return _MASK.dense(
+        n_q,
+        n_kv,
+        scores=scores,
+        n_heads=n_heads,
+        heads_kv=heads_kv,
+    )
+
+
+def layout(
+    n_q,
+    n_kv=None,
+    *,
+    block=None,
+    head=0,
+    batch=0,
+    scores=None,
+    n_heads=None,
+    heads_kv=None,
+):
+    """The live tiles of the mask at these lengths, of one head and one sequence.
+
+    `block` is (queries, keys) per tile, that of the first kernel when None.
+    """
+    return _MASK.layout(
+        n_q,
+        n_kv,
+        block=block,
+        head=head,
+        batch=batch,
+        scores=scores,
+        n_heads=n_heads,
+        heads_kv=heads_kv,
+    )
+
+
+def explain():
+    """What was proved of the mask, what it costs, and why its kernels are as they are."""
+    return _MASK.explain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
@@ -75,28 +75,33 @@ def bundled(plan: Plan, name: str = "mask") -> Bundle:
     return emit(plan, name)
 
 
-def generate(
-    mask: Mask, name: str, problem: Problem, targets: tuple[Target, ...], title: str
-) -> dict[str, str]:
-    """The generated module of a mask and its sources: file name -> text.
+def plan_module(mask: Mask, problem: Problem, target: Target) -> Plan:
+    """The plan of one target of a generated module.
+
+    Raises:
+        DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt: the target has no such kernel.
+        SelectionNotCompiled: keys are chosen one by one on a GPU.
+    """
+    target.check(problem)
+    plan = planned(mask, problem, target)
+    if plan.chooser is not None:  # whose bundle is not the mask that a module speaks of
+        what, least = "single keys in a generated module", target.least_block
+        raise SelectionNotCompiled(target.name, what, least, at=getattr(mask, "loc", None))
+    return plan
+
+
+def generate(mask: Mask, name: str, plans: Sequence[Plan], title: str) -> dict[str, str]:
+    """The generated module of a mask, its plan and its sources: file name -> text.
 
     Args:
         name: the module's name.
-        targets: one kernel source each.
+        plans: one per target, as `plan_module` gives them.
         title: the first line of the module's docstring.
-
-    Raises:
-        SelectionNotCompiled: keys are chosen one by one on a GPU.
     """
     from maskc.emit.emitter import merged
     from maskc.emit.module import module_files
     from maskc.plan.explain import explain
 
-    plans = [planned(mask, problem, target) for target in targets]
-    for plan in plans:
-        if plan.chooser is not None:  # whose bundle is not the mask that a module speaks of
-            what, least = "single keys in a generated module", plan.target.least_block
-            raise SelectionNotCompiled(plan.target.name, what, least, at=getattr(mask, "loc", None))
     report = "\n".join(map(explain, plans))
     return module_files(merged([bundled(plan, name) for plan in plans], report), str(mask), title)
 
@@ -256,17 +261,6 @@ def selects(mask: Mask) -> int:
     own = [mask.block] if isinstance(mask, TopK) else []
     inner = filter(None, map(selects, getattr(mask, "children", ())))
     return min([*own, *inner], default=0)
-
-
-def in_modules(mask: Mask, problem: Problem, target: Target) -> bool:
-    """Whether generated modules can hold what a target that can run the problem has for what the
-    mask chooses at run time; for a mask that chooses nothing, too."""
-    if not selects(mask):
-        return True
-    try:
-        return planned(mask, problem, target).chooser is None
-    except SelectionNotCompiled:
-        return False
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: import arrows, sizes, manners."""
+"""The house rules that a machine can check: import arrows and manners."""
 
 from __future__ import annotations
 
@@ -111,14 +111,8 @@ def test_heavy_libraries_stay_in_their_rooms():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_budget(path: Path):
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert text.count("\n") <= 400, f"{path.name} is over 400 lines"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            size = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert size <= 60, f"{path.name}:{node.lineno} {node.name} has {size} lines"
+def test_mistakes_have_classes_of_their_own(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
         assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno} assert"
         if isinstance(node, ast.Raise) and node.exc is not None:
             assert "NotImplementedError" not in ast.unparse(node.exc), f"{path.name}:{node.lineno}"

@@ -17,6 +17,7 @@ from maskc.bench.pairs import Pairs
 from maskc.bench.rivals import Contender
 from maskc.bench.tensors import Tensors, make_tensors
 from maskc.core.bundle import APART, SourceUnit
+from maskc.core.coefficients import TINY, card_of, source_name
 from maskc.core.cost import Cost
 from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
@@ -26,7 +27,6 @@ from maskc.dsl.combinators import block_diagonal, causal, full, sinks, window
 from maskc.dsl.mask import Mask
 from maskc.layout import build
 from maskc.layout.tally import tally_of
-from maskc.plan.cost import TINY, card_of, source_name
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 

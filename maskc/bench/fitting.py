@@ -151,7 +151,7 @@ def calibrate(report: Mapping[str, Any], path: str) -> str:
     found = fits(samples_of(report["rows"]), multiprocessors)
     measured = card(about["gpu"], multiprocessors, found)
     file = Path(path)
-    before = file if file.is_file() else files("maskc.plan") / "cost.toml"
+    before = file if file.is_file() else files("maskc.core") / "cost.toml"
     file.write_text(with_fits(before.read_text("utf-8"), about["target"], found, measured))
     return "".join(f"{_line(fit)}\n" for fit in found)
 

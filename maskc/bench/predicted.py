@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from maskc import driver
 from maskc.bench.case import Case
+from maskc.core.coefficients import card_of
 from maskc.core.errors import MaskcError
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.plan.cost import card_of, layout_at
+from maskc.plan.cost import layout_at
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import Plan, PlannedMask
 from maskc.runtime.compiled import CompiledMask

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from maskc.cli.entries import Entry
-from maskc.cli.generated import FOLDER, check_files, generated_files
+from maskc.cli.generated import (
+    FOLDER,
+    LeftOut,
+    check_files,
+    check_manifest,
+    generated_files,
+    manifest_rows,
+    manifest_text,
+)
 from maskc.cli.options import (
     Asked,
     data_of,
@@ -37,24 +45,37 @@ if TYPE_CHECKING:
 @length_options(4096)
 @click.option("--emit", type=click.Choice(STAGES), help="Print the value at one stage.")
 @click.option(
-    "--check", is_flag=True, help=f"Compare with the files in -o (or {FOLDER}); exit 3 on drift."
+    "--manifest",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a line for each pattern and target: digests of what they compile to.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help=f"Compare with --manifest, or with the files in -o (or {FOLDER}); exit 3 on drift.",
 )
 @seed_option
 @json_option
 def compile_command(
     found: list[Entry], output: str | None, asked: Asked, n: int, n_kv: int, emit: str | None,
-    check: bool, seed: int, as_json: bool,
+    manifest: Path | None, check: bool, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile the patterns of FILE, or of every *.py in a folder.
 
-    With -o each pattern becomes a module with its kernel sources, for --target or for all that
-    have such kernels. With --emit the value at one stage is printed: the mask, its formula, the
-    proved facts, the plan, or the source. With neither, kernels are built and a summary is
+    With -o each pattern becomes a module with its kernel sources, for each --target, or for all
+    that have such kernels; stderr says which have none, and why. With --manifest digests of the
+    same are written. With --emit the value at one stage is printed: the mask, its formula, the
+    proved facts, the plan, or the source. With none of them kernels are built and a summary is
     printed, with the costs at --n tokens.
     """
-    if emit and (check or output is not None):
+    if emit and (check or manifest or output is not None):
         raise UsageMistake("--emit prints, -o and --check compare files", "choose one", at="--emit")
-    if check or output is not None:
+    if manifest is not None:
+        if output is not None:
+            raise UsageMistake("-o and --manifest were both given", "choose one", at="--manifest")
+        _manifest([entry.refuse_params() for entry in found], manifest, asked, check, as_json)
+    elif check or output is not None:
         _modules([entry.refuse_params() for entry in found], output, asked, check, as_json)
     elif emit is not None:
         texts = {
@@ -71,22 +92,43 @@ def _modules(
 ) -> None:
     """Write, print or compare what the patterns generate."""
     files: dict[str, str] = {}
+    left_out: list[LeftOut] = []
     for entry in one_by_one(found, "generating"):
-        files |= generated_files(entry, asked)
+        own, without = generated_files(entry, asked)
+        files |= own
+        left_out += without
+    for each in left_out:
+        click.echo(str(each), err=True)
     if check:
         folder = Path(output or FOLDER)
         check_files(files, folder, found)
-        same = f"{len(files)} files in {folder} are what the patterns give"
-        write_json({"checked": sorted(files)}) if as_json else click.echo(same)
+        made, text = sorted(files), f"{len(files)} files in {folder} are what the patterns give\n"
     elif output == "-":
-        write_json({"files": files}) if as_json else click.echo(_joined(files), nl=False)
+        made, text = files, _joined(files)
     else:
-        paths = [Path(output or FOLDER) / name for name in files]
-        for path, text in zip(paths, files.values(), strict=True):
-            write_file(path, text)
-        write_json({"written": [str(path) for path in paths]}) if as_json else click.echo(
-            "\n".join(map(str, paths))
-        )
+        paths = {str(Path(output or FOLDER) / name): text for name, text in files.items()}
+        for path, text in paths.items():
+            write_file(Path(path), text)
+        made, text = list(paths), "".join(f"{path}\n" for path in paths)
+    what = "checked" if check else "files" if output == "-" else "written"
+    if as_json:
+        write_json({what: made, "left_out": [each.as_dict() for each in left_out]})
+    else:
+        click.echo(text, nl=False)
+
+
+def _manifest(found: list[Entry], file: Path, asked: Asked, check: bool, as_json: bool) -> None:
+    """Write or compare what the patterns compile to, as digests."""
+    rows = [row for entry in one_by_one(found, "planning") for row in manifest_rows(entry, asked)]
+    if check:
+        check_manifest(rows, file, found)
+    else:
+        write_file(file, manifest_text(rows))
+    what = "are as in" if check else "written to"
+    if as_json:
+        write_json({"checked" if check else "written": rows})
+    else:
+        click.echo(f"{len(rows)} patterns and targets {what} {file}")
 
 
 def _joined(texts: dict[str, str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,54 +15,78 @@ from maskc.core.errors import Drift, MaskcError
 if TYPE_CHECKING:
     from maskc.core.problem import Problem
     from maskc.core.target import Target
+    from maskc.plan.types import Plan
 
 FOLDER = "generated"
 """Where generated files lie when nothing else is said."""
 
-_SUFFIXES = (".py", ".c", ".cu")
+_SUFFIXES = (".py", ".c", ".cu", ".plan.json")
 
 
-def generated_files(entry: Entry, asked: Asked) -> dict[str, str]:
-    """File names and texts of one pattern's module and sources."""
+@dataclass(frozen=True)
+class LeftOut:
+    """A target that a pattern has no kernel for."""
+
+    pattern: str
+    target: str
+    reason: MaskcError
+
+    def __str__(self) -> str:
+        return f"{self.pattern}: nothing for {self.target}: {self.reason}"
+
+    def as_dict(self) -> dict[str, str]:
+        """For --json."""
+        code, why = self.reason.code, self.reason.finding
+        return {"pattern": self.pattern, "target": self.target, "code": code, "reason": why}
+
+
+def generated_files(entry: Entry, asked: Asked) -> tuple[dict[str, str], list[LeftOut]]:
+    """File names and texts of one pattern's module and sources, and what they lack.
+
+    Raises:
+        MaskcError: a target that was asked for by name has no kernel, or no target has one.
+    """
     from maskc import driver
 
-    problem = asked.problem(entry.mask)
-    targets = _targets(
-        asked, problem, lambda target: driver.in_modules(entry.mask, problem, target)
-    )
-    return driver.generate(entry.mask, entry.name, problem, targets, entry.title)
+    plans, left_out = _plans(entry, asked)
+    return driver.generate(entry.mask, entry.name, list(plans.values()), entry.title), left_out
 
 
-def _targets(
-    asked: Asked, problem: Problem, chooses: Callable[[Target], bool]
-) -> tuple[Target, ...]:
-    """The one asked for, else all that have such a kernel.
-
-    Args:
-        chooses: whether a target has kernels for what the mask chooses at run time.
-    """
+def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, Plan], list[LeftOut]]:
+    """Plans by target: of those asked for, else of all that have such a kernel."""
+    from maskc import driver
     from maskc.core.target import TARGETS, Target
 
-    if asked.target is not None:
-        return (Target.named(asked.target),)
-    able, refusal = [], None
+    problem = asked.problem(entry.mask)
+    if asked.targets:
+        named = map(Target.named, asked.targets)
+        return {each.name: driver.plan_module(entry.mask, problem, each) for each in named}, []
+    plans: dict[str, Plan] = {}
+    left_out: list[LeftOut] = []
     for target in TARGETS.values():
+        if not _concerns(target, problem):
+            continue
         try:
-            target.check(problem)
+            plans[target.name] = driver.plan_module(entry.mask, problem, target)
         except MaskcError as error:
-            refusal = refusal or error
-        else:
-            able += [target] if chooses(target) else []
-    if refusal is not None and not able:
-        raise refusal
-    return tuple(able)
+            left_out.append(LeftOut(entry.name, target.name, error))
+    if not plans:
+        raise left_out[0].reason
+    return plans, left_out
 
+
+def _concerns(target: Target, problem: Problem) -> bool:
+    """Whether somebody may expect a kernel: families to come are told of only for their dtypes."""
+    return bool(target.directions) or problem.dtype in target.dtypes
+
+
+# ------------------------------------------------------------------ drift
 
 _NAMED = 12
 """Files that a message names; the others are counted."""
 
 
-def check_files(files: dict[str, str], folder: Path, found: list[Entry]) -> None:
+def check_files(files: Mapping[str, str], folder: Path, found: Sequence[Entry]) -> None:
     """Compare texts with what lies in a folder.
 
     Args:
@@ -82,9 +107,54 @@ def check_files(files: dict[str, str], folder: Path, found: list[Entry]) -> None
     names = {entry.name for entry in found}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         ours = found[0].whole_folder or path.name.partition(".")[0] in names
-        if ours and path.suffix in _SUFFIXES and path.name not in files:
+        if ours and path.name.endswith(_SUFFIXES) and path.name not in files:
             wrong.append(f"{path.name} (left over)")
+    _refuse(wrong, found, f"-o {shlex.quote(str(folder))}", str(folder))
+
+
+def _refuse(wrong: Sequence[str], found: Sequence[Entry], options: str, at: str) -> None:
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         named = ", ".join(wrong[:_NAMED]) + more
-        raise Drift(named, found[0].source, shlex.quote(str(folder)), at=str(folder))
+        raise Drift(named, f"{found[0].source} {options}", at=at)
+
+
+_HEAD = """\
+# What every pattern compiles to: pattern, target, sha256 of its sources without their comments, and
+# of its plan (how lengths become tiles, how kernels are launched). Written by `maskc compile`.
+"""
+_DIGITS = 16
+"""Of a digest: enough to see that something has changed."""
+
+
+def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
+    """One line for each target of a pattern; of those without a kernel, why."""
+    from maskc import driver
+    from maskc.emit.module import digests
+
+    plans, left_out = _plans(entry, asked)
+    rows = []
+    for target, plan in plans.items():
+        marks = (each[:_DIGITS] for each in digests(driver.bundled(plan, entry.name)))
+        rows.append(" ".join((entry.name, target, *marks)))
+    return rows + [f"{each.pattern} {each.target} none {each.reason.code}" for each in left_out]
+
+
+def manifest_text(rows: Sequence[str]) -> str:
+    """The file that holds these lines."""
+    return _HEAD + "".join(f"{row}\n" for row in rows)
+
+
+def check_manifest(rows: Sequence[str], file: Path, found: Sequence[Entry]) -> None:
+    """Compare lines with those that a file holds.
+
+    Raises:
+        Drift: names the patterns and targets that differ.
+    """
+    held = file.read_text("utf-8").splitlines() if file.is_file() else []
+    before = {line for line in held if not line.startswith("#")}
+    now = set(rows)
+    names = {entry.name for entry in found}
+    gone = {line for line in before - now if found[0].whole_folder or line.split()[0] in names}
+    wrong = dict.fromkeys(" ".join(line.split()[:2]) for line in sorted((now - before) | gone))
+    _refuse(list(wrong), found, f"--manifest {shlex.quote(str(file))}", str(file))

@@ -48,7 +48,7 @@ def mask_source(command: Command) -> Command:
 class Asked:
     """What a kernel is asked for."""
 
-    target: str | None
+    targets: tuple[str, ...]
     head_dim: int
     dtype: str
     heads: int | None
@@ -63,8 +63,23 @@ class Asked:
         """Query heads where they matter: as asked, as the mask is written, or 8."""
         return self.heads or written_heads(mask)
 
+    @property
+    def target(self) -> str | None:
+        """The one asked for, None where none was.
+
+        Raises:
+            UsageMistake: several were asked for.
+        """
+        if len(self.targets) > 1:
+            raise UsageMistake("this takes one target", "give --target once", at="--target")
+        return next(iter(self.targets), None)
+
     def chosen(self, problem: Problem) -> Target:
-        """The target asked for, or this machine's."""
+        """The target asked for, or this machine's.
+
+        Raises:
+            UsageMistake: several were asked for.
+        """
         from maskc.core.target import Target
         from maskc.runtime.device import default_target
 
@@ -84,15 +99,15 @@ def problem_options(command: Command) -> Command:
     """--target, --head-dim, --dtype and --heads; the command gets `asked`."""
 
     @click.option(
-        "--target", metavar="T", help="cpu, sm_80, ...; what this machine has, if not given."
-    )
+        "--target", "targets", multiple=True, metavar="T",
+        help="cpu, sm_80, ...; what this machine has, if not given.",
+    )  # fmt: skip
     @wraps(command)
-    def wrapped(target: str | None, asked: Asked, **rest: Any) -> Any:
+    def wrapped(targets: tuple[str, ...], asked: Asked, **rest: Any) -> Any:
         from maskc.core.target import Target
 
-        if target is not None:
-            Target.named(target)
-        return command(asked=replace(asked, target=target), **rest)
+        named = tuple(Target.named(each).name for each in dict.fromkeys(targets))
+        return command(asked=replace(asked, targets=named), **rest)
 
     return cost_options(wrapped)
 
@@ -116,7 +131,7 @@ def cost_options(command: Command) -> Command:
     def wrapped(head_dim: int, dtype: str, heads: int | None, **rest: Any) -> Any:
         from maskc.core.dtypes import DType
 
-        asked = Asked(None, head_dim, DType.parse(dtype).value, heads)
+        asked = Asked((), head_dim, DType.parse(dtype).value, heads)
         return command(asked=asked, **rest)
 
     return wrapped

@@ -1,6 +1,10 @@
 """Plain values as JSON: numbers, text, bytes, tuples, and the dataclasses and enums of core.
 
 Reading makes nothing but such values: a text can name no other class, and runs no code.
+
+There are two forms. The cache's is short: the fields of a class follow each other. The one in
+generated modules is for people: fields have names, those at their defaults are left out, and
+formulas are written as Python. `from_text` reads both.
 """
 
 from __future__ import annotations
@@ -8,11 +12,14 @@ from __future__ import annotations
 import json
 from base64 import b85decode, b85encode
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from typing import Any
+
+from maskc.core.expr import Expr
+from maskc.core.expr_text import parse_expr, to_python
 
 _ROOM = "maskc.core."
 
@@ -24,6 +31,34 @@ def to_text(value: object) -> str:
         TypeError: it holds something that is not plain.
     """
     return json.dumps(_plain(value), separators=(",", ":"))
+
+
+def to_readable_text(value: object) -> str:
+    """The same with named fields, formulas as Python, and lines to read and compare.
+
+    Raises:
+        TypeError: it holds something that is not plain.
+    """
+    return _laid_out(_named(value), "") + "\n"
+
+
+_COLUMNS = 100
+
+
+def _laid_out(found: object, indent: str) -> str:
+    """JSON in which whatever fits on a line is on one."""
+    short = json.dumps(found)
+    if len(indent) + len(short) < _COLUMNS or not isinstance(found, (list, dict)):
+        return short
+    deeper = indent + "  "
+    if isinstance(found, list):
+        lines = [_laid_out(item, deeper) for item in found]
+        opening, closing = "[]"
+    else:
+        lines = [f"{json.dumps(key)}: {_laid_out(x, deeper)}" for key, x in found.items()]
+        opening, closing = "{}"
+    inner = ",".join(f"\n{deeper}{line}" for line in lines)
+    return f"{opening}{inner}\n{indent}{closing}"
 
 
 def from_text(text: str) -> Any:
@@ -45,13 +80,38 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return {"bytes": b85encode(value).decode()}
-    kind = type(value)
-    if not kind.__module__.startswith(_ROOM):
-        raise TypeError(f"a {kind.__name__} is no plain value")
-    name = f"{kind.__module__.removeprefix(_ROOM)}.{kind.__name__}"
+    name = _name(type(value))
     if isinstance(value, Enum):
         return {name: value.name}
-    return {name: [_plain(getattr(value, field)) for field in _fields(kind)]}
+    return {name: [_plain(getattr(value, field)) for field in _fields(type(value))]}
+
+
+def _name(kind: type) -> str:
+    """What the text calls a class of core."""
+    if not kind.__module__.startswith(_ROOM):
+        raise TypeError(f"a {kind.__name__} is no plain value")
+    return f"{kind.__module__.removeprefix(_ROOM)}.{kind.__name__}"
+
+
+def _default(field: Field[Any]) -> object:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _named(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_named(item) for item in value]
+    if isinstance(value, Expr):
+        return {"formula": to_python(value)}
+    if not is_dataclass(value):
+        return _plain(value)
+    content = {
+        field.name: _named(getattr(value, field.name))
+        for field in fields(value)
+        if field.init and getattr(value, field.name) != _default(field)
+    }
+    return {_name(type(value)): content}
 
 
 def _value(found: object) -> object:
@@ -62,9 +122,13 @@ def _value(found: object) -> object:
     ((name, content),) = found.items()
     if name == "bytes":
         return b85decode(content)
+    if name == "formula":
+        return parse_expr(content)
     kind = _class(name)
     if issubclass(kind, Enum):
         return kind[content]
+    if isinstance(content, Mapping):
+        return kind(**{field: _value(item) for field, item in content.items()})
     return kind(**dict(zip(_fields(kind), map(_value, content), strict=True)))
 
 

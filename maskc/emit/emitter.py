@@ -23,6 +23,7 @@ from maskc.core.bundle import (
     TensorMap,
     Variant,
 )
+from maskc.core.coefficients import TINY
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
@@ -36,7 +37,6 @@ from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import Cells, Iteration, KernelSpec, Lists, ListsSpec, Shape
 from maskc.plan import documents
-from maskc.plan.cost import TINY
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import Plan, PlannedMask, selections
 

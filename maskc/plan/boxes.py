@@ -7,11 +7,11 @@ from itertools import product
 from math import prod
 
 from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
+from maskc.core.coefficients import STEP_KEYS
 from maskc.core.problem import Direction, TileShape
 from maskc.ir.grid import GridMask, grid_mask
 from maskc.ir.types import MaskIR
 from maskc.layout.boxes import sides
-from maskc.plan.sm90a import STEP_KEYS
 
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""

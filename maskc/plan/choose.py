@@ -10,6 +10,7 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import ONCE, LayoutRecipe
+from maskc.core.coefficients import SMALL, TINY
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Selection
@@ -22,7 +23,7 @@ from maskc.layout.distances import parts_by_distance
 from maskc.layout.documents import beside_documents
 from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds, tiny
 from maskc.plan.boxes import boxes_for, grid_masks
-from maskc.plan.cost import GRID, SMALL, TINY, costs_of
+from maskc.plan.cost import GRID, costs_of
 from maskc.plan.gathering import chooses_keys, gathering
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges

@@ -1,25 +1,20 @@
-"""The cost model's coefficients, from cost.toml, and what it says of two plans of one mask."""
+"""What the cost model says of two plans of one mask."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.resources import files
 
+from maskc.core import coefficients
 from maskc.core.boxes import axis_relations
-from maskc.core.cost import Card, Cost, cheapest, cycles
+from maskc.core.coefficients import SMALL, source_name, step_size
+from maskc.core.cost import Cost, cheapest, cycles
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout.documents import beside_documents
 from maskc.layout.tally import tally_of
-from maskc.plan.sm90a import step_size
+from maskc.plan.sm90a import forward_schedule
 from maskc.plan.types import Plan, PlannedMask
 
-SMALL = "small"
-"""The form of a source for short rows."""
-TINY = "tiny"
-"""The form of a source for rows of very few keys."""
 GRID = "grid"
 """The form of a source whose tiles are boxes of a grid."""
 WHEN = (
@@ -28,53 +23,21 @@ WHEN = (
 )
 
 
-_COEFFICIENTS = {
-    (Direction.forward, SMALL): "small",
-    (Direction.backward, SMALL): "small_backward",
-    (Direction.forward, TINY): "tiny",
-    (Direction.backward, TINY): "tiny_backward",
-}
-"""What coefficients of sources are called which are not the first ones of their pass."""
-
-
-@cache
-def _coefficients() -> Mapping[str, Mapping]:
-    return tomllib.loads((files("maskc.plan") / "cost.toml").read_text("utf-8"))
-
-
-def card_of(target: str) -> Card | None:
-    """The card that coefficients of a target were measured on; None where there are none."""
-    found = _coefficients().get(target, {}).get("card")
-    return None if found is None else Card(**found)
-
-
-def source_name(direction: Direction, form: str) -> str:
-    """What coefficients call a source: `large`, `small`, `tiny`, `backward`, `small_backward` or
-    `tiny_backward`."""
-    first = "backward" if direction is Direction.backward else "large"
-    return _COEFFICIENTS.get((direction, form), first)
-
-
 def launch_share(plan: Plan) -> float:
     """What a launch of a plan's source takes besides its cycles, of what most take."""
-    forms = _coefficients().get(plan.target.name, {})
+    forms = coefficients.measured(plan.target.name)
     own = forms.get(source_name(plan.direction, plan.form), {}).get("launch_us")
     return 1.0 if own is None else own / forms["card"]["launch_us"]
 
 
 def costs_of(plan: Plan) -> tuple[Cost, ...]:
     """What a plan's modes take; none where nothing is known."""
-    forms = _coefficients().get(plan.target.name, {})
-    name = source_name(plan.direction, plan.form)
-    modes = forms.get(name, {}).get(str(plan.problem.head_dim), {})
     size = 1.0
     if plan.boxes is not None and plan.direction is Direction.forward:
-        size = step_size(plan.problem, plan.tile.k)
-    return tuple(
-        Cost(mode, found["row"], round(size * found["tile"]), round(size * found["masked"]))
-        for mode, found in modes.items()
-        if mode in dict(getattr(plan.schedule, "modes", ()))
-    )
+        size = step_size(plan.tile.k, forward_schedule(plan.problem).tile.k)
+    modes = dict(getattr(plan.schedule, "modes", ()))
+    head_dim = plan.problem.head_dim
+    return coefficients.costs(plan.target.name, plan.direction, plan.form, head_dim, modes, size)
 
 
 def layout_at(

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import sympy
 
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
+from maskc.core.coefficients import card_of
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.selection import Score, Selection, Share
 from maskc.ir.types import Piece
 from maskc.layout import build, obstacle
-from maskc.plan.cost import card_of, choice, most_in_small_tiles, smaller, title
+from maskc.plan.cost import choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import Plan, PlannedMask, PlannedPart, selections
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
+from maskc.core.coefficients import card_of
 from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import Tiled, obstacle, time_in_pairs, views
 from maskc.layout.tally import tally_of
-from maskc.plan.cost import card_of, costs_of, launch_share, layout_at
+from maskc.plan.cost import costs_of, launch_share, layout_at
 from maskc.plan.types import Plan, PlannedMask
 
 Tiles = Callable[[Plan, PlannedMask, int, int], BlockLayout]

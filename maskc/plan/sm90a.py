@@ -8,7 +8,7 @@ are short.
 
 Where rows are so short that a tile is mostly outside of the mask, a second source has tiles of
 64 x 64: one warpgroup computes, two or three blocks share a multiprocessor, and one of them runs
-products while another has exponentials. A call takes the source that maskc/plan/cost.toml predicts
+products while another has exponentials. A call takes the source that maskc/core/cost.toml predicts
 to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
 
 Where the queries of all heads of a key/value head fit a tile (decoding), they are its rows, and
@@ -173,9 +173,6 @@ SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
 
 _GRID_KEYS = (96, 64)
 """Of tiles that are boxes of a grid, where the usual ones fit its windows less well."""
-STEP_KEYS = 12
-"""What a step takes whatever its keys are, as so many keys more: full tiles of 128, 96 and 64 keys
-took 2830, 2190 and 1540 cycles at head dimension 128."""
 
 
 def forward_schedule(problem: Problem) -> ForwardSchedule:
@@ -198,11 +195,6 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
     stages = (round(usual.stages * usual.keys / keys) for keys in sizes)
     forms = (replace(usual, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
     return tuple(_schedule(problem, form) for form in forms)
-
-
-def step_size(problem: Problem, keys: int) -> float:
-    """The time of a step with so many keys, that of the usual schedule being 1."""
-    return (keys + STEP_KEYS) / (_FORMS[problem.head_dim].keys + STEP_KEYS)
 
 
 def small_schedule(problem: Problem) -> ForwardSchedule:

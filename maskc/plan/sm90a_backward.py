@@ -8,7 +8,7 @@ of a tile while scores become gradients (`columns`).
 
 Where columns are so short that a tile is mostly outside of the mask, a second source has tiles of
 64 x 64: one warpgroup computes, two blocks share a multiprocessor, and dq leaves straight from
-registers. A call takes the source that maskc/plan/cost.toml predicts to be faster.
+registers. A call takes the source that maskc/core/cost.toml predicts to be faster.
 
 Tile columns add to dq in fp32. A launch before writes the zeros that the first heads need, a warp
 of the main launch those of later heads, and a launch behind it brings dq to storage precision.

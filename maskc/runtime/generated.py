@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maskc.core.bundle import Bundle
-from maskc.core.bundle_text import bundle as bundle
-from maskc.core.bundle_text import data as data
-from maskc.core.bundle_text import kernel as kernel
-from maskc.core.bundle_text import launch as launch
-from maskc.core.bundle_text import loop as loop
-from maskc.core.bundle_text import mask as mask
-from maskc.core.bundle_text import part as part
-from maskc.core.bundle_text import selection as selection
-from maskc.core.bundle_text import tiles as tiles
-from maskc.core.errors import WrongDevice
+from maskc.core.coefficients import priced
+from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
+from maskc.core.plain import from_text
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
 from maskc.runtime.arrays import LIBRARIES, library
@@ -36,6 +31,21 @@ class GeneratedMask:
         self.bundle = bundle
         self._binder = Binder(bundle)
         self._on = cache(self._compiled_for)
+
+    @classmethod
+    def beside(cls, module: str, report: str = "") -> GeneratedMask:
+        """The mask of a generated module, from the plan and the sources that lie beside it.
+
+        Args:
+            module: the module's `__file__`.
+            report: what explain() returns.
+
+        Raises:
+            BadPlan: the plan is missing or was written by another version.
+        """
+        file = Path(module)
+        bundle = _with_sources(_plan_of(file.with_suffix(".plan.json")), file.parent)
+        return cls(replace(priced(bundle), report=report))
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
@@ -109,3 +119,27 @@ class GeneratedMask:
 
 def _preference(target: str) -> int:
     return CUDA.index(target) if target in CUDA else len(CUDA)
+
+
+def _plan_of(file: Path) -> Bundle:
+    """What a plan's file holds."""
+    try:
+        found = from_text(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadPlan(file.name, error, at=str(file)) from None
+    if not isinstance(found, Bundle):
+        raise BadPlan(file.name, f"it holds a {type(found).__name__}", at=str(file))
+    return found
+
+
+def _with_sources(bundle: Bundle, folder: Path) -> Bundle:
+    """The bundle with the text of files in place of their names."""
+    try:
+        units = tuple(
+            replace(unit, text=(folder / Path(unit.text).name).read_text("utf-8"))
+            for unit in bundle.units
+        )
+    except OSError as error:
+        raise BadPlan(f"{bundle.name}.plan.json", error, at=str(folder)) from None
+    parts = tuple(replace(part, bundle=_with_sources(part.bundle, folder)) for part in bundle.parts)
+    return replace(bundle, units=units, parts=parts)

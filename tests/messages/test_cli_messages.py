@@ -148,7 +148,7 @@ MC603 --emit  --emit prints, -o and --check compare files
     hint: choose one
 """),
     (("near.py", "--check", "--target", "cpu"), 3, """\
-MC601 generated  the files differ from what the patterns give now: near.cpu.c (missing), near.py (missing)
+MC601 generated  the files differ from what the patterns give now: near.cpu.c (missing), near.plan.json (missing), near.py (missing)
     hint: run `maskc compile near.py -o generated` and commit the result
 """),
 ])  # fmt: skip

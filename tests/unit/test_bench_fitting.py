@@ -130,7 +130,7 @@ def test_non_negative_least_squares(seed):
 
 
 def package_file() -> str:
-    return (files("maskc.plan") / "cost.toml").read_text("utf-8")
+    return (files("maskc.core") / "cost.toml").read_text("utf-8")
 
 
 def test_other_lines_stay(timed):

@@ -90,8 +90,10 @@ def test_modules_are_written_and_run(two: Path, tmp_path: Path):
     written = maskc("compile", two, *CPU, "-o", out).stdout.splitlines()
     assert [Path(line).name for line in written] == [
         "near.py",
+        "near.plan.json",
         "near.cpu.c",
         "blocks.py",
+        "blocks.plan.json",
         "blocks.cpu.c",
     ]
     assert (out / "near.py").read_text().startswith('"""Keys close by.\n\nMask: window(8)\n')
@@ -116,7 +118,7 @@ def test_a_dash_prints_the_files(two: Path):
     assert text.startswith("==> blocks.py <==\n")
     assert "\n==> blocks.cpu.c <==\n" in text
     assert set(maskc_json("compile", two, "--pattern", "near", *CPU, "-o", "-")["files"]) == {
-        "near.py", "near.cpu.c",
+        "near.py", "near.plan.json", "near.cpu.c",
     }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def test_drift_names_every_file(two: Path, tmp_path: Path):
     out = tmp_path / "generated"
     maskc("compile", two, *CPU, "-o", out)
     same = maskc("compile", two, *CPU, "-o", out, "--check")
-    assert same.stdout == f"4 files in {out} are what the patterns give\n"
+    assert same.stdout == f"6 files in {out} are what the patterns give\n"
     (out / "near.py").write_text("something else\n")
     (out / "blocks.cpu.c").unlink()
     (out / "near.sm_80.cu").write_text("left from before\n")
@@ -169,9 +171,74 @@ def test_all_targets_unless_one_is_asked_for():
     names = set(maskc_json("compile", *STREAMING, "--dtype", "bfloat16", "-o", "-")["files"])
     forms = ("", "_small", "_backward", "_small_backward")
     hopper = {f"mask.sm_90a{form}.cu" for form in forms}
-    assert names == {"mask.py", "mask.cpu.c", "mask.sm_80.cu"} | hopper
+    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c", "mask.sm_80.cu"} | hopper
     names = set(maskc_json("compile", *STREAMING, "--dtype", "float32", "-o", "-")["files"])
-    assert names == {"mask.py", "mask.cpu.c"}
+    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c"}
+
+
+ONE_KEY = ("--expr", "topk(4, causal())")
+FLOATS = (*STREAMING, "--dtype", "float32")
+WIDE = (*STREAMING, "--head-dim", "80")
+
+
+@pytest.mark.parametrize(("words", "without"), [
+    (ONE_KEY, {"sm_80": "MC117", "sm_90a": "MC117"}),
+    (FLOATS, {"sm_80": "MC505", "sm_90a": "MC505", "simt": "MC503"}),
+    (WIDE, {"sm_80": "MC504", "sm_90a": "MC504"}),
+])  # fmt: skip
+def test_targets_without_a_kernel_are_told_of(words, without):
+    """On stderr and in the JSON, with the reason; asked for by name it is an error."""
+    done = maskc("compile", *words, "-o", "-")
+    found = json.loads(maskc("compile", *words, "-o", "-", "--json").stdout)["left_out"]
+    assert {each["target"]: each["code"] for each in found} == without
+    for each in found:
+        assert f"mask: nothing for {each['target']}: {each['code']}" in done.stderr
+        assert each["reason"] in " ".join(done.stderr.split())
+        refused = maskc("compile", *words, "--target", each["target"], "-o", "-", code=1)
+        assert each["code"] in refused.stderr
+        assert refused.stdout == ""
+
+
+def test_several_targets_may_be_named(tmp_path):
+    words = (*STREAMING, "--target", "cpu", "--target", "sm_80")
+    names = set(maskc_json("compile", *words, "-o", "-")["files"])
+    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c", "mask.sm_80.cu"}
+    assert "give --target once" in maskc("compile", *words, "--emit", "source", code=2).stderr
+
+
+# ------------------------------------------------------------------ the manifest
+
+
+def test_a_manifest_tells_drift_without_the_sources(two: Path, tmp_path: Path):
+    file = tmp_path / "MANIFEST.txt"
+    words = ("compile", two, "--dtype", "float32", "--manifest", file)
+    assert maskc(*words).stdout == f"8 patterns and targets written to {file}\n"
+    rows = [line.split() for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert [row[:2] for row in rows if row[2] != "none"] == [["near", "cpu"], ["blocks", "cpu"]]
+    assert ["near", "sm_90a", "none", "MC505"] in rows
+    assert str(tmp_path) not in file.read_text()
+    maskc(*words, "--check")
+    file.write_text(file.read_text().replace(rows[0][2], "0" * 16))
+    refused = maskc(*words, "--check", code=3)
+    assert f"MC601 {file}  the files differ from what the patterns give now: near cpu" in (
+        refused.stderr
+    )
+    assert "--manifest" in refused.stderr
+    assert "-o and --manifest were both given" in maskc(*words, "-o", "-", code=2).stderr
+
+
+def test_a_manifest_does_not_see_comments_or_names(two: Path, tmp_path: Path):
+    def rows() -> list[str]:
+        file = tmp_path / "MANIFEST.txt"
+        maskc("compile", two, *CPU, "--manifest", file)
+        return [line for line in file.read_text().splitlines() if not line.startswith("#")]
+
+    before = rows()
+    two.write_text(two.read_text().replace('"""Two masks."""', '"""Two."""\n\n# moved down\n'))
+    assert rows() == before
+    two.write_text(two.read_text().replace("size: int = 32", "size: int = 48"))
+    assert rows()[0] == before[0]
+    assert rows()[1] != before[1]
 
 
 # ------------------------------------------------------------------ summaries

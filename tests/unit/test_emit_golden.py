@@ -11,10 +11,12 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.core import expr as E
 from maskc.core.expr_text import to_python
-from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
+from maskc.emit.emitter import kernel_spec
 from maskc.plan.explain import explain
+from maskc.plan.types import Plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +31,6 @@ CASES = {
 GRID = mc.where(
     lambda q, k: (abs(q // 80 - k // 80) <= 20) & ((q % 80 + 4) // 8 == (k % 80 + 4) // 8)
 )
-TARGET_NAMES = ["cpu", "sm_80"]
 
 
 def plan(mask: mc.Mask, target: str, head_dim: int = 64):
@@ -37,70 +38,57 @@ def plan(mask: mc.Mask, target: str, head_dim: int = 64):
     return driver.planned(mask, driver.problem(head_dim, None, heads, "bfloat16"), TARGETS[target])
 
 
+def shapes(made: Plan) -> str:
+    """The text that a mask decides in its sources: predicates, tile ranges, bounds."""
+    reads = sorted({name for each in made.masks for name in E.arrays(each.lifted.shape)})
+    spec = kernel_spec(made, tuple(reads))
+    parts = []
+    for shape in spec.shapes:
+        lines = [f"{line.text:60s} {line.comment}".rstrip() for line in shape.predicate]
+        parts.append("\n".join(["predicate", *lines]))
+        for name in ("tile_range", "column_range", "key_bounds", "query_bounds"):
+            found = getattr(shape, name)
+            texts = [" .. ".join(x) if isinstance(x, tuple) else x for x in found or ("none",)]
+            parts.append("\n".join([name, *(" ".join(text.split()) for text in texts)]))
+    return "\n".join(parts) + "\n"
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("target", TARGET_NAMES)
-def test_source(name, target, golden):
-    unit = driver.bundled(plan(CASES[name], target)).units[0]
-    golden(f"source/{name}.{target}.{TARGETS[target].suffix}", unit.text)
-    assert unit.text.isascii()
-    assert max(map(len, unit.text.splitlines())) <= 100
-    assert "\n\n\n" not in unit.text
+def test_predicates(name, golden):
+    golden(f"predicates/{name}.txt", shapes(plan(CASES[name], "sm_90a")))
 
 
 CHOSEN = mc.topk(8, mc.causal(), score="block_mean", block=64) | mc.window(63)
 
 
-def test_source_of_a_selection(golden):
+def test_a_selection(golden):
     """Lists of chosen blocks, read as bits of a tile; what ranks; and what explain() says of it."""
     made = plan(CHOSEN, "cpu")
-    unit = driver.bundled(made).units[0]
-    golden("source/chosen.cpu.c", unit.text)
+    golden("predicates/chosen.txt", shapes(made))
     golden("explain/chosen.txt", explain(made))
-    assert unit.text.isascii()
-    assert max(map(len, unit.text.splitlines())) <= 100
-    assert "\n\n\n" not in unit.text
 
 
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("name", ["band", "documents"])
-def test_source_of_hopper(name, direction, golden):
-    """An interval per row with tile ranges; pairs tested one by one, with tile lists."""
-    unit = driver.bundled(plan(CASES[name], "sm_90a", 128)).unit("sm_90a", direction)
-    golden(f"source/{name}.sm_90a_{direction.value}.cu", unit.text)
-    assert unit.text.isascii()
-    assert max(map(len, unit.text.splitlines())) <= 100
+EVERY = {**CASES, "chosen": CHOSEN, "grid": GRID, "blocks": mc.block_diagonal(16)}
 
 
-@pytest.mark.parametrize("direction", Direction)
-def test_source_of_hopper_in_boxes(direction, golden):
-    """Tiles that are boxes of a grid."""
-    units = driver.bundled(plan(GRID, "sm_90a", 128)).choice("sm_90a", direction)
-    (unit,) = (unit for unit in units if unit.boxes)
-    golden(f"source/grid.sm_90a_{direction.value}.cu", unit.text)
-    assert unit.text.isascii()
-    assert max(map(len, unit.text.splitlines())) <= 100
-    assert "\n\n\n" not in unit.text
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("target", ["cpu", "sm_80", "sm_90a"])
+def test_sources_fit_a_page(name, target):
+    """ASCII, lines of at most 100 columns, no two empty lines in a row: every form and pass."""
+    for unit in driver.bundled(plan(EVERY[name], target)).units:
+        assert unit.text.isascii()
+        assert max(map(len, unit.text.splitlines())) <= 100
+        assert "\n\n\n" not in unit.text
 
 
-def test_source_of_hopper_with_dq_apart(golden):
-    """Small tiles, with the launch that makes dq by tile rows."""
-    made = driver.bundled(plan(CASES["streaming"], "sm_90a", 128))
-    (unit,) = (x for x in made.choice("sm_90a", Direction.backward) if x.form == "small")
-    golden("source/streaming.sm_90a_small_backward.cu", unit.text)
-    assert "attention_backward_rows" in unit.text
-    assert max(map(len, unit.text.splitlines())) <= 100
-    assert "\n\n\n" not in unit.text
-
-
-@pytest.mark.parametrize("direction", Direction)
-def test_source_of_hopper_in_registers(direction, golden):
-    """Tiles of 16 x 16."""
-    units = driver.bundled(plan(mc.block_diagonal(16), "sm_90a", 64)).choice("sm_90a", direction)
-    (unit,) = (unit for unit in units if unit.form == "tiny")
-    golden(f"source/blocks.sm_90a_{direction.value}.cu", unit.text)
-    assert unit.text.isascii()
-    assert max(map(len, unit.text.splitlines())) <= 100
-    assert "\n\n\n" not in unit.text
+def test_what_the_cases_cover():
+    """Boxes, tiles of 16 x 16, small tiles with dq apart, lists made on the device."""
+    forms = {unit.key for name in EVERY
+             for unit in driver.bundled(plan(EVERY[name], "sm_90a")).units}  # fmt: skip
+    assert forms >= {
+        "sm_90a", "sm_90a_backward", "sm_90a_small", "sm_90a_small_backward", "sm_90a_tiny",
+        "sm_90a_tiny_backward", "sm_90a_grid", "sm_90a_documents", "sm_90a_selections",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -152,7 +140,7 @@ from maskc.core.target import TARGETS
 mask = (mc.causal() & (mc.sinks(4) | mc.window(255)) | mc.dilated(3, stride=8)
         | mc.documents("doc") & mc.flags("f") | mc.global_tokens([1, 5, 900]))
 plan = driver.planned(mask, driver.problem(64, None, None, "bfloat16"), TARGETS["cpu"])
-files = driver.generate(mask, "demo", plan.problem, (TARGETS["cpu"],), "Demo.")
+files = driver.generate(mask, "demo", [plan], "Demo.")
 print("".join(files.values()))
 """
 

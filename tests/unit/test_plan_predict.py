@@ -11,11 +11,12 @@ import maskc as mc
 from maskc import driver
 from maskc.bench.anchors import ANCHORS
 from maskc.bench.report import table
+from maskc.core.coefficients import card_of
 from maskc.core.cost import Card
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.plan.cost import card_of, costs_of, layout_at
+from maskc.plan.cost import costs_of, layout_at
 from maskc.plan.explain import explain
 from maskc.plan.predict import milliseconds
 

@@ -95,7 +95,9 @@ def test_a_generated_module(tmp_path, monkeypatch) -> None:
     from maskc.core.target import TARGETS
 
     problem = driver.problem(16, None, None, "float32")
-    files = driver.generate(mc.causal(), "entmax_case", problem, (TARGETS["cpu"],), "A test.")
+    files = driver.generate(
+        mc.causal(), "entmax_case", [driver.plan_module(mc.causal(), problem, TARGETS["cpu"])], "A."
+    )
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))

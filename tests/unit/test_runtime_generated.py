@@ -1,21 +1,30 @@
-"""What generated modules are made of: literals back to bundles, and kernels by device."""
+"""What generated modules are made of: plans back to bundles, and kernels by device."""
 
 from __future__ import annotations
 
 import importlib.util
-from base64 import b85encode
 from dataclasses import replace
+from inspect import signature
 
 import numpy as np
 import pytest
 
-from maskc.core.bundle import Grid, Launch, Mode, SourceUnit, TensorMap, WorkList
+from maskc.core.bundle import (
+    Grid,
+    Launch,
+    LayoutRecipe,
+    Mode,
+    SourceUnit,
+    TensorMap,
+    TileLoop,
+    WorkList,
+)
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.errors import BadLength, DataMissing, NoSuchHead, WrongDevice
-from maskc.core.expr_text import parse_expr, to_python
+from maskc.core.errors import BadLength, BadPlan, DataMissing, NoSuchHead, WrongDevice
+from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.emit.module import module_files
-from maskc.runtime import GeneratedMask, device, generated
+from maskc.runtime import GeneratedMask, device
 from maskc.runtime.tables import check_layout
 from tests.support.bundles import FORMULAS, bundle, cpu_unit, pairs
 from tests.support.caches import binaries  # noqa: F401
@@ -23,55 +32,24 @@ from tests.support.caches import binaries  # noqa: F401
 pytestmark = pytest.mark.usefixtures("binaries")
 
 
-def rebuilt(made):
-    """The bundle again, through the words a generated module uses."""
-    masks = tuple(
-        generated.mask(
-            to_python(variant.keep),
-            *(generated.tiles(r.tile.q, r.tile.k, numeric=True) for r in variant.recipes),
-            shape=variant.shape,
-            args=tuple(map(to_python, variant.args)),
-        )
-        for variant in made.variants
-    )
-    problem, (unit,) = made.problem, made.units
-    return generated.bundle(
-        made.name, head_dim=problem.head_dim, head_dim_v=problem.head_dim_v,
-        dtype=problem.dtype.value, n_heads=problem.n_heads, masks=masks,
-        of_head=made.head_variant, arrays=made.arrays,
-        data=tuple(
-            generated.data(d.name, d.kind.name, d.arrays, block=d.block) for d in made.data
-        ),
-        params=made.params,
-        kernels=(
-            generated.kernel(
-                unit.target, unit.text, tile=(unit.tile.q, unit.tile.k), ranges=unit.ranges,
-                passes=("forward", "backward"),
-            ),
-        ),
-        unread=made.unread,
-        report=made.report,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("names", [("band",), ("documents",), ("band", "table", "gaps")])
-def test_a_bundle_survives_being_written_down(names):
-    made = bundle(*names, head_variant=(0, 2, 1, 1) if len(names) > 1 else ())
-    made = replace(made, unread=("spare",))
-    again = rebuilt(made)
-    assert again == made
-    assert again.report == made.report
-
-
-def imported(folder, files):
-    """The bundle of a generated module."""
-    for name, text in files.items():
+def imported(folder, made):
+    """The generated module of a bundle."""
+    for name, text in module_files(made, "a mask " * 40, "Title.").items():
         (folder / name).write_text(text)
-        assert max(map(len, text.splitlines())) <= 100, name
+        assert name.endswith(".json") or max(map(len, text.splitlines())) <= 100, name
     spec = importlib.util.spec_from_file_location("by_hand", folder / "by_hand.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module._MASK.bundle, module.SOURCE
+    return module
+
+
+@pytest.mark.parametrize("names", [("band",), ("documents",), ("band", "table", "gaps")])
+def test_a_bundle_survives_being_written_down(names, tmp_path):
+    made = bundle(*names, head_variant=(0, 2, 1, 1) if len(names) > 1 else ())
+    made = replace(made, unread=("spare",))
+    again = imported(tmp_path, made)._MASK.bundle
+    assert again == made
+    assert again.report == made.report
 
 
 def hopper_units():
@@ -107,65 +85,59 @@ def hopper_units():
 def test_launches_survive_being_written_down(tmp_path):
     half = {"dtype": "bfloat16", "head_dim": 64, "head_dim_v": 64}
     made = bundle("band", units=(cpu_unit("bfloat16", 64, 64), *hopper_units()), **half)
-    files = module_files(made, "a mask " * 40, "Title.")
-    assert sorted(files) == [
-        "by_hand.cpu.c", "by_hand.py", "by_hand.sm_80.cu", "by_hand.sm_90a.cu",
-        "by_hand.sm_90a_backward.cu",
+    again = imported(tmp_path, made)._MASK.bundle
+    assert sorted(path.name for path in tmp_path.glob("by_hand.*")) == [
+        "by_hand.cpu.c", "by_hand.plan.json", "by_hand.py", "by_hand.sm_80.cu",
+        "by_hand.sm_90a.cu", "by_hand.sm_90a_backward.cu",
     ]  # fmt: skip
-    again, source = imported(tmp_path, files)
     assert again == made
-    assert list(source) == ["cpu", "sm_90a", "sm_90a_backward", "sm_80"]
-    assert source["sm_90a_backward"] == "// backward\n"
-    text = files["by_hand.py"]
-    assert """
-                launch("attention_forward", "items", threads=384, shared=204800),
-                launch(
-                    "attention_forward",
-                    "stream",
-                    threads=384,
-                    shared=204800,
-                    mode="stream",
-                    macro="STREAM",
-                ),
-                tile=(128, 176),
-                ranges=True,
-                maps=(("q", 128), ("k", 176), ("q", 64)),
-                work={"group_tokens": 131072, "stream_below": 12},
-            ),
-""" in text  # fmt: skip
+    assert again.unit("sm_90a", Direction.backward).text == "// backward\n"
 
 
-def test_long_literals_are_wrapped(tmp_path):
-    """Constants of a formula, captured values, and the mask's own text."""
+def test_values_and_loops_survive_being_written_down(tmp_path):
+    """Constants of a formula, captured arrays, closed forms of tiles."""
     values = np.arange(200, dtype="<i4").tobytes()
     decl = DataDecl("ids", DataKind.constant, ("ids",), 1, (1,), values, (200,))
     made = bundle("band")
+    (variant,) = made.variants
+    loop = TileLoop(*map(parse_expr, ("ti >= 2", "max(0, ti - 4)", "ti")), 2, False)
+    recipe = LayoutRecipe(TileShape(64, 32), variant.keep, (loop,), (("w", 3),), True)
     args = tuple(parse_expr(f"n_q + n_kv + {i}") for i in range(12))
-    made = replace(
-        made, data=(decl,), variants=(replace(made.variants[0], args=args),)
-    )  # fmt: skip
-    again, _ = imported(tmp_path, module_files(made, "causal() & " * 30 + "full()", "Title."))
-    assert again == made
+    variant = replace(variant, args=args, recipes=(recipe,))
+    made = replace(made, data=(decl,), variants=(variant,))
+    assert imported(tmp_path, made)._MASK.bundle == made
 
 
-def test_tile_loops_and_captured_values():
-    values = np.arange(6, dtype="<i4").tobytes()
-    text = b85encode(values).decode()
-    decl = generated.data("ids", "constant", ("ids",), values=text, shape=(6,), options=(1,))
-    assert decl == DataDecl("ids", DataKind.constant, ("ids",), 1, (1,), values, (6,))
-    loop = generated.loop("max(0, ti - 4)", "ti", full=False, where="ti >= 2", step=2)
-    recipe = generated.tiles(64, 32, loop, fixed=(("w", 3),), square=True)
-    variant = generated.mask("k <= q", recipe, shape=0, args=())
-    (own,) = variant.recipes
-    assert (own.tile, own.loops, own.fixed, own.square) == (
-        TileShape(64, 32), (loop,), (("w", 3),), True,
-    )  # fmt: skip
-    assert own.keep == variant.keep
-    assert to_python(loop.guard) == "ti >= 2"
+def test_what_belongs_together_is_there_or_said_to_be_missing(tmp_path):
+    imported(tmp_path, bundle("band"))
+    plan = tmp_path / "by_hand.plan.json"
+    text = plan.read_text()
+    for broken in ("{", "[]", text.replace("bundle.Bundle", "bundle.Launch"), '{"os.system": {}}'):
+        plan.write_text(broken)
+        with pytest.raises(BadPlan, match=r"cannot read by_hand\.plan\.json"):
+            GeneratedMask.beside(str(tmp_path / "by_hand.py"))
+    plan.write_text(text)
+    next(tmp_path.glob("*.c")).unlink()
+    with pytest.raises(BadPlan, match="No such file"):
+        GeneratedMask.beside(str(tmp_path / "by_hand.py"))
 
 
-def test_a_module_computes():
-    made = GeneratedMask(rebuilt(bundle("band")))
+def test_signatures_name_the_mask_s_data_and_parameters(tmp_path):
+    module = imported(tmp_path, replace(bundle("documents"), unread=("spare",)))
+    for function in (module.attention, module.backward, module.dense, module.layout):
+        words = signature(function).parameters
+        assert words["doc"].default is words["doc"].empty
+        assert words["doc"].kind is words["doc"].KEYWORD_ONLY
+        assert words["spare"].default is None
+    assert "scale" in signature(module.attention).parameters
+    module = imported(tmp_path, bundle("band"))
+    assert signature(module.attention).parameters["w"].default == dict(bundle("band").params)["w"]
+    with pytest.raises(TypeError, match="widht"):
+        module.attention(1, 2, 3, widht=3)
+
+
+def test_a_module_computes(tmp_path):
+    made = imported(tmp_path, bundle("band"))._MASK
     rng = np.random.default_rng(0)
     shapes = ((1, 2, 90, 32), (1, 2, 90, 32), (1, 2, 90, 48))
     q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)

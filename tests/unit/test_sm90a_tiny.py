@@ -17,7 +17,7 @@ import maskc as mc
 from maskc import driver
 from maskc.analysis.rows import tiles_alone
 from maskc.build import build
-from maskc.core.bundle import ONCE, Grid, SourceUnit
+from maskc.core.bundle import ONCE, SourceUnit
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles, modes_with
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.target import TARGETS
@@ -354,10 +354,3 @@ def test_lines_fit_a_screen(dim):
             assert max(map(len, unit.text.splitlines())) <= 100
             assert "\n\n\n" not in unit.text
             assert unit.text.isascii()
-
-
-def test_grids_of_both_sides_survive_being_written_down():
-    from maskc.core.bundle_text import launch
-
-    mode, _, made = launch("attention_backward", "sides", threads=128, per_block=64, mode=ONCE)
-    assert (mode, made.grid) == (ONCE, Grid.sides)

@@ -8,6 +8,7 @@ MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command lin
 
 from maskc.core.errors.base import MaskcError as MaskcError
 from maskc.core.errors.base import SeveralErrors as SeveralErrors
+from maskc.core.errors.builds import BadPlan as BadPlan
 from maskc.core.errors.builds import BuildFailed as BuildFailed
 from maskc.core.errors.builds import CheckFailed as CheckFailed
 from maskc.core.errors.builds import DecompositionBroken as DecompositionBroken

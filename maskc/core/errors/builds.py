@@ -88,7 +88,13 @@ class Drift(MaskcError):
     code = "MC601"
     exit_code = 3
     message = "the files differ from what the patterns give now: {0}"
-    hint = "run `maskc compile {1} -o {2}` and commit the result"
+    hint = "run `maskc compile {1}` and commit the result"
+
+
+class BadPlan(MaskcError):
+    code = "MC604"
+    message = "a generated module cannot read {0}: {1}"
+    hint = "run `maskc compile` again; the module, its plan and its sources belong together"
 
 
 class CheckFailed(MaskcError):
