@@ -89,7 +89,8 @@ def attention(
     Args:
         q: [B, Hq, Nq, 128], bfloat16; torch, CuPy, NumPy or DLPack.
         k, v: [B, Hkv, Nkv, 128] and [B, Hkv, Nkv, 128].
-        scores: floating-point [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q, n_kv], or as many per block of queries and of keys.
+        scores: floating-point [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q, n_kv], or as
+            many per block of queries and of keys.
         scale: factor of q . k; D^-1/2 when None.
         return_lse: also return the log-sum-exp of every row.
         softcap: scores become softcap * tanh(score / softcap) first; > 0.

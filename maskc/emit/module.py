@@ -25,6 +25,7 @@ class _Keyword:
     default: str
     """As Python; empty where calls must give it."""
     about: str
+    """Its lines in a docstring."""
 
 
 _WIDTH = 100
@@ -101,12 +102,17 @@ def _keywords(bundle: Bundle) -> Iterator[_Keyword]:
     """What calls give for the mask: data first, then parameters, then what it does not need."""
     for decl in bundle.data:
         if decl.from_caller:
-            about = _ABOUT.get(decl.kind) or SHAPES[decl.name]
-            yield _Keyword(decl.name, "", f"{about}.")
+            yield _keyword(decl.name, "", _ABOUT.get(decl.kind) or SHAPES[decl.name])
     for name, default in bundle.params:
-        yield _Keyword(name, str(default), "an integer of the mask.")
+        yield _keyword(name, str(default), "an integer of the mask")
     for name in bundle.unread:
-        yield _Keyword(name, "None", "named by the mask, which does not need it.")
+        yield _keyword(name, "None", "named by the mask, which does not need it")
+
+
+def _keyword(name: str, default: str, about: str) -> _Keyword:
+    text = textwrap.fill(f"{name}: {about}.", _WIDTH, initial_indent=" " * 8,
+                         subsequent_indent=" " * 12)  # fmt: skip
+    return _Keyword(name, default, text)
 
 
 def _of_questions(bundle: Bundle, keywords: tuple[_Keyword, ...]) -> Iterator[_Keyword]:
@@ -114,7 +120,7 @@ def _of_questions(bundle: Bundle, keywords: tuple[_Keyword, ...]) -> Iterator[_K
     scoring = {decl.name for decl in bundle.data if decl.kind is DataKind.scoring}
     yield from (each for each in keywords if each.name not in scoring)
     if bundle.selections:
-        yield from (_Keyword(name, "None", "") for name in RANKING)
+        yield from (_keyword(name, "None", "") for name in RANKING)
 
 
 def _shapes(problem: Problem) -> tuple[str, str, str]:
