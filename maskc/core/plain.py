@@ -14,7 +14,13 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from maskc.core.errors import MaskcError
+
 _ROOM = "maskc.core."
+_NOT_WRITTEN_HERE = (
+    AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""What reading a text raises that `to_text` did not make."""
 
 
 def to_text(value: object) -> str:
@@ -34,7 +40,7 @@ def from_text(text: str) -> Any:
     """
     try:
         return _value(json.loads(text))
-    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
+    except _NOT_WRITTEN_HERE as error:
         raise ValueError(f"not plain values: {error}") from error
 
 
