@@ -55,7 +55,7 @@ def compile_command(
     if emit and (check or output is not None):
         raise UsageMistake("--emit prints, -o and --check compare files", "choose one", at="--emit")
     if check or output is not None:
-        _modules([entry.refuse_params() for entry in found], output, asked, check, as_json)
+        _modules([entry.for_module() for entry in found], output, asked, check, as_json)
     elif emit is not None:
         texts = {
             entry.name: stage_text(entry, asked, emit, n, n_kv)
