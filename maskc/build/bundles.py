@@ -27,7 +27,9 @@ def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
     kept = cache.get(key)
     if kept is not None:
         with suppress(ValueError, zlib.error):  # else it was written by hand
-            return from_text(zlib.decompress(kept).decode())
+            found = from_text(zlib.decompress(kept).decode())
+            if isinstance(found, Bundle):
+                return found
     made = make()
     cache.put(key, zlib.compress(to_text(made).encode(), 1))
     return made

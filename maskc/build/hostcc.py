@@ -14,10 +14,12 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +37,9 @@ LINK = ("-shared", "-fPIC")
 _OPENMP = "-fopenmp"
 _CANDIDATES = ("cc", "gcc", "clang")
 _SECONDS = 300
+"""That a source may take."""
+_TRIAL_SECONDS = 60
+"""That a compiler may take to say what it is, or for a library of one function."""
 _PROBE = """\
 #ifdef _OPENMP
 #include <omp.h>
@@ -76,20 +81,45 @@ def host_compiler() -> HostCompiler:
     found = _find(own, os.environ.get("PATH", ""), open_cache())
     if isinstance(found, str):
         raise NoCompiler(found)
+    if found.command in _silent:
+        raise NoCompiler(_silent[found.command])
     return found
 
 
-@cache
+_silent: dict[tuple[str, ...], str] = {}
+"""Compilers that did not finish a source, and what that was: nobody waits for them again."""
+
+
+class _NoAnswer(Exception):
+    """A compiler that does not come back; the text says so."""
+
+
+@lru_cache(maxsize=8)
 def _find(own: str, path: str, cache: Cache) -> HostCompiler | str:
-    """The compiler, or what was tried; `path` is here because the answer depends on it."""
-    tried = []
-    for command in [shlex.split(own)] if own else [[name] for name in _CANDIDATES]:
+    """The compiler, or what was tried; `path` is here because the answer depends on it.
+
+    One that does not come back is given up at once, under all its names.
+    """
+    try:
+        commands = [shlex.split(own)] if own else [[name] for name in _CANDIDATES]
+    except ValueError as error:
+        return f"CC={own} (not a command line: {error})"
+    tried: list[str] = []
+    hung: dict[Path, str] = {}
+    for command in commands:
         shown = f"CC={own}" if own else command[0]
         program = shutil.which(command[0], path=path)
         if program is None:
             tried.append(f"{shown} (not found)")
             continue
-        answer = _remembered((program, *command[1:]), cache)
+        real = Path(program).resolve()
+        answer: HostCompiler | str
+        try:
+            answer = hung.get(real) or _remembered((program, *command[1:]), cache)
+        except _NoAnswer as silence:
+            answer = hung[real] = str(silence)
+        except OSError as error:
+            answer = _first_line(str(error))
         if isinstance(answer, HostCompiler):
             return answer
         tried.append(f"{shown} ({answer})")
@@ -115,7 +145,11 @@ def _remembered(command: tuple[str, ...], cache: Cache) -> HostCompiler | str:
 
 
 def _try(command: tuple[str, ...]) -> HostCompiler | str:
-    """Compile, link, load and call a small library, with the most that works."""
+    """Compile, link, load and call a small library, with the most that works.
+
+    Raises:
+        _NoAnswer: it does not come back.
+    """
     version = _version(command)
     native = _native(command)
     reason = ""
@@ -132,37 +166,63 @@ def _trial(compiler: HostCompiler) -> str:
     """'' when its library loads and answers, else why not."""
     try:
         with tempfile.TemporaryDirectory(prefix="maskc-") as folder:
-            done = _compile(compiler, _PROBE, (), Path(folder))
+            done = _compile(compiler, _PROBE, (), Path(folder), _TRIAL_SECONDS)
             if done.returncode:
                 return _first_line(done.stdout) or f"exit status {done.returncode}"
             library = ctypes.CDLL(str(Path(folder) / "kernel.so"))
             return "" if library.answer() == 42 else "its library gives a wrong answer"
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+    except (OSError, AttributeError) as error:
         return _first_line(str(error)) or type(error).__name__
 
 
 def _compile(
-    compiler: HostCompiler, text: str, macros: tuple[str, ...], folder: Path
+    compiler: HostCompiler, text: str, macros: tuple[str, ...], folder: Path, seconds: float
 ) -> subprocess.CompletedProcess[str]:
     """Run the compiler on `text` inside `folder`, by relative names: no path enters the output."""
     (folder / "kernel.c").write_text(text, encoding="utf-8")
     files = ("-o", "kernel.so", "kernel.c", "-lm")
-    return _run((*compiler.command, *compiler.flags, *macros, *files), folder)
+    return _run((*compiler.command, *compiler.flags, *macros, *files), seconds, folder)
 
 
-def _run(command: tuple[str, ...], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Output and errors as one text, in English whatever the locale."""
-    return subprocess.run(
-        command, cwd=folder, timeout=_SECONDS, text=True, errors="replace", check=False,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | {"LC_ALL": "C"},
+def _run(
+    command: tuple[str, ...], seconds: float, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Output and errors as one text, in English whatever the locale.
+
+    The compiler is a process group of its own: what it has started ends with it. A driver that
+    is killed alone leaves the program it waits for, which holds the other end of the pipe.
+
+    Raises:
+        _NoAnswer: it takes longer than that.
+    """
+    running = subprocess.Popen(
+        command, cwd=folder, text=True, errors="replace", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"LC_ALL": "C"},
+        start_new_session=True,
     )  # fmt: skip
+    with running:
+        try:
+            output, _ = running.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            _kill(running)
+            raise _NoAnswer(f"no answer within {seconds:g} seconds") from None
+        except BaseException:
+            _kill(running)
+            raise
+    return subprocess.CompletedProcess(command, running.returncode, output)
+
+
+def _kill(running: subprocess.Popen[str]) -> None:
+    """End a process and all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.kill()
 
 
 def _version(command: tuple[str, ...]) -> str:
     try:
-        return _first_line(_run((*command, "--version")).stdout)
-    except (OSError, subprocess.SubprocessError):
+        return _first_line(_run((*command, "--version"), _TRIAL_SECONDS).stdout)
+    except OSError:
         return ""
 
 
@@ -170,12 +230,13 @@ def _native(command: tuple[str, ...]) -> tuple[str, ...]:
     """What the compiler's driver turns -march=native into: one processor name, then features."""
     probe = ("-march=native", "-###", "-O3", "-x", "c", "-c", os.devnull, "-o", os.devnull)
     try:
-        log = _run((*command, *probe)).stdout
-    except (OSError, subprocess.SubprocessError):
+        log = _run((*command, *probe), _TRIAL_SECONDS).stdout
+    except OSError:
         return ()
     for line in log.splitlines():
         if "cc1" in line and "native" not in line:
-            return _named_flags(shlex.split(line))
+            with suppress(ValueError):  # a quote in a path that this compiler does not escape
+                return _named_flags(shlex.split(line))
     return ()
 
 
@@ -214,7 +275,7 @@ def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> B
     """A shared object from the cache, or compiled now.
 
     Raises:
-        NoCompiler: see host_compiler.
+        NoCompiler: see host_compiler; or the compiler does not finish.
         BuildFailed: the compiler refuses the source.
     """
     compiler = host_compiler()
@@ -227,10 +288,10 @@ def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> B
         return Binary(unit.target, stored, entries, key, BuildReport(compiler.version, flags, ""))
     with tempfile.TemporaryDirectory(prefix="maskc-") as name:
         try:
-            done = _compile(compiler, unit.text, macros, Path(name))
-        except subprocess.TimeoutExpired:
-            silence = f"no answer within {_SECONDS} seconds"
-            raise build_failed(compiler.version, unit, silence) from None
+            done = _compile(compiler, unit.text, macros, Path(name), _SECONDS)
+        except _NoAnswer as silence:
+            _silent[compiler.command] = f"{' '.join(compiler.command)} ({silence})"
+            raise NoCompiler(_silent[compiler.command]) from None
         if done.returncode:
             raise build_failed(compiler.version, unit, done.stdout)
         code = (Path(name) / "kernel.so").read_bytes()

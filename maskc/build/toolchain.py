@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from maskc.build.cache import cache_folder, open_cache
@@ -72,10 +73,11 @@ def _cache() -> str:
     folder = cache_folder()
     if not open_cache().usable:
         raise _Missing(f"{folder} cannot be used: kernels are kept in memory")
-    size = sum(
-        os.stat(os.path.join(place, name)).st_size
-        for place, _, names in os.walk(folder) for name in names
-    )  # fmt: skip
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # another process drops entries
+                size += os.lstat(os.path.join(place, name)).st_size
     return f"{folder}, {size / 2**20:.1f} MiB"
 
 

@@ -16,7 +16,7 @@ from maskc.cli.options import (
     problem_options,
     seed_option,
 )
-from maskc.cli.output import told, write_json
+from maskc.cli.output import FilePath, told, write_json
 from maskc.cli.suites import SuiteAsked, suite_options
 from maskc.core.errors import CheckFailed, UsageMistake
 
@@ -24,7 +24,7 @@ Report = dict[str, Any]
 
 
 @click.command(short_help="Time the kernel beside what torch has, checked.")
-@click.argument("file", required=False, type=click.Path())
+@click.argument("file", required=False, type=FilePath())
 @click.option("--expr", metavar="E", help="A mask expression instead of a file; runs no code.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a parameter."

@@ -74,9 +74,9 @@ def compile_command(
     if manifest is not None:
         if output is not None:
             raise UsageMistake("-o and --manifest were both given", "choose one", at="--manifest")
-        _manifest([entry.refuse_params() for entry in found], manifest, asked, check, as_json)
+        _manifest([entry.for_module() for entry in found], manifest, asked, check, as_json)
     elif check or output is not None:
-        _modules([entry.refuse_params() for entry in found], output, asked, check, as_json)
+        _modules([entry.for_module() for entry in found], output, asked, check, as_json)
     elif emit is not None:
         texts = {
             entry.name: stage_text(entry, asked, emit, n, n_kv)

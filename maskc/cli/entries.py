@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maskc.core.errors import (
-    FileMissing,
     MaskcError,
     NoPattern,
     NotAnInteger,
-    PatternFailed,
     SeveralErrors,
     UsageMistake,
 )
-from maskc.core.source import raised_at
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -41,12 +41,19 @@ class Entry:
     params: Mapping[str, int] = field(default_factory=dict)
     """Call-time parameters set with --set."""
 
-    def refuse_params(self) -> Entry:
+    def for_module(self) -> Entry:
         """Itself; for commands that write code, where a parameter keeps its default.
 
         Raises:
-            UsageMistake: --set named a parameter that calls give.
+            UsageMistake: --set named a parameter that calls give, or a module of this name would
+                hide one that it imports itself.
         """
+        if self.name in _IMPORTED:
+            raise UsageMistake(
+                f"the pattern {self.name!r} would be written as {self.name}.py, and where that "
+                f"lies, `import {self.name}` no longer gives the module of this name",
+                f"rename the pattern, for example to {self.name}_mask", at="-o",
+            )  # fmt: skip
         for name in self.params:
             raise UsageMistake(
                 f"--set {name}: it is a parameter of the call, mc.param({name!r}, ...)",
@@ -54,6 +61,10 @@ class Entry:
                 at="--set",
             )
         return self
+
+
+_IMPORTED = frozenset(sys.stdlib_module_names) | {"maskc", "numpy"}
+"""What a generated module imports, and what these import."""
 
 
 def entries(
@@ -75,16 +86,15 @@ def entries(
         wrong = "a pattern file and --expr were both given" if path else "nothing to work on"
         hint = 'give a pattern file, a folder of them, or --expr "causal() & window(1023)"'
         raise UsageMistake(wrong, hint, at="FILE")
-    found = _from_expr(expr) if expr is not None else _from_files(path or "")
-    if pattern is not None:
-        _known(pattern, list(found), "--pattern", "no pattern")
-        found = {pattern: found[pattern]}
+    with redirect_stdout(sys.stderr):  # what a file prints is no result of the command
+        found = _from_expr(expr) if expr is not None else _from_files(path or "")
+        if pattern is not None:
+            _known(pattern, list(found), "--pattern", "no pattern")
+            found = {pattern: found[pattern]}
+        made = _with_settings(found, _settings(settings))
     source = shlex.quote(path or "") if expr is None else f"--expr {shlex.quote(expr)}"
     whole = path is not None and pattern is None and Path(path).is_dir()
-    return [
-        replace(entry, source=source, whole_folder=whole)
-        for entry in _with_settings(found, _settings(settings))
-    ]
+    return [replace(entry, source=source, whole_folder=whole) for entry in made]
 
 
 def _from_expr(expr: str) -> dict[str, Pattern | Mask]:
@@ -97,11 +107,12 @@ def _from_files(path: str) -> dict[str, Pattern | Mask]:
     from maskc.dsl.loader import load
 
     place = Path(path)
-    if not place.exists():
-        raise FileMissing(path)
     files = [place]
-    if place.is_dir():
-        files = sorted(file for file in place.glob("*.py") if not file.name.startswith(("_", ".")))
+    if os.path.isdir(path):
+        files = sorted(
+            file for file in place.glob("*.py")
+            if not file.name.startswith(("_", ".")) and not file.is_dir()
+        )  # fmt: skip
         if not files:
             raise NoPattern(at=path)
     found: dict[str, Pattern | Mask] = {}
@@ -165,14 +176,16 @@ def _entry(name: str, value: Pattern | Mask, settings: dict[str, str]) -> tuple[
 
 def _called(pattern: Pattern, settings: dict[str, str]) -> Mask:
     """The pattern's mask; what its own code raises becomes a mistake with its line."""
+    from maskc.dsl.loader import failed, undisturbed
+
     try:
-        return pattern.with_text(settings)
-    except MaskcError:
+        with undisturbed():
+            return pattern.with_text(settings)
+    except (MaskcError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         file = pattern.loc.file if pattern.loc else ""
-        at = raised_at(error, file) or pattern.loc
-        raise PatternFailed(type(error).__name__, error, at=at) from None
+        raise failed(error, file, pattern.loc) from None
 
 
 def call_parameters(mask: Mask) -> set[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from maskc.cli.output import FilePath
 from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ HEADS = 8
 def mask_source(command: Command) -> Command:
     """FILE, --expr, --set and --pattern; the command gets `found`, a list of Entry."""
 
-    @click.argument("file", required=False, type=click.Path())
+    @click.argument("file", required=False, type=FilePath())
     @click.option("--expr", metavar="E", help="A mask expression instead of a file; runs no code.")
     @click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a parameter."

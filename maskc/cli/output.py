@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -96,6 +96,18 @@ class Teller(Protocol):
     def __call__(self, text: str, /) -> object: ...
 
 
+class FilePath(click.Path):
+    """A path on the command line; one with a null character is a usage mistake."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:  # fmt: skip
+        """The path as it was given."""
+        if "\0" in str(value):
+            self.fail(f"{value!r} holds a null character: it names no file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def write_file(path: Path, text: str) -> None:
     """Write a text, making its folder.
 
@@ -105,11 +117,11 @@ def write_file(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise unwritable(path, error) from None
 
 
-def unwritable(path: Path, error: OSError) -> UsageMistake:
+def unwritable(path: Path, error: OSError | ValueError) -> UsageMistake:
     """The mistake of a place that cannot be written."""
-    reason = error.strerror or type(error).__name__
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return UsageMistake(f"cannot write {path}: {reason}", "choose another place with -o", at="-o")

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from maskc.cli.output import FilePath
 from maskc.core.errors import UsageMistake
 
 SUITES_HELP = (
@@ -125,23 +126,23 @@ def suite_options(command: Command) -> Command:
             help="No case of the suite starts later.",
         ),
         click.option(
-            "--into", type=click.Path(dir_okay=False), metavar="FILE",
+            "--into", type=FilePath(dir_okay=False), metavar="FILE",
             help="Add the results to a JSON file as one more run, after each case.",
         ),
         click.option(
-            "--from-json", "results", type=click.Path(dir_okay=False), metavar="FILE",
+            "--from-json", "results", type=FilePath(dir_okay=False), metavar="FILE",
             help="Show results measured before.",
         ),
         click.option(
-            "--table", type=click.Path(dir_okay=False), metavar="FILE",
+            "--table", type=FilePath(dir_okay=False), metavar="FILE",
             help="Write a table in Markdown.",
         ),
         click.option(
-            "--calibrate", type=click.Path(dir_okay=False), metavar="FILE",
+            "--calibrate", type=FilePath(dir_okay=False), metavar="FILE",
             help="Write the cost model's coefficients, found by the suite `calibration`.",
         ),
         click.option(
-            "--plot", type=click.Path(dir_okay=False), metavar="FILE",
+            "--plot", type=FilePath(dir_okay=False), metavar="FILE",
             help="Draw the results as PNG or SVG.",
         ),
     )  # fmt: skip

@@ -148,7 +148,7 @@ def _write(pictures: list[Picture], path: Path, as_json: bool) -> None:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write(shown, place)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
             raise unwritable(place, error) from None
         if not as_json:
             click.echo(str(place))

@@ -18,10 +18,15 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from maskc.core.errors import MaskcError
 from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr, to_python
 
 _ROOM = "maskc.core."
+_NOT_WRITTEN_HERE = (
+    AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""What reading a text raises that `to_text` did not make."""
 
 
 def to_text(value: object) -> str:
@@ -69,7 +74,7 @@ def from_text(text: str) -> Any:
     """
     try:
         return _value(json.loads(text))
-    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
+    except _NOT_WRITTEN_HERE as error:
         raise ValueError(f"not plain values: {error}") from error
 
 

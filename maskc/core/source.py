@@ -50,6 +50,19 @@ def written_at(place: SourceLoc) -> Iterator[None]:
         _written.reset(token)
 
 
+_base: ContextVar[Path | None] = ContextVar("base", default=None)
+
+
+@contextmanager
+def seen_from(folder: Path) -> Iterator[None]:
+    """Places found meanwhile are shown relative to this folder, whatever the working directory."""
+    token = _base.set(folder)
+    try:
+        yield
+    finally:
+        _base.reset(token)
+
+
 def keep_text(name: str, text: str) -> None:
     """Let messages quote a text that is in no file."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -103,6 +116,6 @@ def _shown(frame: FrameType) -> str:
     """The path as the user would type it: relative when it lies below the working directory."""
     name = frame.f_code.co_filename
     try:
-        return str(Path(name).relative_to(Path.cwd()))
-    except ValueError:
+        return str(Path(name).relative_to(_base.get() or Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the working directory was removed
         return name

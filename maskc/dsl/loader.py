@@ -2,91 +2,238 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
+import os
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from maskc.core.errors import FileMissing, MaskcError, NoPattern, PatternFailed
-from maskc.core.source import SourceLoc, raised_at
+from maskc.core.errors import (
+    FileMissing,
+    FileUnreadable,
+    MaskcError,
+    NoPattern,
+    PatternFailed,
+    PatternTwice,
+    SeveralErrors,
+)
+from maskc.core.source import SourceLoc, keep_text, raised_at, seen_from
 from maskc.dsl.collect import collecting, mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.pattern import Pattern
+from maskc.dsl.pattern import Pattern, check_pattern_name, noting_patterns
+
+_MODULE = "maskc_pattern_file"
 
 
 def load(path: str | Path) -> dict[str, Pattern | Mask]:
     """Run a pattern file and return its patterns and masks by name, in file order.
 
-    The file runs like any Python file, with everything that implies. Patterns defined in it are
-    called once with their defaults, so that all its mistakes are reported together.
+    The file runs like any Python file, with everything that implies. It may import its
+    neighbours, except where they have the name of a module that Python or maskc itself imports.
+    What it does to the working directory is undone. Patterns defined in it are called once with
+    their defaults, so that all its mistakes are reported together.
 
     Raises:
-        FileMissing: no such file. PatternFailed: the file itself raised. NoPattern: it has none.
+        FileMissing: no such file. FileUnreadable: it is a pipe, or reading is not allowed.
+        PatternFailed: the file itself raised. NoPattern: it has none. BadPatternName,
+        PatternTwice: the name of a mask or pattern is none, or is used again.
         MaskcError: a mistake in the mask language, or SeveralErrors.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise FileMissing(str(path))
-    module = ModuleType("maskc_pattern_file")
-    module.__file__ = str(file)
-    with collecting():
-        _run(file, module)
-        found = {
-            name: value
-            for name, value in vars(module).items()
-            if not name.startswith("_") and _defined_here(value, file)
-        }
+    source, file = _read(path), Path(os.path.abspath(path))
+    with undisturbed(), _running(file) as module, collecting():
+        name = _shown(file)
+        with noting_patterns() as made:
+            _run(source, name, module)
+        found = _found(module, name, made)
         for value in found.values():
             if isinstance(value, Pattern):
-                _try(value, file)
+                _try(value, name)
     if not found:
         raise NoPattern(at=str(path))
     return found
 
 
-def _run(file: Path, module: ModuleType) -> None:
-    name = _shown(file)
-    linecache.checkcache(name)  # excerpts in messages are of the file as it is now
-    sys.path.insert(0, str(file.resolve().parent))
+def _read(path: str | Path) -> bytes:
     try:
-        exec(_compiled(file, name), vars(module))
-    except MaskcError as error:
-        mistake(error, None)
-    except SyntaxError as error:
-        at = SourceLoc(name, error.lineno or 1, error.offset or 1)
-        mistake(PatternFailed("SyntaxError", error.msg, at=at), None)
-    except (Exception, SystemExit) as error:
-        at = raised_at(error, name) or name
-        mistake(PatternFailed(type(error).__name__, error, at=at), None)
-    finally:
-        sys.path.remove(str(file.resolve().parent))
-
-
-def _compiled(file: Path, name: str) -> CodeType:
-    try:
-        return compile(file.read_bytes(), name, "exec")
-    except ValueError as error:  # what Python 3.11 makes of null bytes, in its first releases
-        raise SyntaxError(str(error)) from error
-
-
-def _try(pattern: Pattern, file: Path) -> None:
-    try:
-        pattern()
-    except MaskcError as error:
-        mistake(error, None)
-    except (Exception, SystemExit) as error:
-        at = raised_at(error, _shown(file)) or _shown(file)
-        mistake(PatternFailed(type(error).__name__, error, at=at), None)
-
-
-def _defined_here(value: object, file: Path) -> bool:
-    if isinstance(value, Pattern):
-        return value.loc is None or Path(value.loc.file).name == file.name
-    return isinstance(value, Mask)
+        kind = os.stat(path).st_mode
+        if stat.S_ISDIR(kind):
+            raise FileMissing(str(path))
+        if not stat.S_ISREG(kind):
+            raise FileUnreadable(str(path), "it is no regular file")
+        return Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character
+        raise FileMissing(str(path)) from None
+    except OSError as error:
+        raise FileUnreadable(str(path), error.strerror or type(error).__name__) from None
 
 
 def _shown(file: Path) -> str:
+    """The path as messages give it: relative where it lies below the working directory. A link
+    keeps its own name, which is the one that the user knows."""
     try:
-        return str(file.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(file.resolve())
+        return str(file.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(file)
+
+
+# ------------------------------------------------------------------ surroundings
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Meanwhile a file may change the working directory: it is put back, and messages show places
+    relative to where they began."""
+    try:
+        before = Path.cwd()
+    except OSError:  # it was removed
+        yield
+        return
+    try:
+        with seen_from(before):
+            yield
+    finally:
+        with suppress(OSError):
+            os.chdir(before)
+
+
+@contextmanager
+def _running(file: Path) -> Iterator[ModuleType]:
+    """The module of a file, known to Python while it runs, with neighbours it can import."""
+    module = ModuleType(_MODULE)
+    module.__file__ = str(file)
+    finder = _Neighbours(file.resolve().parent)
+    before = sys.modules.get(_MODULE)
+    sys.modules[_MODULE] = module  # dataclasses look here for the types of fields
+    sys.meta_path.insert(0, finder)
+    try:
+        yield module
+    finally:
+        with suppress(ValueError):  # the file took it out itself
+            sys.meta_path.remove(finder)
+        del sys.modules[_MODULE]
+        if before is not None:
+            sys.modules[_MODULE] = before
+
+
+_THEIRS = frozenset(sys.stdlib_module_names) | {
+    "click", "cuda", "cupy", "hypothesis", "islpy", "jinja2", "markupsafe", "maskc", "matplotlib",
+    "ml_dtypes", "mpmath", "numpy", "rich", "sympy", "torch", "transformers",
+}  # fmt: skip
+"""Modules that a file beside the pattern does not stand in for, whatever its name: maskc imports
+many of them only when it needs them, while the pattern's neighbours can be imported."""
+
+
+class _Neighbours:
+    """Finds modules in the folder of a pattern file, before all other places."""
+
+    _from: dict[str, Path] = {}
+    """Name -> folder, of modules that were imported from beside a pattern file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name, place in list(self._from.items()):
+            if place != folder:  # another file's helper of the same name would be used
+                del self._from[name]
+                for known in [k for k in sys.modules if k.partition(".")[0] == name]:
+                    del sys.modules[known]
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Python asks this for every module that is not loaded yet."""
+        if path is not None or name in _THEIRS:
+            return None
+        found = PathFinder.find_spec(name, [str(self._folder)])
+        if found is not None:
+            self._from[name] = self._folder
+        return found
+
+
+# ------------------------------------------------------------------ running
+
+
+def _run(source: bytes, name: str, module: ModuleType) -> None:
+    linecache.cache.pop(name, None)
+    with suppress(SyntaxError, UnicodeDecodeError):  # excerpts are of the text that runs
+        keep_text(name, importlib.util.decode_source(source))
+    with _noting(name):
+        exec(_compiled(source, name), vars(module))
+
+
+def _compiled(source: bytes, name: str) -> CodeType:
+    try:
+        return compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        at = SourceLoc(name, error.lineno or 1, max(error.offset or 1, 1))
+        raise PatternFailed("SyntaxError", error.msg, at=at) from None
+    except ValueError as error:  # what Python 3.11 makes of null bytes, in its first releases
+        raise PatternFailed("SyntaxError", error, at=SourceLoc(name, 1, 1)) from None
+
+
+def _try(pattern: Pattern, name: str) -> None:
+    with _noting(name):
+        pattern()
+
+
+@contextmanager
+def _noting(name: str) -> Iterator[None]:
+    """Whatever a file raises is a mistake of it, except where the user interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except SeveralErrors as several:
+        for error in several.errors:
+            mistake(error, None)
+    except BaseException as error:
+        mistake(failed(error, name), None)
+
+
+def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -> MaskcError:
+    """What a pattern's own code raised, as a mistake with its place.
+
+    Args:
+        file: as messages show it.
+        at: the place where nothing better is known; the file when None.
+    """
+    if isinstance(error, MaskcError):
+        return error
+    try:
+        text = str(error)
+    except Exception as worse:
+        text = f"(its text raised {type(worse).__name__})"
+    return PatternFailed(type(error).__name__, text, at=raised_at(error, file) or at or file)
+
+
+# ------------------------------------------------------------------ what a file has
+
+
+def _found(module: ModuleType, file: str, made: list[Pattern]) -> dict[str, Pattern | Mask]:
+    """The public masks and patterns of a file by name; wrong names are mistakes."""
+    found: dict[str, Pattern | Mask] = {}
+    for name, value in list(vars(module).items()):
+        if str(name).startswith("_") or not _defined_here(value, file):
+            continue
+        try:
+            check_pattern_name(name, getattr(value, "loc", None) or file)
+        except MaskcError as error:
+            mistake(error, None)
+        else:
+            found[name] = value
+    kept = {id(value) for value in vars(module).values()}
+    for pattern in made:
+        last = found.get(pattern.name)
+        if id(pattern) not in kept and isinstance(last, Pattern) and last.loc and pattern.loc:
+            mistake(PatternTwice(pattern.name, pattern.loc.line, at=last.loc), None)
+    return found
+
+
+def _defined_here(value: object, file: str) -> bool:
+    if isinstance(value, Pattern):
+        code = getattr(value.function, "__code__", None)
+        own = value.loc is None or value.loc.file == file
+        return own or (code is not None and code.co_filename == file)
+    return isinstance(value, Mask)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import keyword
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from maskc.core.errors import (
@@ -68,8 +72,7 @@ def pattern(function: Callable[..., Mask]) -> Pattern:
     """
     at = caller()
     name = function.__name__
-    if not name.isidentifier() or len(name) > 40:
-        raise BadPatternName(name, at=at)
+    check_pattern_name(name, at)
     hints = inspect.get_annotations(function, eval_str=False)
     parameters = []
     for label, parameter in inspect.signature(function).parameters.items():
@@ -82,7 +85,42 @@ def pattern(function: Callable[..., Mask]) -> Pattern:
     made = Pattern(name, function, tuple(parameters), at)
     object.__setattr__(made, "__doc__", function.__doc__)
     object.__setattr__(made, "__wrapped__", function)  # help() and inspect.signature look here
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(made)
     return made
+
+
+_noted: ContextVar[list[Pattern] | None] = ContextVar("maskc_patterns", default=None)
+
+
+@contextmanager
+def noting_patterns() -> Iterator[list[Pattern]]:
+    """A list to which every pattern is added that is made meanwhile."""
+    made: list[Pattern] = []
+    token = _noted.set(made)
+    try:
+        yield made
+    finally:
+        _noted.reset(token)
+
+
+_LONGEST = 40
+
+
+def check_pattern_name(name: object, at: SourceLoc | str | None) -> None:
+    """Refuse what cannot name a generated module and its files.
+
+    Raises:
+        BadPatternName: it is no identifier, a keyword, too long, or one that Python would spell
+            differently.
+    """
+    good = (
+        isinstance(name, str) and name.isidentifier() and len(name) <= _LONGEST
+        and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
+    )  # fmt: skip
+    if not good:
+        raise BadPatternName(name, at=at)
 
 
 _KINDS = {"int": int, "str": str, "bool": bool, "float": float, "tuple": tuple}

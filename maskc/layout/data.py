@@ -243,8 +243,7 @@ def _ids(name: str, given: object, length: int) -> np.ndarray:
     if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
         expected = "[documents + 1] or [batch, documents + 1]"
         raise DataShape(name, ends.shape, expected, at=name)
-    several = np.atleast_2d(ends).astype(np.int64)
-    rows = [_ids_from_ends(name, given, row, length) for row in several]
+    rows = [_ids_from_ends(name, given, row, length) for row in np.atleast_2d(ends)]
     return np.stack(rows) if ends.ndim == 2 else rows[0]
 
 
@@ -255,7 +254,12 @@ def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -
     if ends[-1] != length:
         found = f"cumulative lengths end at {ends[-1]}, not {length}"
         raise DataRange(name, found, hint, at=name)
-    sizes = np.diff(ends)
+    outside = (ends < 0) | (ends > length)  # whose differences could leave 64 bits
+    if outside.any():
+        at = int(np.argmax(outside))
+        found = f"a cumulative length, {ends[at]} at position {at}, is not in 0..{length}"
+        raise DataRange(name, found, hint, at=name)
+    sizes = np.diff(ends.astype(np.int64))
     if (sizes < 0).any():
         at = int(np.argmax(sizes < 0))
         found = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"

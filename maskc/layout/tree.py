@@ -22,12 +22,12 @@ def walk_times(name: str, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         DataRange: an index outside the array, or tokens that hang from a cycle.
     """
     count = len(parents)
-    parents = parents.astype(np.int64)
-    wrong = (parents < -1) | (parents >= count)
+    wrong = (parents < -1) | (parents >= count)  # as given: in 64 signed bits 2^64 - 1 is a root
     if wrong.any():
         at = int(np.argmax(wrong))
         found = f"the parent of token {at} is {parents[at]}, not in -1..{count - 1}"
         raise DataRange(name, found, _HINT, at=name)
+    parents = parents.astype(np.int64)
     children = np.argsort(parents, kind="stable")
     starts = np.searchsorted(parents[children], np.arange(-1, count + 1)).tolist()
     order = children.tolist()

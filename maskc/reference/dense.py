@@ -12,6 +12,7 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl
 from maskc.core.errors import (
     BadLength,
+    DataRange,
     DataShape,
     DataType,
     HeadsUnknown,
@@ -223,8 +224,23 @@ def _scope(n_q: int, n_kv: int, params: set[str], data: given.Given) -> Scope:
         "n_kv": np.int64(n_kv),
     }
     for name in params.intersection(data):
-        try:
-            scope[name] = np.int64(operator.index(data[name]))  # type: ignore[arg-type]
-        except TypeError:
-            raise DataType(name, type(data[name]).__name__, "an integer", at=name) from None
+        scope[name] = np.int64(_parameter(name, data[name]))
     return scope  # type: ignore[return-value]
+
+
+def _parameter(name: str, value: object) -> int:
+    """A parameter's value: what a literal in its place may be.
+
+    Raises:
+        DataType, DataRange: no integer, or not in 0..2^30.
+    """
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, (bool, np.bool_)):
+        raise DataType(name, type(value).__name__, "an integer", at=name)
+    if not 0 <= found <= MAX_LENGTH:
+        hint = "parameters count tokens; None in the pattern means unbounded"
+        raise DataRange(name, f"{found} is outside 0..{MAX_LENGTH}", hint, at=name)
+    return found

@@ -83,6 +83,25 @@ def _array(decl: DataDecl, raw: object) -> np.ndarray:
     if array.size and array.dtype.kind not in ("biu" if truths else "iu"):
         wanted = "booleans or integers" if truths else "integers"
         raise DataType(decl.name, array.dtype, wanted, at=decl.name)
+    return _signed(decl, array)
+
+
+_MOST = 2**63 - 1
+
+
+def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
+    """int64 of the same meaning: nothing wraps.
+
+    Raises:
+        DataRange: an id, a time or a parent beyond 64 signed bits.
+    """
+    if array.dtype == bool or decl.kind in (DataKind.flags, DataKind.table):
+        return (array != 0).astype(np.int64)
+    if array.dtype == np.uint64 and array.size and array.max() > _MOST:
+        if decl.kind is not DataKind.intervals:
+            found = f"{array.max()} does not fit 64 signed bits"
+            raise DataRange(decl.name, found, "number tokens and documents from 0", at=decl.name)
+        array = np.minimum(array, np.uint64(_MOST))  # beyond all keys, as it was
     return array.astype(np.int64)
 
 
@@ -155,6 +174,8 @@ def document_ids(name: str, given: object, n_q: int, n_kv: int) -> tuple[np.ndar
 def _ids(name: str, given: object, length: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
         return vector(name, given, length)
+    if np.ndim(given.array) != 1:  # type: ignore[arg-type]
+        raise DataShape(name, np.shape(given.array), "[documents + 1]", at=name)  # type: ignore
     ends = [int(end) for end in given.array]  # type: ignore[attr-defined]
     if not ends or ends[0] != 0 or ends[-1] != length or ends != sorted(ends):
         raise DataRange(name, f"{ends} do not rise from 0 to {length}", "", at=name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from maskc.build import Binary
-from maskc.build.cache import cache_folder
+from maskc.build.cache import open_cache
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
 from maskc.layout.chosen import NONE
@@ -35,19 +36,30 @@ if hasattr(os, "register_at_fork"):
 
 
 def thread_count() -> int:
-    """`OMP_NUM_THREADS` where it is a number, else the processors this process may use.
+    """`OMP_NUM_THREADS` where it begins with a positive number, else the processors this process
+    may use; never so many more than these that the system would refuse to start them.
 
     1 in a process forked after its parent ran a kernel: GNU OpenMP would wait there for threads
     that stayed with the parent.
     """
     if _Threads.elsewhere:
         return 1
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
+    found = _NUMBER.match(os.environ.get("OMP_NUM_THREADS", ""))
+    wanted = int(found[1]) if found else 0
+    if 0 < wanted <= _FEW:
+        return wanted
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
+        processors = len(os.sched_getaffinity(0)) or 1
+    else:
+        processors = os.cpu_count() or 1
+    return min(wanted, max(_FEW, 4 * processors)) if wanted else processors
+
+
+_NUMBER = re.compile(r"\s*\+?0*([1-9][0-9]{0,15})[0-9]*\s*(?:,|$)", re.ASCII)
+"""A positive integer, of which 16 digits are read, and what OpenMP lets follow: numbers for inner
+levels."""
+_FEW = 16
+"""Threads that any system starts; GNU OpenMP ends the process where one is refused."""
 
 
 _SELECT = (
@@ -113,13 +125,16 @@ class CpuKernel:
 def load_library(binary: Binary) -> ctypes.CDLL:
     """Load verified bytes from a file that only this user can reach and nobody reads again.
 
-    The temporary directory may forbid executing; the cache's is tried then.
+    What the cache gave was checked when it was read; the file in the cache is not read a second
+    time. The temporary directory may forbid executing; the cache's folder is tried then, where
+    it is one that nobody else may write to.
 
     Raises:
         BuildFailed: the loader refuses it, for a missing symbol say.
     """
     refusal: OSError | None = None
-    for parent in (None, cache_folder()):
+    cache = open_cache()
+    for parent in (None, cache.folder) if cache.usable else (None,):
         try:
             with tempfile.TemporaryDirectory(prefix="maskc-", dir=parent) as folder:
                 path = Path(folder) / "kernel.so"

@@ -169,3 +169,26 @@ def test_another_process_loads_no_compiler(tmp_path):
     ]  # fmt: skip
     assert "islpy" in printed[0]
     assert printed[1] == "[]"
+
+
+@pytest.mark.remembers_plans
+@pytest.mark.filterwarnings("ignore::maskc.build.CacheWarning")
+def test_a_bundle_or_binary_of_another_mask_is_not_used(planned: list[str], tmp_path):
+    """Copied to this mask's key, it would give wrong results, or crash."""
+    q = np.random.default_rng(1).standard_normal((1, 1, 60, 16)).astype(np.float32)
+    masks = [mc.window(5), mc.strided(3) & mc.causal()]
+    files = tmp_path / "cache" / "files"
+    found, own = [], []
+    for mask in masks:
+        before = set(os.listdir(files)) if files.exists() else set()
+        found.append(mask.compile(16, dtype="float32", target="cpu")(q, q, q))
+        own.append(
+            sorted(set(os.listdir(files)) - before, key=lambda n: (files / n).stat().st_size)
+        )
+    for theirs, ours in zip(own[0][-2:], own[1][-2:], strict=True):
+        (files / ours).write_bytes((files / theirs).read_bytes())
+    assert len(planned) == 2
+    again = masks[1].compile(16, dtype="float32", target="cpu")(q, q, q)
+    assert len(planned) == 3
+    assert np.array_equal(again, found[1])
+    assert not np.array_equal(again, found[0])

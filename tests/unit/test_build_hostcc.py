@@ -134,6 +134,108 @@ def test_a_trial_is_remembered_until_the_compiler_changes(monkeypatch, tmp_path)
     assert runs() > first
 
 
+# ------------------------------------------------------------------ compilers that hang
+
+
+HANGING = """
+import subprocess, time
+open({counter!r}, 'a').write('x')
+if {when}:
+    subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])  # holds the pipe open
+os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+"""
+
+
+def hanging(folder: Path, name: str, when: str = "True") -> Path:
+    body = HANGING.format(counter=str(folder / "count"), real=real(), when=when)
+    return script(folder, name, body)
+
+
+def calls_of(folder: Path) -> int:
+    return len((folder / "count").read_text())
+
+
+@pytest.mark.parametrize(
+    "when", ["True", "'-###' in sys.argv", "'kernel.c' in sys.argv", "'-fopenmp' in sys.argv"]
+)
+def test_a_compiler_that_hangs_costs_one_timeout(monkeypatch, tmp_path, when):
+    monkeypatch.setenv("CC", str(hanging(tmp_path, "slow", when)))
+    waited = silences(monkeypatch)
+    for _ in range(3):
+        with pytest.raises(NoCompiler, match=r"CC=.*slow \(no answer within 1 seconds\)"):
+            hostcc.host_compiler()
+    assert waited == [1]
+    assert calls_of(tmp_path) <= 3
+
+
+def silences(monkeypatch, seconds: float = 1) -> list[float]:
+    """How long was waited in vain, each time."""
+    waited: list[float] = []
+    run = hostcc._run
+
+    def noted(command, limit, folder=None):
+        try:
+            return run(command, seconds, folder)
+        except hostcc._NoAnswer:
+            waited.append(seconds)
+            raise
+
+    monkeypatch.setattr(hostcc, "_run", noted)
+    return waited
+
+
+def test_two_names_of_a_compiler_that_hangs_are_one(monkeypatch, tmp_path):
+    path = hanging(tmp_path, "gcc")
+    for name in ("cc", "clang"):
+        (tmp_path / name).symlink_to(path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    waited = silences(monkeypatch)
+    with pytest.raises(NoCompiler, match=r"tried cc \(no answer .*gcc \(no .*clang \(no answer"):
+        hostcc.host_compiler()
+    assert waited == [1]
+
+
+def test_another_compiler_is_tried_where_one_hangs(monkeypatch, tmp_path):
+    right = real()
+    hanging(tmp_path, "cc")
+    (tmp_path / "gcc").symlink_to(right)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    waited = silences(monkeypatch)
+    assert hostcc.host_compiler().command == (str(tmp_path / "gcc"),)
+    assert waited == [1]
+
+
+def test_a_source_that_is_never_finished_is_waited_for_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", str(hanging(tmp_path, "slow", "'-DWITH_SOFTCAP=1' in sys.argv")))
+    assert call(build(unit())) == (1, 5)
+    waited = silences(monkeypatch, 2)
+    for text in (SOURCE, SOURCE.replace("? 2", "? 3")):
+        with pytest.raises(NoCompiler, match=r"slow \(no answer within 2 seconds\)"):
+            build(unit(text), frozenset({Feature.softcap}))
+    assert waited == [2]
+
+
+def test_what_a_compiler_started_ends_with_it(tmp_path):
+    path = hanging(tmp_path, "slow")
+    with pytest.raises(hostcc._NoAnswer):
+        hostcc._run((str(path),), 0.5)
+
+
+@pytest.mark.parametrize("text", ["gcc 'x", 'gcc "', "gcc \\"])
+def test_a_quote_that_is_never_closed(monkeypatch, text):
+    monkeypatch.setenv("CC", text)
+    with pytest.raises(NoCompiler) as caught:
+        hostcc.host_compiler()
+    assert f"tried CC={text} (not a command line: No " in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["''", "~/no-such", "/", "."])
+def test_what_is_no_program(monkeypatch, text):
+    monkeypatch.setenv("CC", text)
+    with pytest.raises(NoCompiler, match=r"\(not found\)"):
+        hostcc.host_compiler()
+
+
 GCC = (
     '/usr/lib/gcc/cc1 -quiet "-march=znver3" -mavx512f -mno-xop --param "l1=48" "-mtune=znver3" x.c'
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -27,9 +29,40 @@ def test_thread_count(monkeypatch):
     assert launch_cpu.thread_count() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
     assert launch_cpu.thread_count() == 5
-    for odd in ("", "many", "0", "-1"):
+    for number, text in ((4, " 4 , 2"), (7, "+7"), (8, "08"), (2, "2,"), (1, "1,x")):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert launch_cpu.thread_count() == number
+    for odd in ("", "many", "0", "-1", "4 2", "²", "0x4", "1e3", "4.0", ",4", "00"):
         monkeypatch.setenv("OMP_NUM_THREADS", odd)
         assert launch_cpu.thread_count() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("text", ["100000", "100000,3", str(2**31), "9" * 5000])
+def test_a_number_of_threads_has_a_bound(monkeypatch, text):
+    processors = len(os.sched_getaffinity(0))
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert processors <= launch_cpu.thread_count() <= max(16, 4 * processors)
+
+
+def test_no_number_of_threads_ends_the_process(monkeypatch):
+    """GNU OpenMP ends the process when the system refuses to start one of its threads."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    program = (
+        "import numpy as np, maskc as mc\n"
+        "q = np.ones((1, 2, 90, 16), np.float32)\n"
+        "attn = mc.window(5).compile(16, dtype='float32', target='cpu')\n"
+        "out, lse = attn(q, q, q, return_lse=True)\n"
+        "attn.backward(q, q, q, out, lse, q)\n"
+        "ranked = mc.topk(3, of=mc.causal())\n"
+        "mc.attention(q, q, q, ranked)\n"
+        "print(float(out.min()), float(out.max()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["1.0", "1.0"]
 
 
 def test_the_number_of_threads_changes_no_bit(monkeypatch):

@@ -54,6 +54,7 @@ from maskc.core.errors.language import BadPhase as BadPhase
 from maskc.core.errors.language import BadTable as BadTable
 from maskc.core.errors.language import BatchUsed as BatchUsed
 from maskc.core.errors.language import FileMissing as FileMissing
+from maskc.core.errors.language import FileUnreadable as FileUnreadable
 from maskc.core.errors.language import HeadsUnknown as HeadsUnknown
 from maskc.core.errors.language import MaskUsedAsBool as MaskUsedAsBool
 from maskc.core.errors.language import NameClash as NameClash
@@ -67,5 +68,6 @@ from maskc.core.errors.language import NotConstant as NotConstant
 from maskc.core.errors.language import NotPositive as NotPositive
 from maskc.core.errors.language import NotTraceable as NotTraceable
 from maskc.core.errors.language import PatternFailed as PatternFailed
+from maskc.core.errors.language import PatternTwice as PatternTwice
 from maskc.core.errors.language import ReservedName as ReservedName
 from maskc.core.errors.language import SelectionNotCompiled as SelectionNotCompiled

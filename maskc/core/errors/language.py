@@ -151,7 +151,7 @@ class NoPattern(MaskcError):
 class BadPatternName(MaskcError):
     code = "MC203"
     message = "a pattern's name must be a Python identifier of at most 40 characters, found {0!r}"
-    hint = "rename the function; the name becomes the generated module's name"
+    hint = "rename it: the name becomes the generated module's name"
 
 
 class BadParameter(MaskcError):
@@ -179,3 +179,16 @@ class FileMissing(MaskcError):
     exit_code = 2
     message = "no such file: {0}"
     hint = 'check the path; `maskc compile --expr "causal()"` needs no file'
+
+
+class FileUnreadable(MaskcError):
+    code = "MC208"
+    exit_code = 2
+    message = "cannot read {0}: {1}"
+    hint = "a pattern file is a regular file that you may read"
+
+
+class PatternTwice(MaskcError):
+    code = "MC209"
+    message = "{0} is defined twice: the pattern of this name in line {1} would be lost"
+    hint = "give each its own name; the name becomes the generated module's name"
