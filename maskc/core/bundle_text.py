@@ -13,6 +13,7 @@ from maskc.core.boxes import Boxes
 from maskc.core.bundle import (
     Bundle,
     Grid,
+    IdList,
     Launch,
     LayoutRecipe,
     Mode,
@@ -52,18 +53,27 @@ def tiles(
 
 def mask(
     keep: str, *layouts: tuple, shape: int = 0, args: tuple[str, ...] = (),
-    axes: tuple[str, ...] = (),
+    axes: tuple[str, ...] = (), rests: tuple[str | None, ...] = (),
+    lists: tuple[tuple[str, str, tuple[tuple[int, int], ...]], ...] = (),
 ) -> Variant:  # fmt: skip
-    """One of the distinct masks among the heads."""
+    """One of the distinct masks among the heads; `lists` as (low, high, ranges)."""
     formula = parse_expr(keep)
     recipes = tuple(
         LayoutRecipe(tile, formula, loops, fixed, square) for tile, loops, fixed, square in layouts
     )
-    return Variant(formula, shape, tuple(map(_parse, args)), recipes, tuple(map(_parse, axes)))
+    ids = tuple(IdList(_parse(low), _parse(high), ranges) for low, high, ranges in lists)
+    return Variant(
+        formula, shape, tuple(map(_parse, args)), recipes, tuple(map(_parse, axes)),
+        _rests(rests), ids,
+    )  # fmt: skip
 
 
 def _parse(text: str) -> Expr:
     return parse_expr(text)
+
+
+def _rests(texts: tuple[str | None, ...]) -> tuple[Expr | None, ...]:
+    return tuple(None if text is None else parse_expr(text) for text in texts)
 
 
 def data(
@@ -113,7 +123,8 @@ def kernel(
     form: str = "",
     costs: tuple[tuple[str, int, int, int], ...] = (),
     boxes: tuple | None = None,
-    gather: tuple[tuple[str, ...], tuple[tuple[str, str, str], ...]] | None = None,
+    gather: tuple[tuple[str, ...], tuple[tuple[str, str, str], ...], tuple] | None = None,
+    reach: tuple[str, ...] = (),
 ) -> SourceUnit:
     """One source and how to launch it: `maps` as (tensor, rows) or (tensor, rows, box), `work`
     as fields of WorkList, `costs` as (mode, cycles per row, per tile, more per masked tile),
@@ -139,12 +150,16 @@ def kernel(
         costs=tuple(Cost(*each) for each in costs),
         boxes=None if boxes is None else Boxes(*boxes),
         gather=None if gather is None else _gather(*gather),
+        reach=tuple(map(_parse, reach)),
     )
 
 
-def _gather(constants: tuple[str, ...], beside: tuple[tuple[str, str, str], ...]) -> Gather:
+def _gather(
+    constants: tuple[str, ...], beside: tuple[tuple[str, str, str], ...],
+    rests: tuple[str | None, ...] = (),
+) -> Gather:  # fmt: skip
     spans = tuple(Span(*map(_parse, each)) for each in beside)
-    return Gather(tuple(map(_parse, constants)), spans)
+    return Gather(tuple(map(_parse, constants)), spans, _rests(rests))
 
 
 def bundle(

@@ -45,6 +45,8 @@ class _Mask:
     shape: int
     args: str
     axes: tuple[str, ...]
+    rests: str
+    lists: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ def _kernel(unit: SourceUnit, key: str) -> str:
         words.append(f"boxes=({own.extents}, {own.q}, {own.k}, {own.seen})")
     if unit.gather is not None:
         words.append(_gather(unit.gather))
+    if unit.reach:
+        words.append(_several("reach=(", [repr(to_python(each)) for each in unit.reach], 16))
     return ",\n".join(words)
 
 
@@ -182,7 +186,11 @@ def _gather(own: Gather) -> str:
         f"({', '.join(repr(to_python(x)) for x in (span.guard, span.first, span.last))})"
         for span in own.beside
     ]
-    return _several("gather=(", [constants, _tuple(spans)], 16)
+    return _several("gather=(", [constants, _tuple(spans), _tuple(_bounds(own.rests))], 16)
+
+
+def _bounds(rests: Sequence[E.Expr | None]) -> list[str]:
+    return ["None" if rest is None else repr(to_python(rest)) for rest in rests]
 
 
 def _tuple(words: Sequence[str]) -> str:
@@ -244,7 +252,13 @@ def _mask(variant: Variant) -> _Mask:
     recipes = tuple(map(_recipe, variant.recipes))
     args = _several("args=(", [repr(to_python(arg)) for arg in variant.args], 16)
     axes = tuple(map(_quoted, variant.axes))
-    return _Mask(_quoted(variant.keep), recipes, variant.shape, args, axes)
+    rests = _several("rests=(", _bounds(variant.rests), 16) if variant.rests else ""
+    lists = [
+        f"({to_python(each.low)!r}, {to_python(each.high)!r}, {each.ranges})"
+        for each in variant.lists
+    ]
+    ids = _several("lists=(", lists, 16) if lists else ""
+    return _Mask(_quoted(variant.keep), recipes, variant.shape, args, axes, rests, ids)
 
 
 def _recipe(recipe: LayoutRecipe) -> _Recipe:

@@ -97,6 +97,8 @@ class KernelSpec:
     shapes: tuple[Shape, ...]
     n_args: int
     """Constants per mask (`c0`, `c1`, ...)."""
+    n_lists: int
+    """Lists of ids per mask (`l0`, `l1`, ...)."""
     arg_notes: tuple[str, ...]
     """For each constant the formula it holds, for the reader."""
     table_ranks: tuple[int, ...]
