@@ -97,14 +97,14 @@ class KernelSpec:
     shapes: tuple[Shape, ...]
     n_args: int
     """Constants per mask (`c0`, `c1`, ...)."""
-    n_lists: int
-    """Lists of ids per mask (`l0`, `l1`, ...)."""
     arg_notes: tuple[str, ...]
     """For each constant the formula it holds, for the reader."""
     table_ranks: tuple[int, ...]
     """For each data array of the mask: 1 (vector) or 2 (table)."""
     array_notes: tuple[str, ...]
     """For each data array what it holds, for the reader."""
+    n_lists: int = 0
+    """Lists of ids per mask (`l0`, `l1`, ...)."""
     selections: tuple[Lists, ...] = ()
     """Run-time selections among the data arrays."""
     cells: Cells | None = None

@@ -193,17 +193,14 @@ def make_tables(
     slots = _slots(bundle, unit, sizes, arrays)
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    heads = [] if of_head is None else [("head_variant", of_head)]
-    variants = [case.variant for case in cases]
-    large = any(slot.values[0, 0].size > INT32 for slot in slots)
-    made = constants(bundle, unit, variants, values, extremes_of(arrays), large)
-    parts = [("mask_args", made.words), *heads]
+    words, wide = _constants(bundle, unit, cases, slots, values, arrays)
+    parts = [("mask_args", words), *([] if of_head is None else [("head_variant", of_head)])]
     if unit.boxes is not None:
         own = _box_tables(unit, parts, cases, of_head, sizes, params, direction)
-        return replace(own, wide=made.wide)
+        return replace(own, wide=wide)
     if unit.distances:
-        words = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
-        parts.append(("distances", np.concatenate(words)))
+        bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
+        parts.append(("distances", np.concatenate(bits)))
     batched = any(slot.batch for slot in slots)
     seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
     backward, tally, adders = direction is Direction.backward, None, None
@@ -228,8 +225,19 @@ def make_tables(
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
-    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, adders,
-                  made.wide)  # fmt: skip
+    lists_of = len(cases) if batched else 0
+    return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
+
+
+def _constants(
+    bundle: Bundle, unit: SourceUnit, cases: tuple[Case, ...], slots: tuple[Slot, ...],
+    values: Mapping[str, int], arrays: Mapping[str, np.ndarray],
+) -> tuple[np.ndarray, bool]:  # fmt: skip
+    """`mask_args`, and whether formulas are computed in 64 bits: so are places in huge tables."""
+    large = any(slot.values[0, 0].size > INT32 for slot in slots)
+    variants = [case.variant for case in cases]
+    made = constants(bundle, unit, variants, values, extremes_of(arrays), large)
+    return made.words, made.wide
 
 
 def _slots(
