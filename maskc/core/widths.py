@@ -135,6 +135,22 @@ def _end(expr: Expr, high: bool) -> Expr:
     return expr
 
 
+def widest(expr: Expr) -> int:
+    """The number of largest magnitude that a formula spells, subformulas aside."""
+    match expr:
+        case E.Cmp(_, lhs):
+            return widest(lhs)
+        case E.Sum(constant, terms):
+            return max((constant, *(c for c, _ in terms)), key=abs)
+        case E.Member(_, ranges):
+            return max(ranges[0][0], ranges[-1][1], key=abs)
+        case E.FloorDiv(_, den) | E.Mod(_, den):
+            return den
+        case E.Param(_, default):
+            return default
+    return 0
+
+
 def settled(keep: Expr) -> Expr:
     """The mask without comparisons that no length, parameter or array of 32 bits could change."""
 

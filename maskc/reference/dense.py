@@ -12,6 +12,7 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl
 from maskc.core.errors import (
     BadLength,
+    DataRange,
     DataShape,
     DataType,
     HeadsUnknown,
@@ -224,7 +225,11 @@ def _scope(n_q: int, n_kv: int, params: set[str], data: given.Given) -> Scope:
     }
     for name in params.intersection(data):
         try:
-            scope[name] = np.int64(operator.index(data[name]))  # type: ignore[arg-type]
+            found = operator.index(data[name])  # type: ignore[arg-type]
         except TypeError:
             raise DataType(name, type(data[name]).__name__, "an integer", at=name) from None
+        if found > MAX_LENGTH:
+            hint = "parameters count tokens; None in the pattern means unbounded"
+            raise DataRange(name, f"{found} is outside 0..{MAX_LENGTH}", hint, at=name)
+        scope[name] = np.int64(found)
     return scope  # type: ignore[return-value]
