@@ -23,7 +23,7 @@ def _bare(text: str) -> str:
 def _extreme(name: str, args: list[str]) -> str:
     text = args[0]
     for arg in args[1:]:
-        text = f"{name}_index({text}, {arg})"
+        text = f"{name}_integer({text}, {arg})"
     return text
 
 
@@ -42,7 +42,7 @@ def c_printer(
 ) -> Printer:  # fmt: skip
     """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`.
 
-    What it prints is of type Index, which has 32 bits, or 64 where a call needs them: symbols and
+    What it prints is of type Integer, which has 32 bits, or 64 where a call needs them: symbols and
     constants have it, elements of arrays are converted.
 
     Args:
@@ -63,11 +63,11 @@ def c_printer(
         if array in selections and tiled:
             return f"(m.chosen{number}[q - m.tile_q] >> (k - m.tile_k) & 1)"
         if len(index) == 1:
-            return f"(Index)m.a{number}[{index[0]}]"
+            return f"(Integer)m.a{number}[{index[0]}]"
         row, column = index
         if array in selections:
             return f"(m.a{number}[({row}) * m.row{number} + {column} / 32] >> {column} % 32 & 1)"
-        return f"(Index)m.a{number}[({row}) * m.row{number} + {column}]"
+        return f"(Integer)m.a{number}[({row}) * m.row{number} + {column}]"
 
     def param(name: str, default: int) -> str:
         raise TypeError(f"parameter {name} (default {default}) was not bound to an argument")
