@@ -130,14 +130,16 @@ def _understood(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> 
 
 def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
     """Stage 2 for one head: the mask as one simplified formula."""
+    from maskc.core.widths import settled
     from maskc.ir.lower import lower
     from maskc.ir.simplify import simplify
 
     ir = lower(mask, head, n_heads)
     selections = tuple(
-        replace(each, allowed=tuple(map(simplify, each.allowed))) for each in ir.selections
+        replace(each, allowed=tuple(simplify(settled(one)) for one in each.allowed))
+        for each in ir.selections
     )
-    return replace(ir, keep=simplify(ir.keep), selections=selections)
+    return replace(ir, keep=simplify(settled(ir.keep)), selections=selections)
 
 
 def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:

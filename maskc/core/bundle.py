@@ -52,6 +52,17 @@ class LayoutRecipe:
 
 
 @dataclass(frozen=True)
+class IdList:
+    """Ids that a kernel reads as bits: bit i tells of the value low + i."""
+
+    low: Expr
+    high: Expr
+    """The least and the greatest value that is looked up, over lengths and parameters."""
+    ranges: tuple[tuple[int, int], ...]
+    """The ids, as closed ranges that ascend."""
+
+
+@dataclass(frozen=True)
 class Variant:
     """One of the distinct masks among the heads."""
 
@@ -66,6 +77,11 @@ class Variant:
     axes: tuple[Expr, ...] = ()
     """The same as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
     boxes; none where there are none."""
+    rests: tuple[Expr | None, ...] = ()
+    """For each constant a bound on |what it is added to| in its comparison, see core/widths; None
+    where its value matters beyond that."""
+    lists: tuple[IdList, ...] = ()
+    """Ids that the formula reads as `ids.0`, `ids.1`, ..."""
 
     def recipe(self, tile: TileShape) -> LayoutRecipe:
         """The recipe for a tile shape; numeric when none was prepared."""
@@ -234,6 +250,8 @@ class SourceUnit:
     thresholds: bool = False
     """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
     them, or, as that of a chooser, writes them."""
+    reach: tuple[Expr, ...] = ()
+    """For each formula a bound on |everything that the source computes of it|, see core/widths."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 

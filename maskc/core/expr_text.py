@@ -37,21 +37,26 @@ class Dialect:
     member: Callable[[str, E.Member], str]
     compare_parens: bool
     """Whether a comparison inside & and | needs parentheses."""
+    counts: frozenset[str] = frozenset()
+    """Further symbols that are never negative."""
 
 
-def nonnegative(expr: Expr) -> bool:
-    """Whether the value is certainly >= 0; q, k, ti, tj and lengths are."""
+_COUNTS = frozenset({"q", "k", "h", "n_q", "n_kv", "ti", "tj"})
+
+
+def nonnegative(expr: Expr, counts: frozenset[str] = frozenset()) -> bool:
+    """Whether the value is certainly >= 0; q, k, ti, tj and lengths are, and so are `counts`."""
     match expr:
         case E.Sum(constant, terms):
-            return constant >= 0 and all(c > 0 and nonnegative(t) for c, t in terms)
+            return constant >= 0 and all(c > 0 and nonnegative(t, counts) for c, t in terms)
         case E.Sym(name):
-            return name in ("q", "k", "h", "n_q", "n_kv", "ti", "tj")
+            return name in _COUNTS or name in counts
         case E.FloorDiv(num, _):
-            return nonnegative(num)
+            return nonnegative(num, counts)
         case E.Min(args):
-            return all(map(nonnegative, args))
+            return all(nonnegative(arg, counts) for arg in args)
         case E.Max(args):
-            return any(map(nonnegative, args))
+            return any(nonnegative(arg, counts) for arg in args)
     return isinstance(expr, E.Mod)
 
 
@@ -78,15 +83,18 @@ class Printer:
             case E.Param(name, default):
                 return self.dialect.param(name, default), _ATOM
             case E.FloorDiv(num, den):
-                return self.dialect.floordiv(self.at(num, _ATOM), den, nonnegative(num))
+                return self.dialect.floordiv(self.at(num, _ATOM), den, self._counts(num))
             case E.Mod(num, den):
-                return self.dialect.mod(self.at(num, _ATOM), den, nonnegative(num))
+                return self.dialect.mod(self.at(num, _ATOM), den, self._counts(num))
             case E.Min(args) | E.Max(args):
                 name = "min" if isinstance(expr, E.Min) else "max"
                 return self.dialect.extreme(name, [self(arg) for arg in args]), _ATOM
             case E.Load(array, index):
                 return self.dialect.load(array, [self(i) for i in index]), _ATOM
         return self._boolean(expr)
+
+    def _counts(self, expr: Expr) -> bool:
+        return nonnegative(expr, self.dialect.counts)
 
     def _boolean(self, expr: Expr) -> tuple[str, int]:
         match expr:
@@ -120,25 +128,32 @@ class Printer:
         return text, _ATOM if not expr.terms and expr.const >= 0 else _SUM
 
     def _compare(self, op: str, lhs: Expr) -> str:
-        """The key, else the query, stands alone: `k <= q + 3` for `q + 3 - k >= 0`."""
-        constant, terms = (lhs.const, lhs.terms) if isinstance(lhs, E.Sum) else (0, ((1, lhs),))
-        alone = next((t for t in (E.K, E.Q) if (1, t) in terms or (-1, t) in terms), None)
-        left = [(c, t) for c, t in terms if (t == alone if alone else c > 0)]
-        right = [(-c, t) for c, t in terms if (c, t) not in left]
-        if not left or (alone and left[0][0] < 0):
-            op = "<=" if op == ">=" else op
-            left, right = [(-c, t) for c, t in left], [(-c, t) for c, t in right]
-            constant = -constant
-        if not left:
-            left, right = [(-c, t) for c, t in right], []
-        limit = -constant
-        strict = {(">=", 1): (">", 0), ("<=", -1): ("<", 0)}
-        if right:
-            op, limit = strict.get((op, limit), (op, limit))
-        elif op == "<=" and limit >= 0:
-            op, limit = "<", limit + 1
-        other = E.linear(limit, right)
-        return f"{self.at(E.linear(0, left), _SUM)} {op} {self.at(other, _SUM)}"
+        left, word, right = compared(op, lhs)
+        return f"{self.at(left, _SUM)} {word} {self.at(right, _SUM)}"
+
+
+def compared(op: str, lhs: Expr) -> tuple[Expr, str, Expr]:
+    """The two sides of `lhs op 0` as printers write them, and what stands between.
+
+    The key, else the query, stands alone: `k <= q + 3` for `q + 3 - k >= 0`.
+    """
+    constant, terms = (lhs.const, lhs.terms) if isinstance(lhs, E.Sum) else (0, ((1, lhs),))
+    alone = next((t for t in (E.K, E.Q) if (1, t) in terms or (-1, t) in terms), None)
+    left = [(c, t) for c, t in terms if (t == alone if alone else c > 0)]
+    right = [(-c, t) for c, t in terms if (c, t) not in left]
+    if not left or (alone and left[0][0] < 0):
+        op = "<=" if op == ">=" else op
+        left, right = [(-c, t) for c, t in left], [(-c, t) for c, t in right]
+        constant = -constant
+    if not left:
+        left, right = [(-c, t) for c, t in right], []
+    limit = -constant
+    strict = {(">=", 1): (">", 0), ("<=", -1): ("<", 0)}
+    if right:
+        op, limit = strict.get((op, limit), (op, limit))
+    elif op == "<=" and limit >= 0:
+        op, limit = "<", limit + 1
+    return E.linear(0, left), op, E.linear(limit, right)
 
 
 def _python_member(value: str, node: E.Member) -> str:

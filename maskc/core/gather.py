@@ -89,6 +89,8 @@ class Gather:
     """Of the kernel's formulas, over n_q, n_kv and parameters."""
     beside: tuple[Span, ...]
     """What a query may see without it having been chosen: the union holds all of that."""
+    rests: tuple[Expr | None, ...] = ()
+    """For each constant a bound on what it is added to, as `Variant` has it."""
 
 
 GATHERED_FIELDS: tuple[Field, ...] = (

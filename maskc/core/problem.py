@@ -22,6 +22,9 @@ class Feature(Enum):
     nan_safe = "nan_safe"
     """Non-finite rows of V never reach a query that does not see them, at a price (GPU only)."""
 
+    wide = "wide"
+    """The mask's formulas in 64 bits: calls take it where lengths, numbers or data need it."""
+
     @property
     def macro(self) -> str:
         return f"WITH_{self.name.upper()}"

@@ -9,6 +9,7 @@ from maskc.core.errors import (
     BadAlign,
     BadChoice,
     BadIds,
+    IntegerTooWide,
     NegativeWidth,
     NotAMask,
     NotAnInteger,
@@ -18,6 +19,7 @@ from maskc.core.errors import (
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_python
 from maskc.core.source import SourceLoc
+from maskc.core.widths import INT64
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
@@ -40,7 +42,21 @@ def count(where: str, name: str, value: object, at: SourceLoc | None, least: int
         return mistake(NotAnInteger(where, name, shown(value), at=at), E.const(least))
     if number < least:
         return mistake(_too_small(where, name, number, least, at), E.const(least))
-    return E.const(number)
+    return E.const(_narrow(where, number, least, at))
+
+
+def _narrow(where: str, number: int, least: int, at: SourceLoc | None) -> int:
+    """The number, if 64 bits hold it."""
+    if abs(number) <= INT64:
+        return number
+    return mistake(IntegerTooWide(where, number, at=at), least)
+
+
+def scaled(where: str, stride: int, side: Expr, at: SourceLoc | None) -> None:
+    """Refuse a number of keys that is too far away, a stride apart."""
+    number = E.as_const(side)
+    if number is not None:
+        _narrow(where, stride * number, 0, at)
 
 
 def _too_small(
@@ -62,7 +78,7 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
         return mistake(NotConstant(where, name, shown(value), at=at), least)
     if number < least:
         return mistake(_too_small(where, name, number, least, at), least)
-    return number
+    return _narrow(where, number, least, at)
 
 
 def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
@@ -74,6 +90,8 @@ def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0)
     bound = "" if least is None else f" >= {least}"
     if any(item is None or (least is not None and item < least) for item in found):
         return mistake(BadIds(where, bound, shown(values), at=at), ())
+    if any(abs(_narrow(where, item, 0, at)) > INT64 for item in found):
+        return ()
     return tuple(sorted({item for item in found if item is not None}))
 
 

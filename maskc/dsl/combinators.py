@@ -84,13 +84,16 @@ window = _Window()
 def dilated(left: Count, right: Count = 0, *, stride: int, align: str = END) -> Mask:
     """Every stride-th key of a window: `left` keys back and `right` ahead, besides p itself."""
     at = caller()
-    return nodes.Dilated(
+    made = nodes.Dilated(
         checked.count("dilated", "left", left, at),
         checked.count("dilated", "right", right, at),
         checked.constant("dilated", "stride", stride, at),
         checked.align("dilated", align, at),
         loc=at,
     )
+    for side in (made.left, made.right):
+        checked.scaled("dilated", made.stride, side, at)
+    return made
 
 
 def offsets(ids: Iterable[int], *, align: str = END) -> Mask:

@@ -11,10 +11,11 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.errors import BadExpression, MaskcError
+from maskc.core.errors import BadExpression, IntegerTooWide, MaskcError
 from maskc.core.expr import Expr
 from maskc.core.expr_text import read_node
-from maskc.core.source import SourceLoc, keep_text, written_at
+from maskc.core.source import SourceLoc, caller, keep_text, written_at
+from maskc.core.widths import INT64, widest
 from maskc.dsl import combinators as C
 from maskc.dsl import data_atoms as D
 from maskc.dsl import nodes as N
@@ -149,6 +150,8 @@ def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
     if unknown := sorted(E.symbols(formula) - known):
         names = ", ".join(sorted(known))
         raise BadExpression(f"{unknown[0]!r} is not defined here; known: {names}")
+    if wide := [n for n in map(widest, E.walk(formula)) if abs(n) > INT64]:
+        raise IntegerTooWide("where", wide[0], at=caller())
     if not E.is_condition(formula):
         raise BadExpression("where needs a condition such as q >= k, found an integer")
     tables = {table.name: table for table in given.values()}

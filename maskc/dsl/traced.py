@@ -12,9 +12,10 @@ from typing import NoReturn
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
-from maskc.core.errors import MaskUsedAsBool, NotAnInteger, NotTraceable
+from maskc.core.errors import IntegerTooWide, MaskUsedAsBool, NotAnInteger, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
+from maskc.core.widths import INT64, widest
 
 
 def _refuse(what: str) -> NoReturn:
@@ -28,9 +29,12 @@ def lift(value: object) -> Expr:
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return E.Truth(bool(value))
     try:
-        return E.const(operator.index(value))  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         _refuse(f"it uses a {type(value).__name__}")
+    if abs(number) > INT64:
+        raise IntegerTooWide("a formula", number, at=caller())
+    return E.const(number)
 
 
 def lift_int(value: object, context: str) -> Expr:
@@ -108,6 +112,8 @@ class Traced:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, expr: Expr) -> None:
+        if abs(found := widest(expr)) > INT64:
+            raise IntegerTooWide("a formula", found, at=caller())
         self.expr = expr
 
     __add__, __radd__ = _arithmetic("+", E.add)
@@ -222,4 +228,6 @@ def param(name: str, default: int) -> Traced:
         value = operator.index(default)
     except TypeError:
         raise NotAnInteger("param", "default", repr(default), at=at) from None
+    if abs(value) > INT64:
+        raise IntegerTooWide("param", value, at=at)
     return Traced(E.Param(check_name(name, at), value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maskc.core import expr as E
 from maskc.core.expr_text import Dialect, Printer
+from maskc.core.widths import is_list
 
 
 def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
@@ -22,12 +23,12 @@ def _bare(text: str) -> str:
 def _extreme(name: str, args: list[str]) -> str:
     text = args[0]
     for arg in args[1:]:
-        text = f"{name}_i32({text}, {arg})"
+        text = f"{name}_integer({text}, {arg})"
     return text
 
 
 def _member(value: str, node: E.Member) -> str:
-    """A chain of comparisons; masks with many ids read a table instead (see ir/tables)."""
+    """A chain of comparisons; where there are many ids, kernels read bits instead, see ir/lift."""
     tests = [
         f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
         for low, high in node.ranges
@@ -36,14 +37,19 @@ def _member(value: str, node: E.Member) -> str:
 
 
 def c_printer(
-    arrays: tuple[str, ...], selections: frozenset[str] = frozenset(), tiled: bool = False
-) -> Printer:
+    arrays: tuple[str, ...], selections: frozenset[str] = frozenset(), tiled: bool = False,
+    counts: frozenset[str] = frozenset(),
+) -> Printer:  # fmt: skip
     """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`.
+
+    What it prints is of type Integer, which has 32 bits, or 64 where a call needs them: symbols and
+    constants have it, elements of arrays are converted.
 
     Args:
         selections: those arrays whose entries are bits, 32 to a word.
         tiled: whether these are lists instead, of which `m.chosen0` holds the bits of the tile at
             hand.
+        counts: constants that are never negative.
     """
     slot = {name: number for number, name in enumerate(arrays)}
 
@@ -51,15 +57,17 @@ def c_printer(
         return f"m.{name}" if name[0] == "c" and name[1:].isdigit() else name
 
     def load(array: str, index: list[str]) -> str:
+        if is_list(array):
+            return f"listed(m.l{array.removeprefix('ids.')}, {index[0]})"
         number = slot[array]
         if array in selections and tiled:
             return f"(m.chosen{number}[q - m.tile_q] >> (k - m.tile_k) & 1)"
         if len(index) == 1:
-            return f"m.a{number}[{index[0]}]"
+            return f"(Integer)m.a{number}[{index[0]}]"
         row, column = index
         if array in selections:
             return f"(m.a{number}[({row}) * m.row{number} + {column} / 32] >> {column} % 32 & 1)"
-        return f"m.a{number}[({row}) * m.row{number} + {column}]"
+        return f"(Integer)m.a{number}[({row}) * m.row{number} + {column}]"
 
     def param(name: str, default: int) -> str:
         raise TypeError(f"parameter {name} (default {default}) was not bound to an argument")
@@ -68,6 +76,6 @@ def c_printer(
         Dialect(
             conj="&&", disj="||", true="1", false="0",
             floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=symbol, param=param,
-            load=load, member=_member, compare_parens=False,
+            load=load, member=_member, compare_parens=False, counts=counts,
         )
     )  # fmt: skip

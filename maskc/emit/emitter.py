@@ -7,9 +7,11 @@ bytes, whatever the hash seed.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
     OF_KEYS,
@@ -30,10 +32,11 @@ from maskc.core.expr_text import to_python
 from maskc.core.gather import GATHER, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
+from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
-from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text
+from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import Cells, Iteration, KernelSpec, Lists, ListsSpec, Shape
 from maskc.plan import documents
@@ -100,7 +103,9 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
 def _emit(plan: Plan, name: str) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
-    reads = sorted({name for pair in formulas for each in pair for name in arrays(each)})
+    reads = sorted({
+        name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
+    })  # fmt: skip
     shapes = list(dict.fromkeys(formulas))
     spec = kernel_spec(plan, tuple(reads))
     unit = SourceUnit(
@@ -120,6 +125,7 @@ def _emit(plan: Plan, name: str) -> Bundle:
         costs=plan.costs,
         boxes=plan.boxes,
         thresholds=plan.thresholds or plan.chosen is not None,
+        reach=tuple(largest(_reach(plan.masks[formulas.index(shape)], plan)) for shape in shapes),
     )
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
@@ -129,7 +135,15 @@ def _emit(plan: Plan, name: str) -> Bundle:
         name=name,
         problem=plan.problem,
         variants=tuple(
-            Variant(m.ir.keep, shapes.index(_formulas(m)), m.lifted.args, (m.recipe,), m.axes)
+            Variant(
+                m.ir.keep,
+                shapes.index(_formulas(m)),
+                m.lifted.args,
+                (m.recipe,),
+                m.axes,
+                m.lifted.rests,
+                m.lifted.lists,
+            )
             for m in plan.masks
         ),
         head_variant=plan.of_head,
@@ -156,6 +170,19 @@ def _template(plan: Plan) -> str:
 def _formulas(mask: PlannedMask) -> tuple[Expr, ...]:
     """What a source has of a mask: masks with the same formulas share them."""
     return (mask.lifted.shape, *(() if mask.spared is None else (mask.spared,)))
+
+
+def _reach(mask: PlannedMask, plan: Plan) -> Iterator[Expr]:
+    """Bounds on everything that a source computes of a mask."""
+    for formula in _formulas(mask):
+        yield from reach(formula)
+    for row in mask.ranges if plan.use_ranges and mask.ranges else ():
+        for span in (row.live, row.full):
+            yield from reach_of(span)
+    tokens = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K}
+    for each in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
+        for span in (each.keys, each.queries):
+            yield from (E.substitute(bound, tokens) for bound in reach_of(span))
 
 
 def _lists_units(plan: Plan) -> tuple[SourceUnit, ...]:
@@ -232,6 +259,7 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         iteration=Iteration.range if plan.use_ranges else Iteration.csr,
         shapes=tuple(shapes.values()),
         n_args=n_args,
+        n_lists=max(len(mask.lifted.lists) for mask in plan.masks),
         arg_notes=tuple(_arg_note(plan.masks, i) for i in range(n_args)),
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from maskc.core import abi
@@ -11,8 +12,9 @@ from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.expr_text import to_python
 from maskc.core.problem import TileShape
+from maskc.core.widths import largest, reach
 from maskc.emit.environment import render
-from maskc.emit.predicate import bounds_text, predicate_lines
+from maskc.emit.predicate import bounds_text, predicate_lines, reach_of
 from maskc.emit.spec import PredicateLine
 from maskc.ir.types import MaskIR
 from maskc.plan import gather
@@ -104,8 +106,16 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
     return SourceUnit(
         target.name, render("common/gather_lists.cu.j2", spec), TileShape(1, 1), False,
         (), gather.list_modes(made.selection.score, target.family), form=G.LISTS,
-        gather=made.recipe,
+        gather=made.recipe, reach=(largest(_reach(made)),),
     )  # fmt: skip
+
+
+def _reach(made: Gathering) -> Iterator[E.Expr]:
+    """Bounds on everything that is computed of the formulas."""
+    for formula in made.formulas:
+        yield from reach(formula.lifted.shape)
+        for each in formula.spans or ():
+            yield from reach_of(each.keys)
 
 
 def _text(ir: MaskIR, formula: Formula) -> PartText:

@@ -10,6 +10,7 @@ from maskc.core import expr as E
 from maskc.core.data import DataKind
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
+from maskc.core.widths import magnitude, reach
 from maskc.emit.c_printer import c_printer
 from maskc.emit.spec import PredicateLine
 from maskc.ir.lift import Lifted
@@ -27,7 +28,7 @@ def predicate_lines(
 class _Writer:
     def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool) -> None:
         lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
-        self.printer: Printer = c_printer(arrays, lists, tiled)
+        self.printer: Printer = c_printer(arrays, lists, tiled, lifted.counts)
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)
         self.last = ""
@@ -77,6 +78,14 @@ def range_text(row: RowRange, arrays: tuple[str, ...] = ()) -> tuple[str, str, s
 def bounds_text(span: TileRange, nothing: str) -> tuple[str, str]:
     """C text of the first and past-last index; the latter is `nothing` where there are none."""
     return _ends(span, c_printer(()), nothing)
+
+
+def reach_of(span: TileRange) -> Iterator[Expr]:
+    """Bounds on everything that is computed of a range's ends, see core/widths."""
+    for formula in (span.guard, span.first, span.last):
+        yield from reach(formula)
+    for end in (span.first, span.last):  # kernels subtract a token, or the other end
+        yield E.add(magnitude(end), E.maximum(E.N_Q, E.N_KV))
 
 
 def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from maskc.core.choosing import FORM, class_shape
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection
+from maskc.core.widths import largest, reach
 from maskc.emit.c_printer import c_printer
 from maskc.emit.environment import render
 from maskc.emit.predicate import wrapped
@@ -42,6 +43,9 @@ def select_unit(plan: Plan) -> SourceUnit:
     return SourceUnit(
         plan.target.name, render("common/select.cu.j2", spec), TileShape(1, 1), False, (),
         (("usual", Mode(selecting.launches(plan.target.family))),), form=FORM,
+        reach=tuple(
+            largest(reach(_with_arguments(one.allowed[0], params))) for one in found
+        ),
     )  # fmt: skip
 
 

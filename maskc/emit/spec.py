@@ -103,6 +103,8 @@ class KernelSpec:
     """For each data array of the mask: 1 (vector) or 2 (table)."""
     array_notes: tuple[str, ...]
     """For each data array what it holds, for the reader."""
+    n_lists: int = 0
+    """Lists of ids per mask (`l0`, `l1`, ...)."""
     selections: tuple[Lists, ...] = ()
     """Run-time selections among the data arrays."""
     cells: Cells | None = None

@@ -1,8 +1,12 @@
-"""Lifts constants out of a formula: masks that differ only there share a kernel.
+"""Lifts numbers out of a formula: masks that differ only there share a kernel.
 
-The constant part of every comparison with q or k becomes an argument `c0`, `c1`, ...; divisors,
-residues and coefficients stay, they shape the kernel. Whatever depends on lengths or parameters
-becomes an argument wherever it stands, so a predicate reads nothing but q, k and arguments.
+The constant part of comparisons, of minima and maxima, and what is added under a division or a
+remainder become arguments `c0`, `c1`, ...; divisors and coefficients stay, they shape the kernel.
+So does zero where nothing is added or compared with, `q == k` or `q // 64 == k // 64`, and so do
+the comparisons of two array elements that intervals and trees consist of. Whatever depends on
+lengths or parameters becomes an argument wherever it stands, so a predicate reads nothing but q, k
+and arguments. Ids are arguments, too, while they are few; more of them are bits that the kernel
+reads from an array `ids.0`, `ids.1`, ..., which is made anew for every call.
 """
 
 from __future__ import annotations
@@ -10,7 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.core import expr as E
+from maskc.core.bundle import IdList
 from maskc.core.expr import Expr
+from maskc.core.widths import highest, lowest, magnitude
+
+FEW_RANGES = 8
+"""Ranges of ids up to which comparing is cheaper than reading a bit."""
+_NEAR = 4
+"""Sum of the coefficients in a value up to which bits for all its values are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +34,31 @@ class Lifted:
     """Value of each argument, over n_q, n_kv and parameters."""
     sources: tuple[tuple[Expr, Expr], ...]
     """(comparison of `shape`, the comparison of the mask it stands for)."""
+    rests: tuple[Expr | None, ...] = ()
+    """For each argument a bound on |what it is added to| in the one comparison that it belongs to;
+    None where it stands elsewhere: it then keeps its value whatever that is."""
+    counts: frozenset[str] = frozenset()
+    """The arguments that are never negative."""
+    lists: tuple[IdList, ...] = ()
+    """The ids of `ids.0`, `ids.1`, ..."""
 
 
-def lift(keep: Expr) -> Lifted:
+def lift(keep: Expr, lists: bool = True) -> Lifted:
     """Split a mask into its shape and its arguments.
 
     Arguments are numbered in an order that ignores their values, so that equal shapes have equal
     text.
+
+    Args:
+        lists: whether many ids become bits; they stay comparisons else.
     """
-    lifter = _Lifter()
-    for atom in _ordered(keep):
+    lifter = _Lifter(lists)
+    for atom in _ordered(keep, lists):
         lifter.lifted(atom)
     return Lifted(
-        E.transform(keep, lifter.known.get), tuple(lifter.args), tuple(lifter.sources.items())
-    )
+        E.transform(keep, lifter.known.get), tuple(lifter.args), tuple(lifter.sources.items()),
+        tuple(lifter.rests), frozenset(lifter.counts), tuple(lifter.lists),
+    )  # fmt: skip
 
 
 _HOST = ("n_q", "n_kv")
@@ -47,82 +69,137 @@ def _is_host(term: Expr) -> bool:
     return not E.arrays(term) and all(name in _HOST for name in E.symbols(term))
 
 
-def _ordered(keep: Expr) -> list[Expr]:
+def _ordered(keep: Expr, lists: bool) -> list[Expr]:
     """The comparisons of a formula, alternatives sorted by what they are without constants."""
     if isinstance(keep, (E.All, E.Any)):
-        terms = sorted(keep.terms, key=lambda term: (_skeleton(term), term.key))
-        return [atom for term in terms for atom in _ordered(term)]
+        terms = sorted(keep.terms, key=lambda term: (_skeleton(term, lists), term.key))
+        return [atom for term in terms for atom in _ordered(term, lists)]
     return [keep] if isinstance(keep, (E.Cmp, E.Member)) else []
 
 
-def _skeleton(term: Expr) -> str:
+def _skeleton(term: Expr, lists: bool) -> str:
     """Text of a term with a blank for every argument."""
     if isinstance(term, (E.All, E.Any)):
-        return f"{type(term).__name__}({sorted(map(_skeleton, term.terms))})"
+        return f"{type(term).__name__}({sorted(_skeleton(part, lists) for part in term.terms)})"
     if isinstance(term, (E.Cmp, E.Member)):
-        return _Lifter(blank=True).lifted(term).key
+        return _Lifter(lists, blank=True).lifted(term).key
     return term.key
 
 
 class _Lifter:
-    def __init__(self, blank: bool = False) -> None:
-        self.blank = blank
+    def __init__(self, with_lists: bool, blank: bool = False) -> None:
+        self.with_lists, self.blank = with_lists, blank
         self.args: list[Expr] = []
+        self.rests: list[Expr | None] = []
+        self.counts: set[str] = set()
+        self.lists: list[IdList] = []
         self.sources: dict[Expr, Expr] = {}
         self.known: dict[Expr, Expr] = {}
 
-    def _argument(self, value: Expr) -> Expr:
+    def _argument(self, value: Expr, rest: Expr | None = None) -> Expr:
         """A new argument; offsets between lengths alone are shared."""
         if self.blank:
             return E.Sym("c")
         constant = E.as_const(value) is not None or getattr(value, "const", 0)
         shared = not constant and not E.params(value)
         if shared and value in self.args:
-            return E.Sym(f"c{self.args.index(value)}")
+            number = self.args.index(value)
+            self.rests[number] = None
+            return E.Sym(f"c{number}")
         self.args.append(value)
+        self.rests.append(None if rest is None else magnitude(rest))
         return E.Sym(f"c{len(self.args) - 1}")
 
     def lifted(self, node: Expr) -> Expr:
         """What a comparison becomes."""
         if node not in self.known:
             if isinstance(node, E.Member):
-                made: Expr = E.Member(self._inner(node.value), node.ranges, node.inside)
+                made: Expr = self._member(node)
             else:
                 made = E.Cmp(node.op, self._compared(node))
             self.known[node] = made
             self.sources.setdefault(made, node)
         return self.known[node]
 
+    def _member(self, node: E.Member) -> Expr:
+        """A bit where there are many ids and each value has one, else comparisons."""
+        few, value = len(node.ranges) <= FEW_RANGES, node.value
+        host, rest = _split(value)
+        if not few and self.with_lists and _is_near(value):
+            number = 0 if self.blank else len(self.lists)
+            low, high = lowest(value), highest(value)
+            if not self.blank:
+                self.lists.append(IdList(low, high, node.ranges))
+            index = self._inner(E.sub(value, low))
+            return E.Cmp("!=" if node.inside else "==", E.Load(f"ids.{number}", (index,)))
+        if not few:
+            return E.Member(self._inner(value), node.ranges, node.inside)
+        others = E.linear(0, [(c, self._inner(t)) for c, t in rest])
+        tests = [self._within(host, others, *pair) for pair in node.ranges]
+        for test in tests:  # before the whole, which is the one that stands for the node
+            self.sources.setdefault(test, node)
+        found = E.disj(*tests)
+        return found if node.inside else E.negate(found)
+
+    def _within(self, host: Expr, rest: Expr, low: int, high: int) -> Expr:
+        """Whether host + rest is one of low .. high."""
+        above = E.add(self._argument(E.sub(host, E.const(low)), rest), rest)
+        if low == high:
+            return E.Cmp("==", above)
+        below = self._argument(E.sub(E.const(high), host), rest)
+        return E.conj(E.Cmp(">=", above), E.Cmp(">=", E.sub(below, rest)))
+
     def _compared(self, node: E.Cmp) -> Expr:
         host, rest = _split(node.lhs)
         rest = [(c, self._inner(t)) for c, t in rest]
-        reads = any(E.arrays(term) for _, term in rest)
         number = E.as_const(host)
-        if number is not None and (reads or node.op != ">="):
+        if number is not None and _is_structure(node.op, number, rest):
             return E.linear(number, rest)
-        return E.add(self._argument(host), E.linear(0, rest))
+        others = E.linear(0, rest)
+        return E.add(self._argument(host, others), others)
 
-    def _inner(self, expr: Expr) -> Expr:
-        """A term inside a comparison: its length-dependent parts become arguments."""
+    def _inner(self, expr: Expr, below: bool = False) -> Expr:
+        """A term inside a comparison: its numbers and length-dependent parts become arguments.
+
+        Args:
+            below: whether it is divided, so that a number in it is less than the divisor.
+        """
         if _is_host(expr):
-            return expr if E.as_const(expr) is not None else self._argument(expr)
+            return expr if expr == E.ZERO else self._argument(expr)
         match expr:
             case E.Sym():
                 return expr
             case E.Load(array, index):
                 return E.Load(array, tuple(map(self._inner, index)))
             case E.FloorDiv(num, den):
-                return E.FloorDiv(self._inner(num), den)
+                return E.FloorDiv(self._inner(num, True), den)
             case E.Mod(num, den):
-                return E.Mod(self._inner(num), den)
+                return E.Mod(self._inner(num, True), den)
             case E.Min(args):
                 return E.Min(tuple(map(self._inner, args)))
             case E.Max(args):
                 return E.Max(tuple(map(self._inner, args)))
         host, rest = _split(expr)
-        if E.as_const(host) is None:
+        if host != E.ZERO:
+            known = E.as_const(host) is not None
             host = self._argument(host)
+            if below and known:
+                self.counts.add(host.name)
         return E.linear(0, [(1, host), *((c, self._inner(t)) for c, t in rest)])
+
+
+def _is_structure(op: str, number: int, rest: list[tuple[int, Expr]]) -> bool:
+    """Whether a number belongs to what is compared rather than to how: zero where two things are
+    equal, and the ends of intervals that arrays hold."""
+    if op != ">=":
+        return number == 0
+    return len(rest) > 1 and number in (0, -1) and any(E.arrays(term) for _, term in rest)
+
+
+def _is_near(value: Expr) -> bool:
+    """Whether bits for all values of a sum of q and k are few."""
+    terms = [(c, t) for c, t in E.split_linear(value)[1] if not _is_host(t)]
+    return all(isinstance(t, E.Sym) for _, t in terms) and sum(abs(c) for c, _ in terms) <= _NEAR
 
 
 def _split(expr: Expr) -> tuple[Expr, list[tuple[int, Expr]]]:

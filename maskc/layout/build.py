@@ -13,10 +13,11 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
+from maskc.core.widths import INT32, SAFE
 from maskc.layout import diagonals
 from maskc.layout.bounds import Analyst, Boxes
 from maskc.layout.data import check_lengths
-from maskc.layout.elements import Elements
+from maskc.layout.elements import Elements, magnitude
 from maskc.layout.expand import RowLists, layout_of
 from maskc.layout.loops import loop_rows
 from maskc.layout.refine import count_pairs, refined_rows
@@ -75,6 +76,7 @@ def build(
         return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops or (), values, rows, columns)])
     keep = _with_values(recipe.keep, values)
     check_loads(keep, n_q, n_kv, arrays)
+    check_width(keep, n_q, n_kv, arrays)
     formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
     if formula is not None:
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
@@ -96,6 +98,7 @@ def count(
         return 0
     keep = _with_values(recipe.keep, values_of(recipe, n_q, n_kv, params))
     check_loads(keep, n_q, n_kv, arrays)
+    check_width(keep, n_q, n_kv, arrays)
     formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
     if formula is not None:
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
@@ -159,6 +162,21 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
                 found = f"dimension {axis} is read at {low}..{high}, it has {size} entries"
                 hint = "give a longer array, or clamp the index with min() and max()"
                 raise DataRange(load.array, found, hint, at=load.array)
+
+
+def check_width(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
+    """Refuse what 64 bits cannot hold; arguments as above.
+
+    Raises:
+        DataRange: with the largest magnitude that something may have.
+    """
+    any_array = dict.fromkeys(E.arrays(keep), np.array([-INT32 - 1]))
+    if magnitude(keep, {"q": n_q, "k": n_kv}, any_array) <= SAFE:
+        return
+    most = magnitude(keep, {"q": n_q, "k": n_kv}, arrays)
+    if most > SAFE:
+        found = f"its formula may reach {most} at n_q={n_q}, n_kv={n_kv}, beyond {SAFE}"
+        raise DataRange("the mask", found, "use smaller coefficients, parameters or data")
 
 
 def _exact_bounds(index: Expr, n_q: int, n_kv: int, arrays: Arrays) -> tuple[int, int] | None:

@@ -135,16 +135,17 @@ def _by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target
     chooser = _plan(found, problem, target, _FORWARD, CHOOSE)
     count = max(len(mask.lifted.args) for mask in chooser.masks)
     masks = tuple(
-        replace(mask, lifted=replace(mask.lifted, args=_padded(mask.lifted.args, count, one.k)))
-        for mask in chooser.masks
+        replace(mask, lifted=_padded(mask.lifted, count, one.k)) for mask in chooser.masks
     )
     chooser = replace(chooser, masks=masks, chosen=count)
     reasons = (*forward.reasons, thresholds.REASON, f"those: {chooser.schedule.reason}")
     return replace(forward, reasons=reasons, chooser=chooser, also=tuple(backward))
 
 
-def _padded(args: tuple[E.Expr, ...], count: int, k: int) -> tuple[E.Expr, ...]:
-    return (*args, *(E.ZERO for _ in range(count - len(args))), E.const(k))
+def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
+    more = count - len(lifted.args)
+    args = (*lifted.args, *(E.ZERO for _ in range(more)), E.const(k))
+    return replace(lifted, args=args, rests=(*lifted.rests, *(None,) * (more + 1)))
 
 
 def _with_thresholds(plan: Plan, pairs: list[tuple[Lifted, E.Expr]]) -> Plan:
@@ -295,7 +296,8 @@ def _listed(plan: Plan) -> Plan:
     """
     schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
     (mask,) = plan.masks
-    found = intervals(beside_documents(mask.lifted.shape, tuple(mask.ir.data)))
+    beside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    found = None if beside is None else intervals(beside)
     *reasons, partial = plan.reasons
     if found is not None:
         several = f"{len(found)} interval{'s' * (len(found) != 1)}"

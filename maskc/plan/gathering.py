@@ -59,7 +59,7 @@ class Gathering:
         return G.Gather(self.constants, tuple(
             G.Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
             for span in spans
-        ))  # fmt: skip
+        ), tuple(rest for formula in self.formulas for rest in formula.lifted.rests))  # fmt: skip
 
 
 def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:
@@ -118,7 +118,7 @@ def _with(keep: Expr, name: str, value: int) -> Expr:
 
 def _formula(name: str, formula: Expr, first: int) -> Formula:
     """With its constants numbered from `first` on."""
-    lifted = lift(formula)
+    lifted = lift(formula, lists=False)
     spans = intervals(lifted.shape)
     names = {E.Sym(f"c{i}"): E.Sym(f"c{first + i}") for i in range(len(lifted.args))}
 
@@ -136,4 +136,6 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
             ))
             for span in spans
         )  # fmt: skip
-    return Formula(name, Lifted(shape, lifted.args, sources), spans)
+    counts = frozenset(names[E.Sym(name)].name for name in lifted.counts)
+    rests = tuple(None if rest is None else moved(rest) for rest in lifted.rests)
+    return Formula(name, Lifted(shape, lifted.args, sources, rests, counts), spans)

@@ -16,6 +16,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe, TileLoop
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
+from maskc.core.widths import widest
 from maskc.ir.sets import TooHard, budget, token_universe
 
 _COUNTER = "counter"
@@ -67,6 +68,9 @@ def tile_loops(
 _OPERATIONS = 300_000
 """isl operations worth spending on a closed form: the numbers are fast too."""
 
+_HUGE = 1 << 31
+"""Numbers up to which lengths and tiles times them fit 64 bits."""
+
 _MOST_LOOPS = 40
 """A longer recipe is slower than the numbers."""
 
@@ -82,9 +86,15 @@ def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
         for square in (False, True):
             for fixed in ((), tuple(defaults.items())) if defaults else ((),):
                 loops = _loops(keep, tile, square, fixed)
-                if loops is not None:
+                if loops is not None and not any(map(_is_huge, loops)):
                     return LayoutRecipe(tile, keep, loops, fixed, square)
     return LayoutRecipe(tile, keep, None)
+
+
+def _is_huge(loop: TileLoop) -> bool:
+    """Whether 64 bits might not hold what closed forms compute: bounds on the mask tell then."""
+    formulas = (loop.guard, loop.first, loop.last)
+    return any(abs(widest(node)) > _HUGE for formula in formulas for node in E.walk(formula))
 
 
 def difficulty(keep: Expr) -> tuple[str, ...]:

@@ -25,10 +25,10 @@ def integer(expr: Expr, scope: Scope) -> np.ndarray:
     """
     match expr:
         case E.Sum(constant, terms):
-            total = np.int64(constant)
+            total = 0
             for coefficient, term in terms:
                 total = total + coefficient * integer(term, scope)
-            return total
+            return total + constant if terms else np.int64(constant)
         case E.Sym(name):
             return scope[name]
         case E.Param(name, default):
@@ -55,11 +55,36 @@ def _element(name: str, array: np.ndarray, index: list[np.ndarray]) -> np.ndarra
         if np.any(outside):
             found = f"the formula reads element {np.min(part)}..{np.max(part)} of {size}"
             raise DataRange(name, found, "keep every index inside the array, with % or min and max")
-    return array[tuple(index)].astype(np.int64)
+    found = array[tuple(np.asarray(part).astype(np.int64) for part in index)]
+    return found if array.dtype == object else found.astype(np.int64)
 
 
 def condition(expr: Expr, scope: Scope) -> np.ndarray:
-    """Booleans, broadcasting to [n_q, n_kv]."""
+    """Booleans, broadcasting to [n_q, n_kv]; of what 64 bits may not hold, by Python's integers."""
+    if _bits(expr) > 62 and np.asarray(scope["q"]).dtype != object:
+        exact = {name: np.asarray(value).astype(object) for name, value in scope.items()}
+        return np.asarray(_condition(expr, exact)).astype(bool)
+    return _condition(expr, scope)
+
+
+def _bits(expr: Expr) -> float:
+    """A bound on the binary logarithm of everything computed; symbols and elements have 31."""
+    inner = [_bits(part) for part in expr.parts]
+    match expr:
+        case E.Sum(constant, terms):
+            pairs = zip(terms, inner, strict=True)
+            sizes = [abs(c).bit_length() + bits for (c, _), bits in pairs]
+            return max((abs(constant).bit_length(), *sizes)) + len(terms).bit_length()
+        case E.FloorDiv(_, den) | E.Mod(_, den):
+            return max(den.bit_length() + 1, *inner)
+        case E.Member(_, ranges):
+            return max(*inner, *(abs(end).bit_length() for pair in ranges for end in pair))
+        case E.Param(_, default):
+            return max(31, abs(default).bit_length())
+    return max(31, *inner) if inner else 31
+
+
+def _condition(expr: Expr, scope: Scope) -> np.ndarray:
     match expr:
         case E.Truth(value):
             return np.bool_(value)
@@ -76,13 +101,13 @@ def condition(expr: Expr, scope: Scope) -> np.ndarray:
                 within = within | ((low <= found) & (found <= high))
             return within if inside else ~within
         case E.All(terms):
-            keep = condition(terms[0], scope)
+            keep = _condition(terms[0], scope)
             for term in terms[1:]:
-                keep = keep & condition(term, scope)
+                keep = keep & _condition(term, scope)
             return keep
         case E.Any(terms):
-            keep = condition(terms[0], scope)
+            keep = _condition(terms[0], scope)
             for term in terms[1:]:
-                keep = keep | condition(term, scope)
+                keep = keep | _condition(term, scope)
             return keep
     raise TypeError(f"not a condition: {expr!r}")

@@ -87,14 +87,13 @@ def _positions(mask: Mask, at: Place) -> np.ndarray:
         case N.Window(left, right):
             near = np.ones((len(at.q), at.n_kv), dtype=bool)
             if left is not None:
-                near = near & (p - integer(left, at.scope) <= k)
+                near = near & (p - k <= integer(left, at.scope))
             if right is not None:
-                near = near & (k <= p + integer(right, at.scope))
+                near = near & (k - p <= integer(right, at.scope))
             return near
         case N.Dilated(left, right, stride):
-            low = p - integer(left, at.scope) * stride
-            high = p + integer(right, at.scope) * stride
-            return (low <= k) & (k <= high) & ((p - k) % stride == 0)
+            back, ahead = (int(integer(side, at.scope)) * stride for side in (left, right))
+            return (p - k <= back) & (k - p <= ahead) & ((p - k) % stride == 0)
         case N.Offsets(ids):
             return np.isin(p - k, ids)
         case N.Strided(stride, phase):

@@ -20,6 +20,7 @@ from maskc.core.gather import E4M3
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
 from maskc.core.selection import FACTORS, SCORING, Score, Selection, with_factors
+from maskc.core.widths import INT32
 from maskc.layout import (
     MAX_ITEMS,
     Hull,
@@ -35,18 +36,24 @@ from maskc.runtime.arrays import LIBRARIES, Array, Device, Output
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.choosing import TYPES, Choosing, Vote, cases_of
+from maskc.runtime.constants import constants, reached
 from maskc.runtime.lister import Unlisted, with_room
 from maskc.runtime.making import Maker
 from maskc.runtime.plans import ATTENTION, Plan
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.selected import Given, Ranked, SelectedPlan
-from maskc.runtime.tables import Case, Tables, mask_args
+from maskc.runtime.tables import Tables
 
 _NAMES = ("scores", "index_q", "index_k", "index_w", FACTORS)
 _LEAST_TILE = 64
 """Tokens of the smallest tiles."""
 _MOST_TILES = 1 << 24
 """Tiles of all masks of a call, and cells that are classed: a word each."""
+
+
+def _one(_: str) -> int:
+    """The largest entry of a run-time selection: they are bits."""
+    return 1
 
 
 class Chooser:
@@ -99,7 +106,8 @@ class Chooser:
         bundle, kernels, index = self._maker.bundle, self._maker.kernels, wanted.device[1]
         votes = self._votes(place.sizes, bound.given)
         tables, choosing, classes = self._static(unit, wanted, bound, place, votes)
-        kernel = kernels.get(unit, mode_of(unit, wanted, tables), wanted.features, index)
+        features = tables.features(wanted.features)
+        kernel = kernels.get(unit, mode_of(unit, wanted, tables), features, index)
         own = make_plan(bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
         own, room = with_room(own, choosing.backward, choosing.places)
         lists = kernels.get(self._unit, "usual", frozenset(), index)
@@ -138,10 +146,13 @@ class Chooser:
         if lists * len(cases) * hull.room > MAX_TILES or len(work.items) > MAX_ITEMS:
             raise Unlisted
         values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-        told = [Case(bundle.variants[variant], head) for variant, head in cases.tolist()]
+        told = [bundle.variants[variant] for variant, _ in cases.tolist()]
+        if reached(self._unit.reach, values, [params[name] for name, _ in bundle.params]) > INT32:
+            raise Unlisted
+        own = constants(bundle, unit, told, values, _one)
         args = np.array([params[name] for name, _ in bundle.params], np.int32)
         parts = (
-            ("mask_args", mask_args(tuple(told), values)), ("head_variant", of_head),
+            ("mask_args", own.words), ("head_variant", of_head),
             ("row_ptr", cases), ("row_tiles", codes), ("col_ptr", args),
             ("col_tiles", np.concatenate(classes)), ("work", _rows_of(work)),
         )  # fmt: skip
@@ -150,7 +161,7 @@ class Chooser:
             (place.strides["q"][:3], place.strides["k"][:3]), bundle.problem.head_dim, len(cases),
             hull.room, len(work.items), len(work.merges),
         )  # fmt: skip
-        tables = Tables(parts, (), len(cases) if lists > 1 else 0, {}, work)
+        tables = Tables(parts, (), len(cases) if lists > 1 else 0, {}, work, wide=own.wide)
         first = tuple(map(int, starts[:-1])) + (0,) * (3 - len(classes))
         return tables, choosing, first
 

@@ -21,11 +21,13 @@ from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction
 from maskc.core.selection import FACTORS
 from maskc.core.target import Target
+from maskc.core.widths import INT32
 from maskc.runtime import checks
 from maskc.runtime.arguments import Arguments
 from maskc.runtime.arrays import LIBRARIES, Output, singles
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
+from maskc.runtime.constants import any_int32, arguments_of, reached, too_wide
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.launch_cuda import CudaKernel, Step
 from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
@@ -231,7 +233,7 @@ class Gatherer:
             outputs=_with_space(own.outputs, wanted, sizes, room, dim),
             steps=kernel.steps(lambda launch, number: _blocks(unit, sizes, launch, number)),
         )  # fmt: skip
-        block = _gathered(selection.k, recipe, ranking, sizes, bound.params, room)
+        block = _gathered(selection.k, self._unit, ranking, sizes, bound.params, room)
         return GatherPlan(own, lists, tuple(_chunks(block, lists, sizes, room)), room)
 
     def _chosen(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> SourceUnit:
@@ -285,10 +287,14 @@ def _numbers(
 
 
 def _gathered(
-    wanted: int, recipe: G.Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int],
+    wanted: int, unit: SourceUnit, ranking: Ranking, sizes: Sizes, params: Mapping[str, int],
     room: Room,
 ) -> ctypes.Structure:  # fmt: skip
-    """`struct Gathered` of all rows."""
+    """`struct Gathered` of all rows.
+
+    Raises:
+        DataRange: the mask computes something beyond 32 bits.
+    """
     block, arrays = GATHERED(), ranking.arrays
     if "scores" in arrays:
         block.given_stride[:] = steps_of(arrays["scores"], 0, 1, 2)
@@ -306,8 +312,12 @@ def _gathered(
     block.n_q, block.n_kv, block.room = sizes.n_q, sizes.n_kv, room.room
     block.wanted = min(wanted, sizes.n_kv)
     env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    for number, value in enumerate(recipe.constants):
-        block.constants[number] = int(evaluate(value, env))
+    recipe = unit.gather
+    args = arguments_of(recipe.constants, recipe.rests, env, any_int32)
+    if (most := reached(unit.reach, {**env, "ti": sizes.n_q}, args)) > INT32:
+        raise too_wide(most, env, INT32)
+    for number, value in enumerate(args):
+        block.constants[number] = value
     return block
 
 

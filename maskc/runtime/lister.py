@@ -250,7 +250,7 @@ class Lister:
         )  # fmt: skip
         if making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS:
             raise Unlisted
-        kernel = kernels.get(unit, mode, wanted.features, index)
+        kernel = kernels.get(unit, mode, kept.features(wanted.features), index)
         tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
         own = make_plan(bundle, unit, wanted, kernel, place, bound.params, tables, outputs)
         own, room = with_room(own, backward, making.room)

@@ -105,7 +105,8 @@ class Maker:
             rest = (wanted, *rest[1:])
         tables = self._bound(unit, *rest, not unit.ranges)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables, place.joins)
-        kernel = self.kernels.get(unit, mode, wanted.features, wanted.device[1])
+        features = tables.features(wanted.features)
+        kernel = self.kernels.get(unit, mode, features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and unit.ranges:
             tables = self._bound(unit, *rest, True)
         return make_plan(self.bundle, unit, wanted, kernel, place, bound.params, tables, outputs)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,12 +15,12 @@ from maskc.core.boxes import axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
 from maskc.core.data import DataDecl
-from maskc.core.errors import DataRange, DataShape
-from maskc.core.evaluate import evaluate
+from maskc.core.errors import DataShape
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
+from maskc.core.widths import INT32
 from maskc.layout import (
     Chosen,
     Spans,
@@ -45,10 +45,10 @@ from maskc.layout.boxes import box_layout, box_words
 from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
 from maskc.runtime.arrays import Device
 from maskc.runtime.checks import Sizes
+from maskc.runtime.constants import constants, extremes_of
 from maskc.runtime.covering import check_layout, check_spans
 from maskc.runtime.documents import lists_on_host
 
-_INT32 = np.iinfo(np.int32)
 _PAD = 4
 """int32 entries to which every part is rounded up: 16 bytes."""
 CAPTURED = 1023
@@ -100,10 +100,16 @@ class Tables:
     begin with documents."""
     adders: Adders | None = None
     """Of a backward pass; None where they are not known."""
+    wide: bool = False
+    """Whether the mask's formulas need 64 bits."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
     """By device and stream: what owns the copy made there, where it starts, and its counters."""
+
+    def features(self, asked: Features) -> Features:
+        """What a kernel needs compiled in to read them."""
+        return asked | {Feature.wide} if self.wide else asked
 
     @property
     def chain(self) -> int:
@@ -182,18 +188,19 @@ def make_tables(
 
     Raises:
         DataShape: a batch or head dimension of data that does not fit the call.
-        DataRange: a constant of the formula beyond 32 bits.
+        DataRange: the formula computes something beyond 64 bits.
     """
     slots = _slots(bundle, unit, sizes, arrays)
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    heads = [] if of_head is None else [("head_variant", of_head)]
-    parts = [("mask_args", mask_args(cases, values)), *heads]
+    words, wide = _constants(bundle, unit, cases, slots, values, arrays)
+    parts = [("mask_args", words), *([] if of_head is None else [("head_variant", of_head)])]
     if unit.boxes is not None:
-        return _box_tables(unit, parts, cases, of_head, sizes, params, direction)
+        own = _box_tables(unit, parts, cases, of_head, sizes, params, direction)
+        return replace(own, wide=wide)
     if unit.distances:
-        words = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
-        parts.append(("distances", np.concatenate(words)))
+        bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
+        parts.append(("distances", np.concatenate(bits)))
     batched = any(slot.batch for slot in slots)
     seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
     backward, tally, adders = direction is Direction.backward, None, None
@@ -218,7 +225,19 @@ def make_tables(
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
-    return Tables(tuple(parts), slots, len(cases) if batched else 0, arrays, work, tally, adders)
+    lists_of = len(cases) if batched else 0
+    return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
+
+
+def _constants(
+    bundle: Bundle, unit: SourceUnit, cases: tuple[Case, ...], slots: tuple[Slot, ...],
+    values: Mapping[str, int], arrays: Mapping[str, np.ndarray],
+) -> tuple[np.ndarray, bool]:  # fmt: skip
+    """`mask_args`, and whether formulas are computed in 64 bits: so are places in huge tables."""
+    large = any(slot.values[0, 0].size > INT32 for slot in slots)
+    variants = [case.variant for case in cases]
+    made = constants(bundle, unit, variants, values, extremes_of(arrays), large)
+    return made.words, made.wide
 
 
 def _slots(
@@ -350,24 +369,6 @@ def with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
         return const(values[node.name]) if isinstance(node, Sym) and node.name in values else None
 
     return transform(keep, number)
-
-
-def mask_args(cases: tuple[Case, ...], values: Mapping[str, int]) -> np.ndarray:
-    """int32 [cases, 1 + constants]: the formula's shape, then the values of its constants."""
-    count = max(len(case.variant.args) for case in cases)
-    table = np.zeros((len(cases), 1 + count), dtype=np.int32)
-    for row, case in zip(table, cases, strict=True):
-        row[0] = case.variant.shape
-        for column, formula in enumerate(case.variant.args, start=1):
-            found = int(evaluate(formula, values))
-            if not _INT32.min <= found <= _INT32.max:
-                named = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
-                raise DataRange(
-                    "the mask", f"a constant of its formula is {found} at {named}",
-                    "kernels compute indices in 32 bits: use smaller parameters",
-                )  # fmt: skip
-            row[column] = found
-    return table
 
 
 def _layout(

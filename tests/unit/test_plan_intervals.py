@@ -122,6 +122,7 @@ HAVE = {
     "sinks": (mc.sinks(3), 1),
     "nothing": (mc.sinks(0), 1),
     "aligned to the start": (mc.causal(align="start"), 1),
+    "slashes": (mc.offsets([0, 3, 9]), 3),
 }
 
 
@@ -136,7 +137,7 @@ def test_has_intervals(name):
 HAVE_NOT = {
     "strided": mc.strided(4),
     "dilated": mc.dilated(3, stride=4),
-    "slashes": mc.offsets([0, 3, 9]),
+    "many slashes": mc.offsets(range(0, 90, 5)),
     "outside a band": mc.full() - mc.window(3, 3) - mc.strided(2),
     "documents": mc.documents("doc"),
     "causal documents": mc.causal() & mc.documents("doc"),

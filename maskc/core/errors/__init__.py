@@ -56,6 +56,7 @@ from maskc.core.errors.language import BatchUsed as BatchUsed
 from maskc.core.errors.language import FileMissing as FileMissing
 from maskc.core.errors.language import FileUnreadable as FileUnreadable
 from maskc.core.errors.language import HeadsUnknown as HeadsUnknown
+from maskc.core.errors.language import IntegerTooWide as IntegerTooWide
 from maskc.core.errors.language import MaskUsedAsBool as MaskUsedAsBool
 from maskc.core.errors.language import NameClash as NameClash
 from maskc.core.errors.language import NegativeWidth as NegativeWidth

@@ -133,6 +133,12 @@ class BadChoice(MaskcError):
     hint = "these words are all there are"
 
 
+class IntegerTooWide(MaskcError):
+    code = "MC120"
+    message = "{0}: {1} does not fit 64 bits"
+    hint = "integers of masks lie between -2^63 and 2^63; leave a bound out where there is none"
+
+
 # ---------------------------------------------------------------- pattern files
 
 

@@ -66,13 +66,20 @@ def floordiv(num: Expr, den: int) -> Expr:
 
 
 def mod(num: Expr, den: int) -> Expr:
-    """num mod den for a literal den != 0, with Python's sign."""
+    """num mod den for a literal den != 0, with Python's sign; coefficients are those of least
+    magnitude, so that equal residues have equal text and need no wide products."""
     if den < 0:
         return scale(-1, mod(scale(-1, num), -den))
     constant, terms = split_linear(num)
-    rest = linear(constant % den, ((c, t) for c, t in terms if c % den))
+    rest = linear(constant % den, ((_least(c, den), t) for c, t in terms))
     value = as_const(rest)
     return const(value % den) if value is not None else Mod(rest, den)
+
+
+def _least(factor: int, den: int) -> int:
+    """What equals the factor modulo den and has the least magnitude; den/2 keeps the sign."""
+    rest = factor % den
+    return rest - den if 2 * rest > den - (factor < 0) else rest
 
 
 def minimum(*args: Expr) -> Expr:

@@ -1,0 +1,186 @@
+"""How large what a formula computes can be: the proof that 32 bits are enough, or 64.
+
+Bounds are formulas, too: a symbol or an array element in one stands for its largest magnitude. The
+compiler finds them once, as short text; a call only puts its lengths, numbers and extremes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.core.expr_text import compared, nonnegative
+
+INT32, INT64 = (1 << 31) - 1, (1 << 63) - 1
+SAFE = (1 << 62) - 1
+"""Largest magnitude of what is computed in 64 bits: sums of two such values still fit."""
+INDEX = 1 << 30
+"""Lengths and parameters are at most this."""
+_FAR = 1 << 40
+"""Constants beyond it are compared with everything that the other terms can be."""
+
+
+def is_list(array: str) -> bool:
+    """Whether an array of a lifted formula is a list of ids that the runtime makes, as bits."""
+    return array.startswith("ids.")
+
+
+def extreme(array: str) -> Expr:
+    """What stands for the largest magnitude in an array."""
+    return E.Load(array, (E.ZERO,))
+
+
+def magnitude(expr: Expr) -> Expr:
+    """A bound on |value| of an integer formula."""
+    match expr:
+        case E.Sum(constant, terms):
+            return E.linear(abs(constant), ((abs(c), magnitude(t)) for c, t in terms))
+        case E.FloorDiv(num, den):
+            up = 0 if nonnegative(num) else den - 1
+            return E.floordiv(E.add(magnitude(num), E.const(up)), den)
+        case E.Mod(_, den):
+            return E.const(den - 1)
+        case E.Min(args) | E.Max(args):
+            return E.maximum(*map(magnitude, args))
+        case E.Load(array):
+            return E.const(1) if is_list(array) else extreme(array)
+    return expr
+
+
+def reach(expr: Expr) -> Iterator[Expr]:
+    """Bounds on everything that is computed on the way to a formula's value, as printers write it:
+    both sides of a comparison apart. Elements of arrays as they are do not count."""
+    match expr:
+        case E.Cmp(op, lhs):
+            left, _, right = compared(op, lhs)
+            yield from reach(left)
+            yield from reach(right)
+            return
+        case E.Sum():
+            yield magnitude(expr)
+        case E.FloorDiv(_, den) | E.Mod(_, den):
+            yield E.const(den)
+        case E.Member(_, ranges):
+            yield E.const(max(-ranges[0][0], ranges[-1][1]))
+    for part in expr.parts:
+        yield from reach(part)
+
+
+def largest(bounds: Iterable[Expr]) -> Expr:
+    """One bound that is as large as any of them."""
+    kept: list[Expr] = []
+    for bound in dict.fromkeys(bounds):
+        if any(_covers(known, bound) for known in kept):
+            continue
+        kept = [known for known in kept if not _covers(bound, known)] + [bound]
+    return E.maximum(*kept) if kept else E.ZERO
+
+
+def _covers(one: Expr, other: Expr) -> bool:
+    """Whether a bound is at least another, term by term."""
+    (constant, terms), (least, needed) = E.split_linear(one), E.split_linear(other)
+    known = {term: factor for factor, term in terms}
+    return constant >= least and all(known.get(t, 0) >= c for c, t in needed)
+
+
+def number(expr: Expr, values: Mapping[str, int]) -> int:
+    """The value of a formula, exactly; of an array it takes what `values` has under its name."""
+    match expr:
+        case E.Sum(constant, terms):
+            return constant + sum(c * number(t, values) for c, t in terms)
+        case E.Sym(name):
+            return values[name]
+        case E.Param(name, default):
+            return values.get(name, default)
+        case E.FloorDiv(num, den):
+            return number(num, values) // den
+        case E.Mod(num, den):
+            return number(num, values) % den
+        case E.Min(args):
+            return min(number(arg, values) for arg in args)
+        case E.Max(args):
+            return max(number(arg, values) for arg in args)
+        case E.Load(array):
+            return values[array]
+    raise TypeError(f"not an integer formula: {expr!r}")
+
+
+def lowest(expr: Expr) -> Expr:
+    """The least value of a formula over q and k that reads no array, for given lengths."""
+    return _end(expr, high=False)
+
+
+def highest(expr: Expr) -> Expr:
+    """The greatest value, likewise."""
+    return _end(expr, high=True)
+
+
+def _end(expr: Expr, high: bool) -> Expr:
+    match expr:
+        case E.Sum(constant, terms):
+            return E.linear(constant, ((c, _end(t, high == (c > 0))) for c, t in terms))
+        case E.Sym("q"):
+            return E.sub(E.N_Q, E.const(1)) if high else E.ZERO
+        case E.Sym("k"):
+            return E.sub(E.N_KV, E.const(1)) if high else E.ZERO
+        case E.FloorDiv(num, den):
+            return E.floordiv(_end(num, high), den)
+        case E.Mod(_, den):
+            return E.const(den - 1) if high else E.ZERO
+        case E.Min(args):
+            return E.minimum(*(_end(arg, high) for arg in args))
+        case E.Max(args):
+            return E.maximum(*(_end(arg, high) for arg in args))
+    return expr
+
+
+def widest(expr: Expr) -> int:
+    """The number of largest magnitude that a formula spells, subformulas aside."""
+    match expr:
+        case E.Cmp(_, lhs):
+            return widest(lhs)
+        case E.Sum(constant, terms):
+            return max((constant, *(c for c, _ in terms)), key=abs)
+        case E.Member(_, ranges):
+            return max(ranges[0][0], ranges[-1][1], key=abs)
+        case E.FloorDiv(_, den) | E.Mod(_, den):
+            return den
+        case E.Param(_, default):
+            return default
+    return 0
+
+
+def settled(keep: Expr) -> Expr:
+    """The mask without comparisons that no length, parameter or array of 32 bits could change."""
+
+    def decided(node: Expr) -> Expr | None:
+        if isinstance(node, E.Cmp):
+            constant, terms = E.split_linear(node.lhs)
+            rest = E.linear(0, terms)
+            if abs(constant) > _FAR and abs(constant) > number(magnitude(rest), _Most()):
+                return E.Truth(constant > 0 if node.op == ">=" else node.op == "!=")
+        if isinstance(node, E.Member):
+            most = max(_FAR, number(magnitude(node.value), _Most()))
+            near = tuple(pair for pair in node.ranges if pair[1] >= -most and pair[0] <= most)
+            if near == node.ranges:
+                return None
+            value, ends = node.value, [(max(a, -most), min(b, most)) for a, b in near]
+            found = E.disj(*(E.conj(E.ge(value, E.const(a)), E.le(value, E.const(b)))
+                             for a, b in ends))  # fmt: skip
+            if len(ends) > 1:
+                found = E.Member(value, tuple(ends))
+            return found if node.inside else E.negate(found)
+        return None
+
+    return E.transform(keep, decided)
+
+
+class _Most(dict):
+    """The largest magnitude of anything that a name may stand for."""
+
+    def __missing__(self, _: str) -> int:
+        return INT32 + 1
+
+    def get(self, name: str, _: object = None) -> int:
+        return self[name]
