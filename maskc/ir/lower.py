@@ -163,6 +163,8 @@ class _Lowering:
                 same = E.eq(E.floordiv(p, size), E.floordiv(E.K, size))
                 return E.conj(same, E.le(E.K, p)) if causal else same
             case N.Heads(ids):
+                if ids and self.n_heads is not None and ids[-1] >= self.n_heads:
+                    raise NoSuchHead(ids[-1], self.n_heads, at=mask.loc)
                 return E.Truth(self.head in ids)
             case N.Where(formula, tables):
                 for decl in tables:
@@ -208,10 +210,7 @@ class _Lowering:
         if len(decl.shape) != 3:
             return decl
         self._check_head(decl.shape[0], mask)
-        import numpy as np
-
-        values = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
-        return captured(values[self.head], DataKind.table, decl.block)
+        return captured(decl.array[self.head], DataKind.table, decl.block)
 
     def _declare(self, decl: DataDecl, mask: Mask) -> DataDecl:
         known = self.data.setdefault(decl.name, decl)

@@ -35,6 +35,7 @@ class Place:
     scope: Scope
     scores: Mapping[N.TopK, np.ndarray]
     """What each selection ranks by: [heads, rows, columns] or, where heads share, without heads."""
+    sequence: int = 0
 
     @property
     def q(self) -> np.ndarray:
@@ -146,14 +147,33 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
             tin, tout = given.pair(decl.name, walked, tokens)
             return (tin[k] <= tin[q]) & (tin[q] < tout[k])
         case N.Where(formula, tables):
-            held = {decl.name: values(decl) for decl in tables}
-            return condition(formula, at.scope | held | {"h": np.int64(at.head)})
+            held = {decl.name: _own(decl, at) for decl in tables}
+            return condition(formula, at.scope | held | {"h": np.int64(at.head)}, mask.loc)
     raise TypeError(f"no meaning for {type(mask).__name__}")
 
 
 def values(decl: DataDecl) -> np.ndarray:
     """The captured array, int64."""
-    return np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape).astype(np.int64)
+    return decl.array.astype(np.int64)
+
+
+def leading(decl: DataDecl) -> tuple[int, int]:
+    """Sequences and heads of a captured array, 1 where it has no such dimension."""
+    front = decl.array.shape[: decl.array.ndim - decl.rank]
+    if decl.rank == 1:
+        return (front[0] if front else 1), 1
+    return (front[-2] if len(front) > 1 else 1), (front[-1] if front else 1)
+
+
+def _own(decl: DataDecl, at: Place) -> np.ndarray:
+    """The part of this sequence and head."""
+    array = values(decl)
+    if array.ndim == decl.rank + 2:
+        array = array[at.sequence if len(array) > 1 else 0]
+    if array.ndim == decl.rank + 1:
+        here = at.sequence if decl.rank == 1 else at.head
+        array = array[here if len(array) > 1 else 0]
+    return array
 
 
 def _table(decl: DataDecl, at: Place) -> np.ndarray:

@@ -141,7 +141,7 @@ def _of_heads(
     unread = {name for ir in irs for name in ir.declared}.difference(("scores",), decls)
     params, arrays = bind_ranked(
         tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()), unread,
-        data, n_q, n_kv,
+        driver.with_captured(mask, data, n_heads), n_q, n_kv,
     )  # fmt: skip
     values = {"n_q": n_q, "n_kv": n_kv, **params}
     if len(irs) == 1:  # tables may still tell heads apart

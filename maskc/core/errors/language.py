@@ -133,6 +133,12 @@ class BadChoice(MaskcError):
     hint = "these words are all there are"
 
 
+class ArgumentOrder(MaskcError):
+    code = "MC121"
+    message = "names and places of the arguments disagree: by name {0}; by place {1}"
+    hint = "FlexAttention calls mask_mod(b, h, q_idx, kv_idx) by place; mc.where goes by name"
+
+
 # ---------------------------------------------------------------- pattern files
 
 
