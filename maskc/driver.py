@@ -8,9 +8,10 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
-from maskc.core.captured import HELD
+from maskc.core.captured import HELD, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import HeadsUnknown, SelectionNotCompiled
+from maskc.core.errors import DataRange, HeadsUnknown, SelectionNotCompiled
+from maskc.core.expr import NEVER
 from maskc.core.problem import Problem, TileShape
 from maskc.core.selection import RANKING
 from maskc.core.target import Target
@@ -105,8 +106,25 @@ def generate(
     bundle = merged([bundled(plan, name) for plan in plans], report)
     _, held = emptied(mask)
     if held is not None:
+        _check_below_0(held)
         bundle = filled(bundle, held)
     return module_files(bundle, str(mask), title)
+
+
+def _check_below_0(held: Held) -> None:
+    """Refuse formulas whose indices below 0 may decide: a module does not look for such pairs.
+
+    Raises:
+        DataRange.
+    """
+    from maskc.ir.simplify import simplify
+    from maskc.layout import decisive
+
+    for reading in held.readings:
+        if simplify(decisive(reading.raw, None)) != NEVER:
+            found = "an index may be below 0 where nothing in the formula rules it out"
+            hint = "guard it, as (q >= 1) & (doc[q - 1] == doc[k]) does, or clamp it with max"
+            raise DataRange("a captured array", found, hint, at=reading.at)
 
 
 def understood(mask: Mask, n_heads: int | None = None) -> Heads:

@@ -56,7 +56,7 @@ def arguments(
         raise NotTraceable(what, at=at)
     named = [_named(p.name) for p in needed]
     placed = _BY_PLACE.get(len(needed))
-    known = None not in named and len(set(named)) == len(named) > 0
+    known = None not in named and len(set(named)) == len(named) in _BY_PLACE
     if known and (not by_place or tuple(named) == placed):
         return tuple(map(Traced, named))  # type: ignore[arg-type]
     if placed is None:

@@ -109,7 +109,7 @@ def _expected(decl: DataDecl) -> str:
 def _refuse_unknown(data: Iterable[str], known: list[str]) -> None:
     for name in data:
         if name not in known:
-            raise DataUnknown(name, ", ".join(sorted(known)) or "none", at=name)
+            raise DataUnknown(name, ", ".join(sorted(set(known))) or "none", at=name)
 
 
 def _parameter(name: str, value: object) -> int:
@@ -284,8 +284,12 @@ def _extent(array: np.ndarray) -> int:
 
 
 def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
-    length = n_q if decl.options == (1,) else n_kv
-    return (_shaped(decl.name, _booleans(decl.name, given), length),)
+    array = _booleans(decl.name, given)
+    if decl.options == (1,):
+        if n_q < n_kv and array.shape[-1:] == (n_kv,):  # one for each token
+            array = array[..., n_kv - n_q :]
+        return (_shaped(decl.name, array, n_q),)
+    return (_shaped(decl.name, array, n_kv),)
 
 
 def _intervals(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:

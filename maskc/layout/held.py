@@ -150,8 +150,12 @@ class _Domain(Analyst):
 # ------------------------------------------------------------------ what an index outside decides
 
 
-def decisive(raw: Expr, shapes: Mapping[str, tuple[int, ...]]) -> Expr:
+def decisive(raw: Expr, shapes: Mapping[str, tuple[int, ...]] | None) -> Expr:
     """The pairs for which an element outside an array decides.
+
+    Args:
+        raw: the formula as the user wrote it.
+        shapes: of the arrays, without sequences and heads; None: only indices below 0 count.
 
     A comparison that reads one is neither true nor false: the formula is decided where it comes
     out the same with all such comparisons true and with all of them false. There is no `not`
@@ -162,21 +166,24 @@ def decisive(raw: Expr, shapes: Mapping[str, tuple[int, ...]]) -> Expr:
         def load(node: Expr) -> Expr | None:
             if not isinstance(node, E.Load):
                 return None
-            index = tuple(
-                E.maximum(E.minimum(safe(part), E.const(max(size - 1, 0))), E.ZERO)
-                for part, size in zip(node.index, shapes[node.array], strict=True)
-            )
-            return E.Load(node.array, index)
+            return E.Load(node.array, tuple(E.maximum(part, E.ZERO) for part in ends(node)))
 
         return E.transform(formula, load)
 
+    def ends(load: E.Load) -> list[Expr]:
+        if shapes is None:
+            return list(map(safe, load.index))
+        sizes = zip(load.index, shapes[load.array], strict=True)
+        return [E.minimum(safe(part), E.const(max(size - 1, 0))) for part, size in sizes]
+
     def inside(atom: Expr) -> Expr:
-        return E.conj(*(
-            condition
-            for load in E.walk(atom) if isinstance(load, E.Load)
-            for part, size in zip(load.index, shapes[load.array], strict=True)
-            for condition in (E.ge(safe(part), E.ZERO), E.lt(safe(part), E.const(size)))
-        ))  # fmt: skip
+        found = []
+        for load in (node for node in E.walk(atom) if isinstance(node, E.Load)):
+            found += [E.ge(safe(part), E.ZERO) for part in load.index]
+            if shapes is not None:
+                sizes = zip(load.index, shapes[load.array], strict=True)
+                found += [E.lt(safe(part), E.const(size)) for part, size in sizes]
+        return E.conj(*found)
 
     def most(node: Expr) -> Expr | None:
         atom = isinstance(node, (E.Cmp, E.Member))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.data import DataDecl
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import (
     BadLength,
     DataShape,
@@ -142,7 +142,7 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
     for node in nodes:
         for decl in () if isinstance(node, N.Where) else declarations(node):
             known = wanted.setdefault(decl.name, decl)
-            if known != decl:
+            if known != decl and not known.kind is decl.kind is DataKind.flags:
                 raise NameClash(decl.name, known.kind.value, decl.kind.value, at=node.loc)
         for name, default in (pair for f in formulas(node) for pair in E.params(f).items()):
             if defaults.setdefault(name, default) != default:

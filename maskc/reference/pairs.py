@@ -130,7 +130,10 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
         case N.BlockTable(decl):
             return _table(decl, at)[q // decl.block, k // decl.block]
         case N.Flags(decl, "q"):
-            return given.vector(decl.name, at.data[decl.name], at.n_q)[q] != 0
+            flags = at.data[decl.name]
+            if at.n_q < at.n_kv and np.shape(flags) == (at.n_kv,):  # one for each token
+                flags = flags[at.n_kv - at.n_q :]  # type: ignore[index]
+            return given.vector(decl.name, flags, at.n_q)[q] != 0
         case N.Flags(decl, _):
             return given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
         case N.Intervals(decl):
@@ -148,7 +151,9 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
             return (tin[k] <= tin[q]) & (tin[q] < tout[k])
         case N.Where(formula, tables):
             held = {decl.name: _own(decl, at) for decl in tables}
-            return condition(formula, at.scope | held | {"h": np.int64(at.head)}, mask.loc)
+            places = (getattr(decl.values, "at", None) for decl in tables)
+            place = next(filter(None, places), mask.loc)
+            return condition(formula, at.scope | held | {"h": np.int64(at.head)}, place)
     raise TypeError(f"no meaning for {type(mask).__name__}")
 
 
