@@ -94,6 +94,11 @@ class CompiledMask:
             self._holding = known
         return known
 
+    def settled(self) -> CompiledMask:
+        """The same with the captured arrays of this moment, whoever writes into them later: a
+        backward pass reads what its forward pass read."""
+        return self if self.held is None else self.holding(self.held.now())
+
     # -------------------------------------------------------------- calls
 
     def __call__(
