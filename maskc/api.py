@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import BadShape
 from maskc.dsl.mask import Mask
+from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     from maskc.runtime.arrays import Array
@@ -67,7 +68,9 @@ def _compiled(*kernel: Any) -> CompiledMask:
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
-    return _remembered(*kernel)
+    mask, *rest = kernel
+    inner, held = emptied(mask)
+    return _remembered(inner, *rest).holding(held)
 
 
 @lru_cache(maxsize=256)

@@ -8,12 +8,15 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
+from maskc.core.captured import HELD, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import HeadsUnknown, SelectionNotCompiled
+from maskc.core.errors import DataRange, HeadsUnknown, SelectionNotCompiled
+from maskc.core.expr import NEVER
 from maskc.core.problem import Problem, TileShape
 from maskc.core.selection import RANKING
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.dsl.slots import emptied, emptied_together
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +45,7 @@ def compile(
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
 
+    mask, held = emptied(mask)
     wanted = problem(head_dim, head_dim_v, n_heads, dtype)
     chosen = Target.named(target or default_target(wanted))
     plan = cache(lambda: planned(mask, wanted, chosen))
@@ -53,7 +57,7 @@ def compile(
 
     inputs = (mask, tuple(_places(mask)), wanted, chosen.name, name)
     bundle = remembered(inputs, lambda: bundled(plan(), name))
-    return CompiledMask(bundle, chosen.name, report)
+    return CompiledMask(bundle, chosen.name, report, held=held)
 
 
 def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
@@ -99,15 +103,38 @@ def generate(mask: Mask, name: str, plans: Sequence[Plan], title: str) -> dict[s
         title: the first line of the module's docstring.
     """
     from maskc.emit.emitter import merged
+    from maskc.emit.held import filled
     from maskc.emit.module import module_files
     from maskc.plan.explain import explain
 
     report = "\n".join(map(explain, plans))
-    return module_files(merged([bundled(plan, name) for plan in plans], report), str(mask), title)
+    bundle = merged([bundled(plan, name) for plan in plans], report)
+    _, held = emptied(mask)
+    if held is not None:
+        _check_below_0(held)
+        bundle = filled(bundle, held)
+    return module_files(bundle, str(mask), title)
+
+
+def _check_below_0(held: Held) -> None:
+    """Refuse formulas whose indices below 0 may decide: a module does not look for such pairs.
+
+    Raises:
+        DataRange.
+    """
+    from maskc.ir.simplify import simplify
+    from maskc.layout import decisive
+
+    for reading in held.readings:
+        if simplify(decisive(reading.raw, None)) != NEVER:
+            found = "an index may be below 0 where nothing in the formula rules it out"
+            hint = "guard it, as (q >= 1) & (doc[q - 1] == doc[k]) does, or clamp it with max"
+            raise DataRange("a captured array", found, hint, at=reading.at)
 
 
 def understood(mask: Mask, n_heads: int | None = None) -> Heads:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
+    mask, _ = emptied(mask)
     return _understood(mask, n_heads, tuple(_places(mask)))
 
 
@@ -134,7 +161,7 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
     from maskc.ir.lower import lower
     from maskc.ir.simplify import simplify
 
-    ir = lower(mask, head, n_heads)
+    ir = lower(emptied(mask)[0], head, n_heads)
     selections = tuple(
         replace(each, allowed=tuple(simplify(settled(one)) for one in each.allowed))
         for each in ir.selections
@@ -202,7 +229,7 @@ def layout(
 
     ir = lowered(mask, head)
     recipe = layout_recipe(ir.keep, tile_shape(block))
-    own = _of_head(mask, ir, data)
+    own = _of_head(mask, ir, with_captured(mask, data))
     n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, own)
     return build(recipe, n_q, n_kv, params, arrays)
 
@@ -212,6 +239,17 @@ def _of_head(mask: Mask, ir: MaskIR, data: dict[str, object]) -> dict[str, objec
     if ir.selections or not selects(mask):
         return data
     return {name: given for name, given in data.items() if name not in RANKING}
+
+
+def with_captured(
+    mask: Mask, data: Mapping[str, object], n_heads: int | None = None
+) -> dict[str, object]:
+    """The data of a question, with what formulas of the mask captured."""
+    _, held = emptied(mask)
+    if held is None:
+        return dict(data)
+    batch, heads = held.extents
+    return {**data, HELD: held.of_call(batch, n_heads or heads)}
 
 
 def _bound(
@@ -239,6 +277,7 @@ def count(
     mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
 ) -> int:
     """See Mask.count."""
+    data = with_captured(mask, data, n_heads)
     return sum(
         _count(ir, head, n_q, n_kv, _of_head(mask, ir, data))
         for head, ir in enumerate(_lowered(mask, n_heads))
@@ -282,6 +321,7 @@ def subset_of(left: Mask, right: Mask) -> bool | None:
 def _for_all_heads(left: Mask, right: Mask, test: object) -> bool | None:
     from maskc.ir.heads import head_count, reads_head
 
+    (left, right), _ = emptied_together(left, right)
     n_heads = max(head_count(left), head_count(right))
     answers = {
         test(lowered(left, head).keep, lowered(right, head).keep)  # type: ignore[operator]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import keyword
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+
+from maskc.core.captured import Captured
 from maskc.core.errors import ReservedName
 from maskc.core.source import SourceLoc
 
@@ -34,7 +37,7 @@ class DataKind(Enum):
     random = "random"
     """computed: the block columns a seeded draw gives each block row."""
     constant = "constant"
-    """an integer array captured by the pattern, known at compile time."""
+    """an integer array captured by a formula; in a generated module known at compile time."""
     selection = "selection"
     """computed: the blocks that a run-time selection chose."""
     scoring = "scoring"
@@ -57,23 +60,42 @@ class DataDecl:
     """Tokens per entry of a table; keys per block of a selection."""
     options: tuple[int, ...] = ()
     """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
-    flags: (1,) when indexed by queries; selection: (queries per block,)."""
-    values: bytes = b""
-    """constant and compile-time tables: int32, little endian, C order."""
+    flags: (1,) when indexed by queries, (2,) when by both; selection: (queries per block,);
+    constant: the number of indices, where `shape` does not tell."""
+    values: bytes | Captured = b""
+    """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
+    they captured. Empty where a call brings them, see `Held`."""
     shape: tuple[int, ...] = ()
-    """Shape of `values`."""
+    """Shape of `values`, where these are bytes."""
 
     @property
     def rank(self) -> int:
         """Indices a formula gives: 2 for tables, 1 for vectors."""
         if self.kind is DataKind.constant:
-            return len(self.shape)
+            return self.options[0] if self.options else len(self.shape)
         return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
 
     @property
     def from_caller(self) -> bool:
         """Whether a call must pass it."""
         return self.kind not in _COMPUTED and not self.values
+
+    @property
+    def held(self) -> bool:
+        """Whether the mask brings it to every call, see `maskc.core.captured.Held`."""
+        return self.kind is DataKind.constant and not self.values
+
+    @property
+    def array(self) -> np.ndarray:
+        """int32: the values, where the declaration holds them."""
+        if isinstance(self.values, Captured):
+            return self.values.array
+        return np.frombuffer(self.values, dtype="<i4").reshape(self.shape)
+
+
+def renamed(decl: DataDecl, name: str) -> DataDecl:
+    """The same array under another name."""
+    return decl if decl.name == name else replace(decl, name=name, arrays=(name,))
 
 
 @dataclass(frozen=True)

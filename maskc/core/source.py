@@ -84,6 +84,11 @@ def caller() -> SourceLoc | None:
     return None
 
 
+def located(frame: FrameType, offset: int) -> SourceLoc:
+    """The position of an instruction of a frame, by its offset in bytes."""
+    return _position(frame, offset, frame.f_lineno)
+
+
 def raised_at(error: BaseException, file: str) -> SourceLoc | None:
     """The innermost position in `file` (as messages show it) that an exception passed through."""
     found = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
@@ -22,6 +23,11 @@ class Node(Mask):
     def children(self) -> tuple[Mask, ...]:
         """Masks this one is made of."""
         return ()
+
+    @cached_property
+    def captures(self) -> bool:
+        """Whether some formula of it reads captured arrays."""
+        return any(child.captures for child in self.children)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,11 @@ class Where(Node):
     formula: Expr
     """Over q, k, h, n_q, n_kv and parameters."""
     tables: tuple[DataDecl, ...] = ()
-    """Arrays the formula captured."""
+    """Arrays the formula captured, by names of its own: table0, table1, ..."""
+
+    @cached_property
+    def captures(self) -> bool:
+        return any(decl.values for decl in self.tables)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from maskc.core import expr as E
+from maskc.core.captured import Captured
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadExpression, IntegerTooWide, MaskcError
 from maskc.core.expr import Expr
@@ -146,7 +147,7 @@ def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
         raise BadExpression("where takes lambda q, k: ... or lambda h, q, k: ...")
     known = set(ast.unparse(function.args).split(", ")) | {"n_q", "n_kv"}
     given = {_keyword(word): _constant_array(word) for word in keywords}
-    formula = _named(read_node(function.body), given)
+    formula, tables = _loaded(read_node(function.body), given)
     if unknown := sorted(E.symbols(formula) - known):
         names = ", ".join(sorted(known))
         raise BadExpression(f"{unknown[0]!r} is not defined here; known: {names}")
@@ -154,26 +155,41 @@ def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
         raise IntegerTooWide("where", wide[0], at=caller())
     if not E.is_condition(formula):
         raise BadExpression("where needs a condition such as q >= k, found an integer")
-    tables = {table.name: table for table in given.values()}
-    return N.Where(formula, tuple(tables[name] for name in E.arrays(formula)))
+    return N.Where(formula, tables)
 
 
-def _constant_array(word: ast.keyword) -> DataDecl:
-    array = np.array(ast.literal_eval(word.value))
-    if array.ndim not in (1, 2) or array.dtype.kind not in "biu":
+def _constant_array(word: ast.keyword) -> Captured:
+    try:
+        array = np.array(ast.literal_eval(word.value))
+    except ValueError:  # a ragged list
+        array = np.zeros(())
+    if not array.ndim or array.dtype.kind not in "biu":
         raise BadExpression(f"{word.arg!r} must be a list, or a list of lists, of integers")
-    return D.captured(array, DataKind.constant)
+    return Captured(array)
 
 
-def _named(formula: Expr, tables: dict[str, DataDecl]) -> Expr:
-    """The formula with its arrays under their own names instead of the text's."""
-
-    def load(node: Expr) -> Expr | None:
+def _loaded(formula: Expr, given: dict[str, Captured]) -> tuple[Expr, tuple[DataDecl, ...]]:
+    """The formula and its arrays, numbered; dimensions before those it reads are of sequences and
+    heads, see `maskc.core.captured.Held`."""
+    ranks: dict[str, int] = {}
+    for node in E.walk(formula):
         if not isinstance(node, E.Load):
-            return None
-        if node.array not in tables or len(node.index) != tables[node.array].rank:
-            known = ", ".join(sorted(tables)) or "none"
+            continue
+        rank = ranks.setdefault(node.array, len(node.index))
+        dims = len(given[node.array].shape) if node.array in given else 0
+        if rank != len(node.index) or not rank <= dims <= rank + 1 + (rank > 1):
+            known = ", ".join(sorted(given)) or "none"
             raise BadExpression(f"{node.array}[...] is not an array given here; given: {known}")
-        return E.Load(tables[node.array].name, tuple(_named(i, tables) for i in node.index))
-
-    return E.transform(formula, load)
+    names: dict[str, str] = {}
+    tables: list[DataDecl] = []
+    for name, rank in ranks.items():
+        decls = (d for d in tables if d.rank == rank and d.values == given[name])
+        decl = next(decls, None)
+        if decl is None:
+            own = f"table{len(tables)}"
+            decl = DataDecl(
+                own, DataKind.constant, (own,), options=(rank,), values=given[name]
+            )  # fmt: skip
+            tables.append(decl)
+        names[name] = decl.name
+    return E.renamed(formula, names), tuple(tables)

@@ -97,12 +97,9 @@ def _count(value: Expr | None) -> str:
 
 def _where(formula: Expr, tables: tuple[DataDecl, ...]) -> str:
     names = "h, q, k" if "h" in E.symbols(formula) else "q, k"
-    held = "".join(f", {decl.name}={_values(decl)}" for decl in tables)
+    held = "".join(f", {decl.name}={_values(decl)}" for decl in tables if decl.values)
     return f"where(lambda {names}: {to_python(formula)}{held})"
 
 
 def _values(decl: DataDecl) -> str:
-    import numpy as np
-
-    array = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
-    return str(array.tolist())
+    return str(decl.array.tolist())

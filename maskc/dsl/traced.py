@@ -7,7 +7,11 @@ Whatever cannot be followed exactly raises; nothing is guessed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from maskc.core import expr as E
@@ -22,15 +26,33 @@ def _refuse(what: str) -> NoReturn:
     raise NotTraceable(what, at=caller())
 
 
+_tracing: ContextVar[bool] = ContextVar("maskc_tracing", default=False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While a formula is traced, whatever Python would decide about a traced value is refused."""
+    token = _tracing.set(True)
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
+
+
 def lift(value: object) -> Expr:
-    """The formula of a traced value, a plain integer or a plain boolean."""
+    """The formula of a traced value, a plain integer or boolean, or an array without dimensions."""
     if isinstance(value, Traced):
         return value.expr
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-        return E.Truth(bool(value))
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # type: ignore[attr-defined]
+    if isinstance(value, bool):
+        return E.Truth(value)
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
+        shape = getattr(value, "shape", ())
+        if shape:
+            _refuse(f"it computes with an array of shape {tuple(shape)} that no index reads")
         _refuse(f"it uses a {type(value).__name__}")
     if abs(number) > INT64:
         raise IntegerTooWide("a formula", number, at=caller())
@@ -60,6 +82,66 @@ def _literal(value: object, context: str) -> int:
     return number
 
 
+@dataclass(frozen=True)
+class Select(Expr):
+    """The integer `then` where the condition holds, `other` elsewhere.
+
+    It lives while a formula is traced: every comparison becomes two, one for each side.
+    """
+
+    condition: Expr
+    then: Expr
+    other: Expr
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.condition, self.then, self.other
+
+
+_MOST_SIDES = 64
+"""Comparisons that one with integers chosen by conditions may become."""
+
+
+def settled(atom: Expr) -> Expr:
+    """A comparison without integers that conditions choose."""
+    return _settled(atom, [_MOST_SIDES])
+
+
+def _settled(atom: Expr, room: list[int]) -> Expr:
+    chosen = next((node for node in E.walk(atom) if isinstance(node, Select)), None)
+    if chosen is None:
+        return atom
+    room[0] -= 1
+    if not room[0]:
+        _refuse(f"conditions choose its integers in more than {_MOST_SIDES} ways")
+    then, other = (
+        _settled(E.substitute(atom, {chosen: side}), room) for side in (chosen.then, chosen.other)
+    )
+    condition = chosen.condition
+    return E.disj(E.conj(condition, then), E.conj(E.negate(condition), other))
+
+
+def choose(condition: Expr, then: Expr, other: Expr) -> Expr:
+    """`then` where the condition holds, else `other`: two conditions, or two integers."""
+    if isinstance(condition, E.Truth):
+        return then if condition.value else other
+    if then == other:
+        return then
+    if is_condition(then) and is_condition(other):
+        return E.disj(E.conj(condition, then), E.conj(E.negate(condition), other))
+    return Select(condition, as_integer(then), as_integer(other))
+
+
+def as_integer(expr: Expr) -> Expr:
+    """1 where a condition holds, else 0; integers as they are."""
+    return choose(expr, E.const(1), E.ZERO) if is_condition(expr) else expr
+
+
+def as_condition(expr: Expr) -> Expr:
+    """Whether an integer is not 0; conditions as they are."""
+    return expr if is_condition(expr) else settled(E.ne(expr, E.ZERO))
+
+
 _Build = Callable[[Expr, Expr], Expr]
 _Binary = Callable[["Traced", object], "Traced"]
 
@@ -75,7 +157,7 @@ def _arithmetic(symbol: str, build: _Build) -> tuple[_Binary, _Binary]:
 
 
 def _compare(symbol: str, build: _Build) -> _Binary:
-    return _arithmetic(symbol, build)[0]
+    return _arithmetic(symbol, lambda a, b: settled(build(a, b)))[0]
 
 
 def _logic(symbol: str, build: _Build) -> _Binary:
@@ -91,7 +173,7 @@ def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> _Binar
     def combine(self: Traced, other: object) -> Traced:
         if is_condition(self.expr):
             return Traced(of_conditions(self.expr, lift_bool(other, symbol)))
-        return Traced(of_integers(self.expr, lift_int(other, symbol)))
+        return Traced(settled(of_integers(self.expr, lift_int(other, symbol))))
 
     return combine
 
@@ -108,13 +190,32 @@ class Traced:
     """An integer or a condition as a formula; see the module's header."""
 
     __slots__ = ("expr",)
-    __array_ufunc__ = None  # NumPy scalars on the left leave the operation to this class
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, expr: Expr) -> None:
         if abs(found := widest(expr)) > INT64:
             raise IntegerTooWide("a formula", found, at=caller())
         self.expr = expr
+
+    # ------------------------------------------------------------ functions of other libraries
+
+    def __array_ufunc__(self, ufunc: object, method: str, *args: object, **named: object) -> object:
+        if method != "__call__":
+            _refuse(f"it uses numpy.{ufunc.__name__}.{method}")  # type: ignore[attr-defined]
+        return _called("numpy", ufunc, args, named)
+
+    def __array_function__(
+        self, function: object, types: object, args: tuple[object, ...], named: dict[str, object]
+    ) -> object:
+        return _called("numpy", function, args, named)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: object, types: object, args: tuple[object, ...] = (),
+        named: dict[str, object] | None = None,
+    ) -> object:  # fmt: skip
+        return _called("torch", function, args, named or {})
+
+    # ------------------------------------------------------------ arithmetic
 
     __add__, __radd__ = _arithmetic("+", E.add)
     __sub__, __rsub__ = _arithmetic("-", E.sub)
@@ -171,10 +272,13 @@ class Traced:
     def __abs__(self) -> Traced:
         return Traced(E.absolute(lift_int(self, "abs")))
 
-    abs = __abs__
-
     def __invert__(self) -> Traced:
         return Traced(E.negate(lift_bool(self, "~")))
+
+    def __divmod__(self, other: object) -> tuple[Traced, Traced]:
+        return self // other, self % other
+
+    # ------------------------------------------------------------ what Python would decide
 
     def __bool__(self) -> bool:
         raise MaskUsedAsBool("traced condition", at=caller())
@@ -184,15 +288,61 @@ class Traced:
 
     __int__ = __float__ = __index__
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __hash__(self) -> int:
+        _refuse("a traced value has no hash: it cannot be looked up in a dict or a set")
+
+    def __len__(self) -> int:
+        _refuse("len() of a traced value: indices have no dimensions")
+
+    def __iter__(self) -> Iterator[object]:
+        _refuse("it iterates over a traced value: indices have no dimensions")
+
+    def __contains__(self, item: object) -> bool:
+        _refuse("`in` asks Python to decide; compare with == and |")
+
+    def __getitem__(self, index: object) -> Traced:
+        if index is Ellipsis or (type(index) is tuple and not index):
+            return self
+        _refuse("it indexes a traced value: indices have no dimensions")
+
+    @property
+    def __class__(self) -> type:  # what isinstance() reads where the type does not decide
+        if _tracing.get():
+            _refuse("isinstance() asks what a traced value is, which would be decided for good")
+        return Traced
+
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        from maskc.dsl.functions import attribute, method
+
+        if (found := attribute(self, name)) is not None:
+            return found
+        if (function := method(name)) is not None:
+            return partial(function, self)
         _refuse(f"it uses the method .{name}")
 
     def __repr__(self) -> str:
         from maskc.core.expr_text import to_python
 
+        if _tracing.get():
+            _refuse("the text of a traced value would be decided for good")
         return to_python(self.expr)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+
+def _called(
+    library: str, function: object, args: tuple[object, ...], named: dict[str, object]
+) -> object:
+    """What a function of another library gives for traced values."""
+    from maskc.dsl.functions import call
+
+    return call(library, function, args, named)
 
 
 def traced_min(*args: object) -> object:

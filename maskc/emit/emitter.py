@@ -69,12 +69,14 @@ def emit(plan: Plan, name: str) -> Bundle:
 
 def _with_chooser(bundle: Bundle, chooser: Bundle) -> Bundle:
     """Calls give what either of them reads."""
-    data = {decl.name: decl for decl in (*bundle.data, *chooser.data)}
+    data = {(decl.name, decl.arrays): decl for decl in (*bundle.data, *chooser.data)}
     params = {**dict(chooser.params), **dict(bundle.params)}
     return replace(
         bundle, chooser=chooser, data=tuple(decl for _, decl in sorted(data.items())),
         params=tuple(sorted(params.items())),
-        unread=tuple(name for name in bundle.unread if name not in {*data, *params}),
+        unread=tuple(
+            name for name in bundle.unread if name not in {*(name for name, _ in data), *params}
+        ),
     )  # fmt: skip
 
 
@@ -238,7 +240,7 @@ def _modes(plan: Plan) -> tuple[tuple[str, Mode], ...]:
 
 def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     """All data the masks read, by name."""
-    found = {decl.name: decl for mask in masks for decl in mask.ir.data}
+    found = {(decl.name, decl.arrays): decl for mask in masks for decl in mask.ir.data}
     return tuple(decl for _, decl in sorted(found.items()))
 
 

@@ -6,6 +6,7 @@ Does not simplify beyond the normal form of core.expr, and never looks at length
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
@@ -34,7 +35,7 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     """
     if head is None and differs_by_head(mask):
         raise HeadsUnknown(at=getattr(mask, "loc", None))
-    state = _Lowering(head or 0, n_heads)
+    state = _Lowering(head or 0, n_heads, _on_both_sides(mask))
     keep = state.formula(mask)
     selections = needed(keep, state.selections)
     formulas = [keep, *(formula for each in selections for formula in each.allowed)]
@@ -44,7 +45,7 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     live = set(E.walk(keep))
     origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
     _check_names(mask, data, formulas)
-    ordered = tuple(sorted(data, key=lambda decl: decl.name))
+    ordered = tuple(sorted(data, key=lambda decl: (decl.name, decl.arrays)))
     return MaskIR(keep, ordered, origins, declared_names(mask), selections=selections)
 
 
@@ -79,10 +80,12 @@ def _within(value: Expr, low: Expr | None, high: Expr | None) -> Expr:
 class _Lowering:
     """Carries the data declarations and origins met on the way."""
 
-    def __init__(self, head: int, n_heads: int | None) -> None:
+    def __init__(self, head: int, n_heads: int | None, on_both: frozenset[str]) -> None:
         self.head = head
         self.n_heads = n_heads
-        self.data: dict[str, DataDecl] = {}
+        self.on_both = on_both
+        """Flags that queries read as well as keys."""
+        self.data: dict[tuple[str, ...], DataDecl] = {}
         self.origins: dict[Expr, Origin] = {}
         self.selections: dict[str, Selection] = {}
 
@@ -117,7 +120,7 @@ class _Lowering:
             raise HeadsUnknown(at=getattr(of, "loc", None))
         found = []
         for head in range(count):
-            state = _Lowering(head, count)
+            state = _Lowering(head, count, self.on_both)
             found.append(state.formula(of))
             for decl in state.data.values():
                 self._declare(decl, of)
@@ -163,6 +166,8 @@ class _Lowering:
                 same = E.eq(E.floordiv(p, size), E.floordiv(E.K, size))
                 return E.conj(same, E.le(E.K, p)) if causal else same
             case N.Heads(ids):
+                if ids and self.n_heads is not None and ids[-1] >= self.n_heads:
+                    raise NoSuchHead(ids[-1], self.n_heads, at=mask.loc)
                 return E.Truth(self.head in ids)
             case N.Where(formula, tables):
                 for decl in tables:
@@ -184,8 +189,10 @@ class _Lowering:
                 row, col = E.floordiv(E.Q, decl.block), E.floordiv(E.K, decl.block)
                 return E.ne(E.Load(decl.name, (row, col)), E.ZERO)
             case N.Flags(decl, on):
+                if on == "q" and decl.name in self.on_both:
+                    decl = replace(decl, arrays=(f"{decl.name}.q",))
                 self._declare(decl, mask)
-                return E.ne(E.Load(decl.name, (E.Q if on == "q" else E.K,)), E.ZERO)
+                return E.ne(E.Load(decl.arrays[0], (E.Q if on == "q" else E.K,)), E.ZERO)
             case N.Documents(decl):
                 self._declare(decl, mask)
                 of_q, of_k = decl.arrays
@@ -208,18 +215,30 @@ class _Lowering:
         if len(decl.shape) != 3:
             return decl
         self._check_head(decl.shape[0], mask)
-        import numpy as np
-
-        values = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
-        return captured(values[self.head], DataKind.table, decl.block)
+        return captured(decl.array[self.head], DataKind.table, decl.block)
 
     def _declare(self, decl: DataDecl, mask: Mask) -> DataDecl:
-        known = self.data.setdefault(decl.name, decl)
-        if known != decl:
-            raise NameClash(
-                decl.name, known.kind.value, decl.kind.value, at=getattr(mask, "loc", None)
-            )
-        return decl
+        for known in self.data.values():
+            same = known.kind is DataKind.flags is decl.kind or known == decl
+            if known.name == decl.name and not same:
+                raise NameClash(
+                    decl.name, known.kind.value, decl.kind.value, at=getattr(mask, "loc", None)
+                )
+        return self.data.setdefault(decl.arrays, decl)
+
+
+def _on_both_sides(mask: Mask) -> frozenset[str]:
+    """Names of flags that keys read and queries read."""
+    sides: dict[str, set[str]] = {"q": set(), "k": set()}
+
+    def collect(node: Mask) -> None:
+        if isinstance(node, N.Flags):
+            sides[node.on].add(node.decl.name)
+        for child in node.children:  # type: ignore[attr-defined]
+            collect(child)
+
+    collect(mask)
+    return frozenset(sides["q"] & sides["k"])
 
 
 def _window(left: Expr | None, right: Expr | None, align: str) -> Expr:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from maskc.core import random
+from maskc.core.captured import HELD
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents
 from maskc.core.errors import (
     BadLength,
@@ -93,7 +94,7 @@ def split_call_data(
     """
     wanted = [decl for decl in decls if decl.from_caller]
     known = [decl.name for decl in wanted] + [name for name, _ in params]
-    _refuse_unknown(data, [*known, *unread])
+    _refuse_unknown([name for name in data if name != HELD], [*known, *unread])
     values = {name: _parameter(name, data.get(name, default)) for name, default in params}
     for decl in wanted:
         if data.get(decl.name) is None:
@@ -105,10 +106,10 @@ def _expected(decl: DataDecl) -> str:
     return SHAPES[decl.name] if decl.kind is DataKind.scoring else EXPECTED[decl.kind]
 
 
-def _refuse_unknown(data: Mapping[str, object], known: list[str]) -> None:
+def _refuse_unknown(data: Iterable[str], known: list[str]) -> None:
     for name in data:
         if name not in known:
-            raise DataUnknown(name, ", ".join(sorted(known)) or "none", at=name)
+            raise DataUnknown(name, ", ".join(sorted(set(known))) or "none", at=name)
 
 
 def _parameter(name: str, value: object) -> int:
@@ -143,7 +144,8 @@ def bind_arrays(
     Returns:
         int32 arrays by the names in `DataDecl.arrays`, C-contiguous. Vectors are [N] or
         [batch, N]; tables [rows, cols], [heads, rows, cols] or [batch, heads, rows, cols].
-        Run-time selections are not among them, see `choose`.
+        Run-time selections are not among them, see `choose`, nor are the captured arrays that
+        a mask brings, see `held_arrays`.
 
     Raises:
         BadLength, DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
@@ -152,7 +154,7 @@ def bind_arrays(
     _refuse_unknown(data, [decl.name for decl in decls if decl.from_caller])
     arrays: Arrays = {}
     for decl in decls:
-        if decl.kind in (DataKind.selection, DataKind.scoring):
+        if decl.kind in (DataKind.selection, DataKind.scoring) or decl.held:
             continue
         if decl.from_caller:
             if data.get(decl.name) is None:
@@ -173,7 +175,7 @@ def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:
     for decl in decls:
         for name in filter(arrays.__contains__, decl.arrays):
             shape = arrays[name].shape
-            if len(shape) - decl.rank == 1 + (decl.kind is DataKind.table) and shape[0] != 1:
+            if len(shape) - decl.rank == 1 + (decl.rank == 2) and shape[0] != 1:
                 sizes.setdefault(shape[0], decl.name)
     if len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
@@ -286,8 +288,12 @@ def _extent(array: np.ndarray) -> int:
 
 
 def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
-    length = n_q if decl.options == (1,) else n_kv
-    return (_shaped(decl.name, _booleans(decl.name, given), length),)
+    array = _booleans(decl.name, given)
+    if decl.options == (1,):
+        if n_q < n_kv and array.shape[-1:] == (n_kv,):  # one for each token
+            array = array[..., n_kv - n_q :]
+        return (_shaped(decl.name, array, n_q),)
+    return (_shaped(decl.name, array, n_kv),)
 
 
 def _intervals(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
@@ -343,7 +349,7 @@ def _random(decl: DataDecl, n_q: int, n_kv: int, offset: int) -> np.ndarray:
 
 def _embedded(decl: DataDecl, n_q: int, n_kv: int) -> np.ndarray:
     """The values captured when the mask was written."""
-    array = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
+    array = decl.array
     if decl.kind is DataKind.table and array.shape[-2:] != _grid(decl, n_q, n_kv):
         wanted = f"{_grid(decl, n_q, n_kv)} for {n_q} queries and {n_kv} keys"
         raise DataShape(f"block_table(block={decl.block})", array.shape, wanted)

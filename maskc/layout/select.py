@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maskc.core.bundle import LayoutRecipe
+from maskc.core.captured import HELD
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataMissing
 from maskc.core.evaluate import evaluate
@@ -20,6 +21,7 @@ from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING, Selection, Share
 from maskc.layout.chosen import NONE, Chosen
 from maskc.layout.data import bind_arrays, split_call_data
+from maskc.layout.held import held_arrays
 from maskc.layout.lists import extents, sequence_arrays
 from maskc.layout.scores import Scores, given
 
@@ -66,6 +68,8 @@ def bind_ranked(
         decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
     values, given_data = split_call_data(decls, params, asked, unread)
     found = bind_arrays(decls, given_data, n_q, n_kv)
+    if (held := data.get(HELD)) is not None:
+        found |= held_arrays(held, values, n_q, n_kv)  # type: ignore[arg-type]
     if selections:
         found |= _by_scores(selections, scores, n_q, n_kv, *heads, values, found)
     return values, found

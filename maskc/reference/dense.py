@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.data import DataDecl
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import (
     BadLength,
     DataRange,
@@ -25,7 +25,7 @@ from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.reference import given
 from maskc.reference.formula import Scope
-from maskc.reference.pairs import Place, keep
+from maskc.reference.pairs import Place, keep, leading
 from maskc.reference.ranking import TENSORS, needs, scores_of
 
 
@@ -72,6 +72,9 @@ def dense(
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
     batch = given.batch_of(wanted, arrays)
+    captured = [leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables]
+    if any(sequences > 1 for sequences, _ in captured):
+        batch = max(batch or 1, *(sequences for sequences, _ in captured))
     for each in ranking.values():
         batch = max(batch or 1, len(each)) if each.ndim == 4 else batch
     by_head = differs_by_head(mask, arrays, ranking)
@@ -80,7 +83,7 @@ def dense(
     for b in range(1 if batch is None else batch):
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in wanted.items()}
         ranks = {node: _of_sequence(each, b) for node, each in ranking.items()}
-        here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks)
+        here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks, b)
         own = [keep(mask, replace(here, head=h)) for h in range(here.n_heads if by_head else 1)]
         sequences.append(np.stack(own) if by_head else own[0])
     return sequences[0] if batch is None else np.stack(sequences)
@@ -138,9 +141,9 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
     wanted: dict[str, DataDecl] = {}
     defaults: dict[str, int] = {}
     for node in nodes:
-        for decl in declarations(node):
+        for decl in () if isinstance(node, N.Where) else declarations(node):
             known = wanted.setdefault(decl.name, decl)
-            if known != decl:
+            if known != decl and not known.kind is decl.kind is DataKind.flags:
                 raise NameClash(decl.name, known.kind.value, decl.kind.value, at=node.loc)
         for name, default in (pair for f in formulas(node) for pair in E.params(f).items()):
             if defaults.setdefault(name, default) != default:
@@ -179,7 +182,9 @@ def differs_by_head(mask: Mask, data: given.Given, scores: Rankings) -> bool:
                 return True
             case N.Heads():
                 return True
-            case N.Where(formula) if "h" in E.symbols(formula):
+            case N.Where(formula, tables) if "h" in E.symbols(formula) or any(
+                leading(decl)[1] > 1 for decl in tables
+            ):
                 return True
             case N.BlockTable(decl) if _table_heads(decl, data):
                 return True
@@ -203,6 +208,11 @@ def _heads(
             found = found or count
             if count != found:
                 raise DataShape(node.decl.name, f"{count} heads", f"{found} heads")
+        for decl in node.tables if isinstance(node, N.Where) else ():
+            if (count := leading(decl)[1]) > 1:
+                found = found or count
+                if count < found:
+                    raise DataShape("a captured array", decl.array.shape, f"{found} heads", at=node.loc)
         if isinstance(node, N.TopK) and (count := _ranked_heads(scores[node])):
             found = found or count
             if count != found:
@@ -213,6 +223,8 @@ def _heads(
         count = len(node.masks) if isinstance(node, N.PerHead) else None
         if count is not None and found is not None and count != found:
             raise NoSuchHead(count, found, at=node.loc)
+        if isinstance(node, N.Heads) and found is not None and max(node.ids, default=-1) >= found:
+            raise NoSuchHead(node.ids[-1], found, at=node.loc)
     return found
 
 

@@ -10,61 +10,79 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.errors import DataRange
 from maskc.core.expr import Expr
+from maskc.core.source import SourceLoc
 
 Scope = dict[str, np.ndarray]
 """int64 values that broadcast to [n_q, n_kv] by symbol and parameter name; arrays by name."""
 
 
-def integer(expr: Expr, scope: Scope) -> np.ndarray:
+def integer(expr: Expr, scope: Scope, outside: list[np.ndarray] | None = None) -> np.ndarray:
     """int64, broadcasting to [n_q, n_kv].
 
     Parameters missing from the scope take their defaults.
 
-    Raises:
-        DataRange: an array is read outside its bounds.
+    Args:
+        outside: where an array is read outside its bounds, the value is any element, and booleans
+            that say so for every pair join this list.
     """
     match expr:
         case E.Sum(constant, terms):
             total = 0
             for coefficient, term in terms:
-                total = total + coefficient * integer(term, scope)
+                total = total + coefficient * integer(term, scope, outside)
             return total + constant if terms else np.int64(constant)
         case E.Sym(name):
             return scope[name]
         case E.Param(name, default):
             return scope.get(name, np.int64(default))
         case E.FloorDiv(num, den):
-            return np.floor_divide(integer(num, scope), den)
+            return np.floor_divide(integer(num, scope, outside), den)
         case E.Mod(num, den):
-            value = integer(num, scope)
+            value = integer(num, scope, outside)
             return value - den * np.floor_divide(value, den)
         case E.Min(args) | E.Max(args):
             pick = np.minimum if isinstance(expr, E.Min) else np.maximum
-            best = integer(args[0], scope)
+            best = integer(args[0], scope, outside)
             for arg in args[1:]:
-                best = pick(best, integer(arg, scope))
+                best = pick(best, integer(arg, scope, outside))
             return best
         case E.Load(array, index):
-            return _element(array, scope[array], [integer(part, scope) for part in index])
+            read = [integer(part, scope, outside) for part in index]
+            return _element(scope[array], read, [] if outside is None else outside)
     raise TypeError(f"not an integer formula: {expr!r}")
 
 
-def _element(name: str, array: np.ndarray, index: list[np.ndarray]) -> np.ndarray:
+def _element(
+    array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarray]
+) -> np.ndarray:
+    inside = []
     for part, size in zip(index, array.shape, strict=True):
-        outside = (part < 0) | (part >= size)
-        if np.any(outside):
-            found = f"the formula reads element {np.min(part)}..{np.max(part)} of {size}"
-            raise DataRange(name, found, "keep every index inside the array, with % or min and max")
-    found = array[tuple(np.asarray(part).astype(np.int64) for part in index)]
+        outside.append((part < 0) | (part >= size))
+        inside.append(np.clip(part, 0, max(size - 1, 0)).astype(np.int64))
+    if not array.size:
+        return np.zeros(np.broadcast_shapes(*map(np.shape, inside)), dtype=array.dtype)
+    found = array[tuple(inside)]
     return found if array.dtype == object else found.astype(np.int64)
 
 
-def condition(expr: Expr, scope: Scope) -> np.ndarray:
-    """Booleans, broadcasting to [n_q, n_kv]; of what 64 bits may not hold, by Python's integers."""
-    if _bits(expr) > 62 and np.asarray(scope["q"]).dtype != object:
-        exact = {name: np.asarray(value).astype(object) for name, value in scope.items()}
-        return np.asarray(_condition(expr, exact)).astype(bool)
-    return _condition(expr, scope)
+def condition(expr: Expr, scope: Scope, at: SourceLoc | None = None) -> np.ndarray:
+    """Booleans, broadcasting to [n_q, n_kv]; of what 64 bits may not hold, by Python's integers.
+
+    A comparison that reads an array outside its bounds is unknown; "and" with what is false is
+    false, "or" with what is true is true.
+
+    Raises:
+        DataRange: the formula is unknown at some pair; `at` is its place.
+    """
+    if _bits(expr) > 62:
+        scope = {name: np.asarray(value).astype(object) for name, value in scope.items()}
+    may, must = (np.asarray(each).astype(bool) for each in _truth(expr, scope))
+    if np.any(may != must):
+        where = np.argwhere(np.atleast_2d(may != must))[0]
+        found = f"at q = {where[0]}, k = {where[1]} an index is outside, and that decides"
+        hint = "rule the pair out in the same formula, or clamp the index with min and max"
+        raise DataRange("a captured array", found, hint, at=at)
+    return must
 
 
 def _bits(expr: Expr) -> float:
@@ -84,30 +102,36 @@ def _bits(expr: Expr) -> float:
     return max(31, *inner) if inner else 31
 
 
-def _condition(expr: Expr, scope: Scope) -> np.ndarray:
+def _truth(expr: Expr, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
+    """Whether it may hold, and whether it must."""
+    if isinstance(expr, (E.All, E.Any)):
+        join = np.logical_and if isinstance(expr, E.All) else np.logical_or
+        may, must = _truth(expr.terms[0], scope)
+        for term in expr.terms[1:]:
+            other = _truth(term, scope)
+            may, must = join(may, other[0]), join(must, other[1])
+        return may, must
+    outside: list[np.ndarray] = []
+    holds, unknown = _comparison(expr, scope, outside), np.bool_(False)
+    for part in outside:
+        unknown = unknown | part
+    return holds | unknown, holds & ~unknown
+
+
+def _comparison(expr: Expr, scope: Scope, outside: list[np.ndarray]) -> np.ndarray:
     match expr:
         case E.Truth(value):
             return np.bool_(value)
         case E.Cmp(">=", lhs):
-            return integer(lhs, scope) >= 0
+            return integer(lhs, scope, outside) >= 0
         case E.Cmp("==", lhs):
-            return integer(lhs, scope) == 0
+            return integer(lhs, scope, outside) == 0
         case E.Cmp("!=", lhs):
-            return integer(lhs, scope) != 0
+            return integer(lhs, scope, outside) != 0
         case E.Member(value, ranges, inside):
-            found = integer(value, scope)
+            found = integer(value, scope, outside)
             within = np.zeros(np.shape(found), dtype=bool)
             for low, high in ranges:
                 within = within | ((low <= found) & (found <= high))
             return within if inside else ~within
-        case E.All(terms):
-            keep = _condition(terms[0], scope)
-            for term in terms[1:]:
-                keep = keep & _condition(term, scope)
-            return keep
-        case E.Any(terms):
-            keep = _condition(terms[0], scope)
-            for term in terms[1:]:
-                keep = keep | _condition(term, scope)
-            return keep
     raise TypeError(f"not a condition: {expr!r}")

@@ -35,6 +35,7 @@ class Place:
     scope: Scope
     scores: Mapping[N.TopK, np.ndarray]
     """What each selection ranks by: [heads, rows, columns] or, where heads share, without heads."""
+    sequence: int = 0
 
     @property
     def q(self) -> np.ndarray:
@@ -128,7 +129,10 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
         case N.BlockTable(decl):
             return _table(decl, at)[q // decl.block, k // decl.block]
         case N.Flags(decl, "q"):
-            return given.vector(decl.name, at.data[decl.name], at.n_q)[q] != 0
+            flags = at.data[decl.name]
+            if at.n_q < at.n_kv and np.shape(flags) == (at.n_kv,):  # one for each token
+                flags = flags[at.n_kv - at.n_q :]  # type: ignore[index]
+            return given.vector(decl.name, flags, at.n_q)[q] != 0
         case N.Flags(decl, _):
             return given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
         case N.Intervals(decl):
@@ -145,14 +149,35 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
             tin, tout = given.pair(decl.name, walked, tokens)
             return (tin[k] <= tin[q]) & (tin[q] < tout[k])
         case N.Where(formula, tables):
-            held = {decl.name: values(decl) for decl in tables}
-            return condition(formula, at.scope | held | {"h": np.int64(at.head)})
+            held = {decl.name: _own(decl, at) for decl in tables}
+            places = (getattr(decl.values, "at", None) for decl in tables)
+            place = next(filter(None, places), mask.loc)
+            return condition(formula, at.scope | held | {"h": np.int64(at.head)}, place)
     raise TypeError(f"no meaning for {type(mask).__name__}")
 
 
 def values(decl: DataDecl) -> np.ndarray:
     """The captured array, int64."""
-    return np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape).astype(np.int64)
+    return decl.array.astype(np.int64)
+
+
+def leading(decl: DataDecl) -> tuple[int, int]:
+    """Sequences and heads of a captured array, 1 where it has no such dimension."""
+    front = decl.array.shape[: decl.array.ndim - decl.rank]
+    if decl.rank == 1:
+        return (front[0] if front else 1), 1
+    return (front[-2] if len(front) > 1 else 1), (front[-1] if front else 1)
+
+
+def _own(decl: DataDecl, at: Place) -> np.ndarray:
+    """The part of this sequence and head."""
+    array = values(decl)
+    if array.ndim == decl.rank + 2:
+        array = array[at.sequence if len(array) > 1 else 0]
+    if array.ndim == decl.rank + 1:
+        here = at.sequence if decl.rank == 1 else at.head
+        array = array[here if len(array) > 1 else 0]
+    return array
 
 
 def _table(decl: DataDecl, at: Place) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.bundle import Bundle, Variant
+from maskc.core.captured import HELD, Held
 from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import NoSuchHead
 from maskc.core.layout import BlockLayout
@@ -23,6 +24,7 @@ from maskc.layout import (
     bind_ranked,
     build,
     check_lengths,
+    held_arrays,
     longest_promised,
     sequence_arrays,
     split_call_data,
@@ -72,8 +74,8 @@ class Binder:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self.reads_data = any(decl.from_caller for decl in bundle.data)
-        """Whether a call must pass data."""
+        self.reads_data = any(decl.from_caller or decl.held for decl in bundle.data)
+        """Whether a call must pass data, or the mask brings what its formulas captured."""
         self.needs_data = self.reads_data or bool(bundle.selections)
         """Whether a call's mask is more than its lengths and parameters."""
         self.default = Bound({}, None, None) if self.needs_data else self._plain({})
@@ -119,6 +121,8 @@ class Binder:
                     return one.bound
         params, given = self._split(keywords)
         arrays = _own(bind_arrays(self._bundle.data, given, n_q, n_kv))
+        if HELD in keywords:
+            arrays |= held_arrays(keywords[HELD], params, n_q, n_kv)  # type: ignore[arg-type]
         longest = self._longest(given)
         key = (tuple(params.values()), _digest(arrays), longest)
         bound = Bound(params, arrays, key, longest=longest)
@@ -216,7 +220,7 @@ def _mark(given: Any, mark: list[object], room: int) -> int:
             return -1
         mark += (kind, dtype.str, given.shape, given.tobytes())
         return room
-    if kind in _PLAIN:
+    if kind in _PLAIN or kind is Held:  # equal by identity or content
         mark += (kind, given)
         return room - _PLAIN_BYTES
     if kind is tuple or kind is list:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.bundle import Bundle
+from maskc.core.captured import HELD, Held
 from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -43,7 +45,7 @@ class CompiledMask:
 
     def __init__(
         self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
-        *, in_parts: bool | None = None,
+        *, in_parts: bool | None = None, held: Held | None = None,
     ) -> None:  # fmt: skip
         """Choose the source; nothing is built yet.
 
@@ -53,6 +55,7 @@ class CompiledMask:
             report: writes what explain() returns; None takes the bundle's own text.
             in_parts: whether a mask that has parts runs in them wherever they hold, or never;
                 None: where they take less time.
+            held: the arrays that formulas of the mask captured.
 
         Raises:
             UnknownTarget: the bundle has no source for it.
@@ -66,7 +69,9 @@ class CompiledMask:
         if unit is None:
             raise UnknownTarget(target, ", ".join(targets), at="target")
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
+        self.held = held
         self._report = report
+        self._holding: CompiledMask | None = None
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
@@ -77,6 +82,22 @@ class CompiledMask:
         self._lock = threading.Lock()
         self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
+
+    def holding(self, held: Held | None) -> CompiledMask:
+        """The same kernels with other captured arrays; plans and binaries are shared."""
+        if held is None:
+            return self
+        known = self._holding
+        if known is None or known.held is not held:
+            known = copy.copy(self)
+            known.held, known._last, known._holding = held, (None, None), None
+            self._holding = known
+        return known
+
+    def settled(self) -> CompiledMask:
+        """The same with the captured arrays of this moment, whoever writes into them later: a
+        backward pass reads what its forward pass read."""
+        return self if self.held is None else self.holding(self.held.now())
 
     # -------------------------------------------------------------- calls
 
@@ -238,6 +259,9 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
+        if self.held is not None:
+            sizes, _ = self._sound.sizes(given, kinds, places)
+            data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
         lister = self._planner.lister
         if listed and lister.active:
             bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
@@ -309,5 +333,7 @@ class CompiledMask:
         Raises:
             BadLength, BadBlock, NoSuchHead, and MC3xx for data.
         """
+        if self.held is not None:
+            data[HELD] = self.held.of_call(*self.held.extents)
         return mask_layout(self.bundle, self._binder, self.unit.tile, n_q, n_kv, block, head, batch,
                            data)  # fmt: skip

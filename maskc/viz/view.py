@@ -135,13 +135,14 @@ def _of_heads(
     irs = _lowered(mask, n_heads)
     if "scores" not in data:
         irs = [hull(ir) if ir.selections else ir for ir in irs]
-    decls = {decl.name: decl for ir in irs for decl in ir.data}
+    decls = {(decl.name, decl.arrays): decl for ir in irs for decl in ir.data}
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
     selections = {each.name: each for ir in irs for each in ir.selections}
-    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), decls)
+    read = {decl.name for decl in decls.values()}
+    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), read)
     params, arrays = bind_ranked(
         tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()), unread,
-        data, n_q, n_kv,
+        driver.with_captured(mask, data, n_heads), n_q, n_kv,
     )  # fmt: skip
     values = {"n_q": n_q, "n_kv": n_kv, **params}
     if len(irs) == 1:  # tables may still tell heads apart

@@ -100,6 +100,9 @@ class Spy:
         self.calls.append((q, k, v))
         return self.attn(q, k, v, **options)
 
+    def settled(self):
+        return self
+
     def backward(self, *tensors, deterministic, **options):
         self.passes.append((tensors, deterministic))
         return self.attn.backward(*tensors, deterministic=deterministic, **options)

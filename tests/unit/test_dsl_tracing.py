@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 import maskc as mc
 from maskc.core.errors import (
+    ArgumentOrder,
     BatchUsed,
     DataRange,
     MaskcError,
@@ -24,6 +26,13 @@ from maskc.reference.dense import dense
 TABLE = np.array([2, 0, 1, 1, 3, 0, 2, 5])
 GRID = np.arange(12).reshape(3, 4) % 5 < 2
 WIDTH = 3
+CUBE = np.arange(24).reshape(2, 3, 4) % 5
+helpers = ModuleType("helpers")
+exec("def near(a, b, width):\n    return max(a, b) - min(a, b) < width", vars(helpers))
+
+
+class Sized:
+    values = TABLE
 
 
 def meaning(predicate: Callable[..., object], size: int = 8) -> np.ndarray:
@@ -80,6 +89,15 @@ EXACT = {
     "table_shape": lambda q, k: q % TABLE.shape[0] < GRID.shape[1],
     "table_default": lambda q, k, t=TABLE: t[q] > k,
     "numpy_scalar": lambda q, k: np.int64(3) + q > np.int32(2) * k,
+    "table_attribute": lambda q, k: Sized.values[q] > 1,
+    "table_slice": lambda q, k: TABLE[1:][q % 7] > 1,
+    "table_in_steps": lambda q, k: GRID[q % 3][k % 4],
+    "table_of_constant_row": lambda q, k: GRID[1, k % 4] | GRID[2][q % 4],
+    "table_three_dimensions": lambda q, k: CUBE[q // 4, k % 3, q % 4] > 1,
+    "numpy_function": lambda q, k: np.logical_and(q > k, np.minimum(q, 5) - k < 3),
+    "numpy_where": lambda q, k: np.where(q < 4, k, q) == 3,
+    "helper_of_a_module": lambda q, k: helpers.near(q, k, 3),
+    "divmod": lambda q, k: divmod(q, 3)[0] == divmod(k, 3)[1],
     "numpy_scalar_compares": lambda q, k: np.int64(3) >= k,
 }
 
@@ -204,8 +222,11 @@ def unbound(q, k):
     return missing < q  # noqa: F821
 
 
-class Sized:
-    values = TABLE
+def matched(q, k):
+    match q:
+        case 3:
+            return True
+    return k < 2
 
 
 REFUSED: dict[str, tuple[Callable[..., object], type[MaskcError]]] = {
@@ -235,6 +256,26 @@ REFUSED: dict[str, tuple[Callable[..., object], type[MaskcError]]] = {
     "bitwise_integers": (lambda q, k: (q & 1) == 0, NotTraceable),
     "inverted_integer": (lambda q, k: ~q < k, NotTraceable),
     "integer_result": (lambda q, k: q - k, NotTraceable),
+    "text": (lambda q, k: str(q) == "q", NotTraceable),
+    "formatted": (lambda q, k: f"{q}" == f"{k}", NotTraceable),
+    "represented": (lambda q, k: repr(q - k) != "", NotTraceable),
+    "identity": (lambda q, k: q is k, NotTraceable),
+    "no_identity": (lambda q, k: (q - k) is not q, NotTraceable),
+    "identity_of_a_condition": (lambda q, k: (q >= k) is True, NotTraceable),
+    "instance": (lambda q, k: isinstance(q, int), NotTraceable),
+    "instance_of_an_abstract_class": (lambda q, k: isinstance(q, Callable), NotTraceable),
+    "type": (lambda q, k: type(q) is int, NotTraceable),
+    "place_in_memory": (lambda q, k: id(q) == id(k), NotTraceable),
+    "length": (lambda q, k: len(q) == 1, NotTraceable),
+    "hash": (lambda q, k: hash(q) == 3, NotTraceable),
+    "key_of_a_dict": (lambda q, k: {0: True}.get(q, False), NotTraceable),
+    "iteration": (lambda q, k: [x for x in q] == [], NotTraceable),
+    "inside": (lambda q, k: k in q, NotTraceable),
+    "attribute_test": (lambda q, k: hasattr(q, "item"), NotTraceable),
+    "equals_text": (lambda q, k: q == "x", NotTraceable),
+    "equals_none": (lambda q, k: q == None, NotTraceable),  # noqa: E711
+    "equals_float": (lambda q, k: q == 1.5, NotTraceable),
+    "match": (matched, MaskUsedAsBool),
     "none_result": (lambda q, k: None, NotTraceable),
     "condition_as_integer": (lambda q, k: (q > k) + 1 > k, NotTraceable),
     "condition_and_integer": (lambda q, k: (q > k) & 1, NotTraceable),
@@ -243,11 +284,9 @@ REFUSED: dict[str, tuple[Callable[..., object], type[MaskcError]]] = {
     "own_error": (lambda q, k: {}["x"], NotTraceable),
     "unbound_name": (unbound, NotTraceable),
     "float_array": (lambda q, k: np.ones(8)[q] > 0, NotTraceable),
-    "array_attribute": (lambda q, k: Sized.values[q] > 0, NotTraceable),
     "table_rank": (lambda q, k: GRID[q] > 0, NotTraceable),
     "table_rank_one": (lambda q, k: TABLE[q, k] > 0, NotTraceable),
-    "table_slice": (lambda q, k: TABLE[1:][q] > 0, NotTraceable),
-    "numpy_function": (lambda q, k: np.logical_and(q > k, q < 5), NotTraceable),
+    "numpy_function": (lambda q, k: np.sin(q) > k, NotTraceable),
     "one_argument": (lambda q: q > 3, NotTraceable),
     "five_arguments": (lambda a, b, h, q, k: q > k, NotTraceable),
     "star_arguments": (lambda *args: True, NotTraceable),
@@ -279,12 +318,6 @@ def test_the_message_names_the_line_inside_the_function() -> None:
     assert "return near and q > 0" in str(caught.value)
 
 
-def test_three_dimensions_are_refused() -> None:
-    cube = np.zeros((2, 2, 2), dtype=int)
-    with pytest.raises(NotTraceable, match="3 dimensions"):
-        mc.where(lambda q, k: cube[q % 2, k % 2, 0] == 0)
-
-
 def test_values_beyond_32_bits_are_refused_not_wrapped() -> None:
     wide = np.array([0, 2**32 + 1])
     with pytest.raises(DataRange):
@@ -314,3 +347,49 @@ def test_masks_have_no_truth_value() -> None:
         _ = mc.causal() and mc.full()
     with pytest.raises(MaskUsedAsBool):
         bool(mc.n_q > 3)
+
+
+def test_what_is_decided_without_a_traced_value_stays() -> None:
+    mode, near = object(), None
+
+    def keep(q, k, kind=mode, width=None):
+        size = 3 if kind is mode else 5
+        return (q - k < size) & (near is None) & (width is None) & (isinstance(size, int))
+
+    assert np.array_equal(dense(mc.where(keep), 8), meaning(keep))
+
+
+def test_traced_values_outside_a_formula_are_ordinary_objects() -> None:
+    assert isinstance(mc.n_q, type(mc.n_kv))
+    assert str(mc.n_q) == "n_q"
+    assert f"{mc.param('w', 3)}" == "param('w', 3)"
+
+
+# ------------------------------------------------------------------ arguments
+
+
+def test_where_goes_by_name() -> None:
+    by_head = mc.where(lambda h, q, k: q - k == h)
+    assert by_head == mc.where(lambda q, k, h: q - k == h)
+    assert mc.where(lambda k, q: q >= k) == mc.where(lambda q, k: q >= k)
+    assert mc.where(lambda kv_idx, q_idx: q_idx >= kv_idx) == mc.where(lambda q, k: q >= k)
+    assert mc.where(lambda x, y: x >= y) == mc.where(lambda q, k: q >= k)  # unknown: by place
+    assert mc.where(lambda batch, head, q_i, kv_i: q_i >= kv_i) == mc.where(lambda q, k: q >= k)
+
+
+DISAGREEING = {
+    "mask_mod": lambda: mc.from_mask_mod(lambda b, h, k, q: q >= k),
+    "mask_mod_of_two": lambda: mc.from_mask_mod(lambda k, q: q >= k),
+    "mask_mod_of_three": lambda: mc.from_mask_mod(lambda q, k, h: q - k < h),
+    "one_unknown": lambda: mc.where(lambda x, q: q >= x),
+    "named_twice": lambda: mc.where(lambda q, q_idx: q >= q_idx),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREEING)
+def test_names_and_places_that_disagree_are_refused_with_both(name: str) -> None:
+    with pytest.raises(ArgumentOrder) as caught:
+        DISAGREEING[name]()
+    assert caught.value.code == "MC121"
+    assert "by name" in str(caught.value)
+    assert "by place" in str(caught.value)

@@ -43,6 +43,7 @@ from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork
 from maskc.core.errors.calls import WrongDevice as WrongDevice
 from maskc.core.errors.calls import WrongDType as WrongDType
+from maskc.core.errors.language import ArgumentOrder as ArgumentOrder
 from maskc.core.errors.language import BadAlign as BadAlign
 from maskc.core.errors.language import BadChoice as BadChoice
 from maskc.core.errors.language import BadExpression as BadExpression

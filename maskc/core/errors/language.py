@@ -139,6 +139,12 @@ class IntegerTooWide(MaskcError):
     hint = "integers of masks lie between -2^63 and 2^63; leave a bound out where there is none"
 
 
+class ArgumentOrder(MaskcError):
+    code = "MC121"
+    message = "names and places of the arguments disagree: by name {0}; by place {1}"
+    hint = "FlexAttention calls mask_mod(b, h, q_idx, kv_idx) by place; mc.where goes by name"
+
+
 # ---------------------------------------------------------------- pattern files
 
 

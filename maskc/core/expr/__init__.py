@@ -57,6 +57,7 @@ from maskc.core.expr.nodes import Truth as Truth
 from maskc.core.expr.nodes import is_condition as is_condition
 from maskc.core.expr.walking import arrays as arrays
 from maskc.core.expr.walking import params as params
+from maskc.core.expr.walking import renamed as renamed
 from maskc.core.expr.walking import substitute as substitute
 from maskc.core.expr.walking import symbols as symbols
 from maskc.core.expr.walking import transform as transform

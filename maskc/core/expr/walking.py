@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from maskc.core.expr.conditions import at_least_zero, conj, disj, equals_zero, negate
 from maskc.core.expr.integers import as_const, floordiv, linear, maximum, minimum, mod
@@ -97,3 +97,17 @@ def _shifted_member(value: Expr, ranges: tuple[tuple[int, int], ...], inside: bo
 def substitute(expr: Expr, values: dict[Expr, Expr]) -> Expr:
     """Replace whole subformulas (usually symbols and parameters)."""
     return transform(expr, values.get)
+
+
+def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """The formula with other names for the arrays it reads."""
+    if all(old == new for old, new in names.items()):
+        return expr
+
+    def load(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        index = tuple(transform(part, load) for part in node.index)
+        return Load(names.get(node.array, node.array), index)
+
+    return transform(expr, load)

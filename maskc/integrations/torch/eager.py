@@ -43,6 +43,7 @@ def function() -> Any:
         @staticmethod
         def forward(ctx: Any, attn: Any, call: Call, *tensors: Any) -> Any:
             q, k, v, slopes, sinks, *data = tensors
+            attn = attn.settled()
             out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
             ctx.set_materialize_grads(False)
             ctx.attn, ctx.call = attn, call

@@ -1,0 +1,206 @@
+"""Arrays that a formula captured: data that the mask holds itself.
+
+A captured array is known by its content. A torch tensor stays alive and is read again when its
+version says that somebody wrote into it; arrays of other libraries are copied when the mask is
+made. Masks that differ only in such content share a plan and its kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from maskc.core.errors import DataRange, DataShape
+from maskc.core.expr import Expr
+from maskc.core.source import SourceLoc
+
+HELD = "_captured"
+"""The keyword under which the values of a mask's captured arrays travel; no user's name starts
+with an underscore."""
+
+
+class Captured:
+    """An integer or boolean array and where the mask reads it first."""
+
+    __slots__ = ("_array", "_source", "_version", "at")
+
+    def __init__(self, source: Any, at: SourceLoc | None = None) -> None:
+        """Read the array now.
+
+        Args:
+            source: a torch tensor, which is watched; or a NumPy array, which is copied.
+            at: where the user's formula reads it.
+
+        Raises:
+            DataRange: a value beyond 32 bits.
+        """
+        self.at = at
+        watched = hasattr(source, "detach")
+        self._source = source.detach() if watched else None
+        self._version = _version(source) if watched else None
+        self._array = _int32(_host(source) if watched else source, at)
+
+    @classmethod
+    def of(cls, array: np.ndarray, at: SourceLoc | None = None) -> Captured:
+        """Over int32 values that nobody changes."""
+        made = cls.__new__(cls)
+        made._array, made._source, made._version, made.at = array, None, None, at
+        return made
+
+    @property
+    def array(self) -> np.ndarray:
+        """int32, C order: the content now."""
+        if self._source is not None:
+            version = _version(self._source)
+            if version is None or version != self._version:
+                self._array = _int32(_host(self._source), self.at)
+                self._version = version
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self._array.shape
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the content can never change."""
+        return self._source is None
+
+    def now(self) -> Captured:
+        """The content of this moment, for good."""
+        return self if self.fixed else Captured.of(self.array, self.at)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Captured):
+            return NotImplemented
+        if self is other:
+            return True
+        mine, its = self.array, other.array
+        return mine is its or (mine.shape == its.shape and np.array_equal(mine, its))
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
+    def __repr__(self) -> str:
+        digest = sha256(self.array.tobytes()).hexdigest()[:16]
+        return f"Captured({self.shape}, {digest})"
+
+    def __copy__(self) -> Captured:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Captured:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Captured.of, (self.array, self.at)
+
+
+def _version(tensor: Any) -> int | None:
+    """What grows when somebody writes into the tensor; None where nothing counts (inference)."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def _host(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def _int32(array: np.ndarray, at: SourceLoc | None) -> np.ndarray:
+    values = np.array(array, dtype="<i4", order="C", copy=True)
+    if array.dtype != np.bool_ and array.dtype != np.int32 and not np.array_equal(values, array):
+        found = f"values reach {array.min()} and {array.max()}, beyond 32 bits"
+        raise DataRange("a captured array", found, "kernels read 32-bit integers", at=at)
+    values.flags.writeable = False
+    return values
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One formula over captured arrays."""
+
+    raw: Expr
+    """As the user wrote it: an index may lie outside where a condition beside it says no."""
+    read: Expr
+    """As kernels read it: no index is below 0."""
+    at: SourceLoc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Held:
+    """All captured arrays of a mask, by the names that its formulas use."""
+
+    tables: tuple[tuple[str, int, Captured], ...]
+    """(name, indices that a formula gives, values). Vectors are [N] or [sequences, N]; tables
+    [rows, cols], [heads, rows, cols] or [sequences, heads, rows, cols]; likewise with more
+    indices."""
+    readings: tuple[Reading, ...]
+    heads: int = 1
+    """Query heads of the call, where formulas compute with them."""
+
+    @cached_property
+    def fixed(self) -> bool:
+        """Whether no content can change."""
+        return all(values.fixed for _, _, values in self.tables)
+
+    def now(self) -> Held:
+        """The contents of this moment; the same object as before where nothing was written."""
+        if self.fixed:
+            return self
+        arrays = tuple(values.array for _, _, values in self.tables)
+        known = self.__dict__.get("_now")
+        if known is not None and all(a is b for a, b in zip(known[0], arrays, strict=True)):
+            return known[1]
+        tables = tuple((name, rank, values.now()) for name, rank, values in self.tables)
+        self.__dict__["_now"] = arrays, replace(self, tables=tables)
+        return self.__dict__["_now"][1]
+
+    def of_call(self, batch: int, heads: int) -> Held:
+        """The contents of this moment for so many sequences and query heads.
+
+        Raises:
+            DataShape: an array has fewer rows for sequences or heads than there are.
+        """
+        here = self.now()
+        known = here.__dict__.get("_of_call")
+        if known is None or known[0] != (batch, heads):
+            tables = tuple((n, r, _fitting(v, r, batch, heads)) for n, r, v in here.tables)
+            known = (batch, heads), replace(here, tables=tables, heads=heads)
+            here.__dict__["_of_call"] = known
+        return known[1]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Sequences and heads that the arrays tell apart; 1 where all share theirs."""
+        leading = [_leading(values, rank) for _, rank, values in self.tables]
+        batch, heads = zip(*leading, strict=True)
+        return max(batch), max(heads)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Held, (self.tables, self.readings, self.heads)
+
+
+def _leading(values: Captured, rank: int) -> tuple[int, int]:
+    """(sequences, heads) of an array, 1 where it has no such dimension."""
+    front = values.shape[: len(values.shape) - rank]
+    return ((1, 1, *front)[-2:]) if rank > 1 else ((1, *front)[-1], 1)  # type: ignore[return-value]
+
+
+def _fitting(values: Captured, rank: int, batch: int, heads: int) -> Captured:
+    """Without the rows of sequences and heads that a call does not have."""
+    front = values.shape[: len(values.shape) - rank]
+    wanted = (batch, heads)[2 - len(front) :] if rank > 1 else (batch,)[1 - len(front) :]
+    for size, least in zip(front, wanted, strict=True):
+        if 1 != size < least:
+            what = f"{least} of the call in place of {size}, one row for each sequence or head"
+            raise DataShape("a captured array", values.shape, what, at=values.at)
+    if all(size <= least for size, least in zip(front, wanted, strict=True)):
+        return values
+    cut = tuple(slice(0, max(least, 1)) for least in wanted)
+    return Captured.of(np.ascontiguousarray(values.array[cut]), values.at)

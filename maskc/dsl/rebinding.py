@@ -1,0 +1,164 @@
+"""Copies of a user's functions in which min, max, type and NumPy's arrays are those of tracing.
+
+torch needs no copies: its calls are seen as they happen. NumPy's arrays are asked for an element
+without a chance to answer, and so is a builtin; both are replaced where a function may meet them:
+among its globals, its closure, its defaults, in containers and in the attributes of objects.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from maskc.core.errors import NotTraceable
+from maskc.core.source import caller
+from maskc.dsl.tables import Rows, Watched
+from maskc.dsl.traced import Traced, traced_max, traced_min
+from maskc.dsl.watching import users
+
+_LARGEST = 4096
+"""Items of a container that are looked through; longer ones hold numbers."""
+
+
+def _type(*args: Any, **named: Any) -> Any:
+    if len(args) == 1 and type(args[0]) in (Traced, Rows):
+        what = "type() asks what a traced value is, which would be decided for good"
+        raise NotTraceable(what, at=caller())
+    return type(*args, **named)
+
+
+_BUILTINS: dict[str, Any] = {"min": traced_min, "max": traced_max, "type": _type}
+
+
+class Rebinder:
+    """Copies functions, objects and containers, each of them once."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[object, object]] = {}  # originals stay alive: ids are unique
+
+    def function(self, fn: Callable[..., object]) -> Callable[..., object]:
+        """The copy of a function, a method, a partial function or a callable object."""
+        if isinstance(fn, partial):
+            named = {name: self.value(item) for name, item in fn.keywords.items()}
+            return partial(self.function(fn.func), *map(self.value, fn.args), **named)
+        if isinstance(fn, MethodType):
+            return MethodType(self.function(fn.__func__), self.value(fn.__self__))
+        if not isinstance(fn, FunctionType):
+            return self.value(fn)  # type: ignore[return-value]
+        if not users(fn.__module__):
+            return fn
+        if id(fn) in self._done:
+            return self._done[id(fn)][1]  # type: ignore[return-value]
+        scope = dict(fn.__globals__)
+        cells = tuple(CellType() for _ in fn.__closure__ or ())
+        copy = FunctionType(fn.__code__, scope, fn.__name__, None, cells or None)
+        self._done[id(fn)] = fn, copy  # before its names, which may lead back to it
+        for name in _names(fn.__code__):
+            if name in scope:
+                scope[name] = self.value(scope[name])
+            elif name in _BUILTINS and hasattr(builtins, name):
+                scope[name] = _BUILTINS[name]
+        copy.__defaults__ = tuple(map(self.value, fn.__defaults__ or ())) or None
+        copy.__kwdefaults__ = {n: self.value(v) for n, v in (fn.__kwdefaults__ or {}).items()}
+        for cell, original in zip(cells, fn.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not filled yet: reading it raises, as in the original
+                cell.cell_contents = self.value(original.cell_contents)
+        return copy
+
+    def value(self, value: Any) -> Any:
+        """A captured value as the traced function should see it."""
+        kind = type(value)
+        if kind in (int, float, str, bool, bytes, type(None), Traced):
+            return value
+        if kind in (FunctionType, MethodType, partial):
+            return self.function(value)
+        if id(value) in self._done:
+            return self._done[id(value)][1]
+        if isinstance(value, np.ndarray):
+            return self._kept(value, value.view(Watched) if value.ndim else value[()])
+        if hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
+            return self._kept(value, value.get().view(Watched))
+        if kind in (list, tuple, dict):
+            return self._container(value)
+        if isinstance(value, ModuleType):
+            own = users(value.__name__) and value.__name__ != "builtins"
+            return self._kept(value, _Names(self, value)) if own else value
+        if isinstance(value, type):
+            holds = users(value.__module__) and any(map(_matters, vars(value).values()))
+            return self._kept(value, _Names(self, value)) if holds else value
+        return self._object(value)
+
+    def _kept(self, original: object, copy: Any) -> Any:
+        self._done[id(original)] = original, copy
+        return copy
+
+    def _container(self, value: Any) -> Any:
+        if len(value) > _LARGEST:
+            return value
+        if not any(map(_matters, value.values() if type(value) is dict else value)):
+            return value
+        if type(value) is tuple:
+            return self._kept(value, tuple(map(self.value, value)))
+        copy = self._kept(value, type(value)())
+        if type(value) is dict:
+            copy.update((name, self.value(item)) for name, item in value.items())
+        else:
+            copy.extend(map(self.value, value))
+        return copy
+
+    def _object(self, value: Any) -> Any:
+        """A copy of an object with a `__dict__`; its methods are those of a class of its own."""
+        kind = type(value)
+        held = getattr(value, "__dict__", None)
+        known = users(kind.__module__) or kind.__name__ == "SimpleNamespace"
+        if type(held) is not dict or not known:
+            return value
+        methods = {
+            name: item for each in reversed(kind.__mro__) if users(each.__module__)
+            for name, item in vars(each).items() if isinstance(item, (FunctionType, np.ndarray))
+        }  # fmt: skip
+        if not methods and not any(map(_matters, held.values())):
+            return value
+        try:
+            copy = object.__new__(kind)
+        except TypeError:  # made in another way
+            return value
+        self._kept(value, copy)
+        vars(copy).update((name, self.value(item)) for name, item in held.items())
+        own = {name: self.value(item) for name, item in methods.items()}
+        with suppress(TypeError):  # slots, or a class that nothing may derive from
+            copy.__class__ = type(kind)(kind.__name__, (kind,), {**own, "__module__": "maskc"})
+        return copy
+
+
+def _matters(value: object) -> bool:
+    """Whether a function may meet an array in it, or call it."""
+    kind = type(value)
+    return not (kind in (int, float, str, bool, bytes, type(None)) or kind.__module__ == "torch")
+
+
+class _Names:
+    """A module or a class whose names are looked up as the traced function should see them."""
+
+    def __init__(self, rebinder: Rebinder, original: Any) -> None:
+        self._rebinder, self._original = rebinder, original
+
+    def __getattr__(self, name: str) -> Any:
+        return self._rebinder.value(getattr(self._original, name))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._original(*args, **named)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Global names the code and the functions nested in it may read."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

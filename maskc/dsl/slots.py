@@ -1,0 +1,149 @@
+"""Takes captured arrays out of a mask: what is left is planned, their content comes with calls.
+
+Masks that differ only in the content of captured arrays become the same mask here, so they share
+a plan and its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from math import prod
+
+from maskc.core import expr as E
+from maskc.core.captured import Captured, Held, Reading
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.expr import Expr
+from maskc.core.expr_text import nonnegative
+from maskc.dsl import nodes as N
+from maskc.dsl.mask import Mask
+
+
+def emptied(mask: Mask) -> tuple[Mask, Held | None]:
+    """The mask over arrays without content, and the content; None where it captures nothing."""
+    if not getattr(mask, "captures", False):
+        return mask, None
+    known = vars(mask).get("_emptied")
+    if known is None:
+        (inner,), held = emptied_together(mask)
+        known = vars(mask)["_emptied"] = inner, held
+    return known
+
+
+def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
+    """The same for several masks: equal arrays have one name in all of them."""
+    slots = _Slots(masks)
+    inner = tuple(map(slots.mask, masks))
+    held = Held(tuple(slots.tables), tuple(slots.readings)) if slots.tables else None
+    return inner, held
+
+
+class _Slots:
+    def __init__(self, masks: tuple[Mask, ...]) -> None:
+        self._taken = {name for mask in masks for name in _names(mask)}
+        self.tables: list[tuple[str, int, Captured]] = []
+        self.readings: list[Reading] = []
+
+    def mask(self, mask: Mask) -> Mask:
+        """The mask over arrays without content."""
+        if not mask.captures:  # type: ignore[attr-defined]
+            return mask
+        match mask:
+            case N.Where():
+                return self._where(mask)
+            case N.PerHead(masks):
+                return replace(mask, masks=tuple(map(self.mask, masks)))
+            case N.TopK(of=of) | N.Complement(of):
+                return replace(mask, of=self.mask(of))
+            case N.Algebra(_, left, right):
+                return replace(mask, left=self.mask(left), right=self.mask(right))
+        raise TypeError(f"{type(mask).__name__} holds no formula")
+
+    def _where(self, mask: N.Where) -> N.Where:
+        names = {decl.name: self._name(decl) for decl in mask.tables}
+        shapes = {names[d.name]: d.array.shape[-d.rank :] for d in mask.tables}
+        raw = E.renamed(mask.formula, names)
+        read = as_read(raw, shapes)
+        self.readings.append(Reading(raw, read, mask.loc))
+        used = set(E.arrays(read))
+        ranks = {name: min(len(shape), 2) for name, shape in shapes.items() if name in used}
+        decls = (
+            DataDecl(name, DataKind.constant, (name,), options=(rank,))
+            for name, rank in sorted(ranks.items())
+        )
+        return replace(mask, formula=read, tables=tuple(decls))
+
+    def _name(self, decl: DataDecl) -> str:
+        values = decl.values
+        if not isinstance(values, Captured):
+            values = Captured.of(decl.array)
+        for name, rank, known in self.tables:
+            if rank == decl.rank and known == values:
+                return name
+        number = len(self.tables)
+        name = next(
+            found for found in _candidates(number) if found not in self._taken
+        )  # fmt: skip
+        self._taken.add(name)
+        self.tables.append((name, decl.rank, values))
+        return name
+
+
+def _candidates(number: int) -> Iterator[str]:
+    yield f"table{number}"
+    while True:
+        number += 1
+        yield f"table_{number}"
+
+
+def _names(mask: Mask) -> Iterator[str]:
+    """Names that a call gives, or that another part of the mask derives."""
+    if isinstance(mask, N.Node) and not isinstance(mask, N.Where):
+        decl = getattr(mask, "decl", None)
+        if decl is not None:
+            yield from (decl.name, *decl.arrays)
+        for child in mask.children:
+            yield from _names(child)
+    for formula in (getattr(mask, name, None) for name in ("formula", "left", "right", "n", "ids")):
+        if isinstance(formula, Expr):
+            yield from E.params(formula)
+
+
+# ------------------------------------------------------------------ indices
+
+
+def as_read(raw: Expr, shapes: dict[str, tuple[int, ...]]) -> Expr:
+    """The formula as kernels read it: no index below 0, at most two of them.
+
+    Args:
+        shapes: of the arrays, without sequences and heads.
+    """
+
+    def load(node: Expr) -> Expr | None:
+        if not isinstance(node, E.Load):
+            return None
+        shape = shapes[node.array]
+        index = [at_least_0(as_read(part, shapes)) for part in node.index]
+        if len(index) > 2:
+            *outer, last = index
+            inner = [within(part, size) for part, size in zip(outer[1:], shape[1:-1], strict=True)]
+            steps = [prod(shape[axis + 1 : -1]) for axis in range(len(outer))]
+            scaled = (E.scale(s, part) for s, part in zip(steps, [outer[0], *inner], strict=True))
+            index = [reduce(E.add, scaled), within(last, shape[-1])]
+        return E.Load(node.array, tuple(index))
+
+    return E.transform(raw, load)
+
+
+def at_least_0(index: Expr) -> Expr:
+    """The index, or 0 where it is below."""
+    return index if nonnegative(index) else E.maximum(index, E.ZERO)
+
+
+def within(index: Expr, size: int) -> Expr:
+    """The index, or the last one where it is beyond."""
+    number = E.as_const(index)
+    if (number is not None and number < size) or (isinstance(index, E.Mod) and index.den <= size):
+        return index
+    return E.minimum(index, E.const(max(size - 1, 0)))

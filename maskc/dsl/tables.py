@@ -1,0 +1,200 @@
+"""Captured arrays inside a traced function: an index makes a Load.
+
+An array may have any rank and be read in steps, `table[b][q]` as well as `table[b, q]`. Plain
+integers and slices select a part of it at once. A dimension that `b` or `h` indexes becomes the
+dimension of sequences or heads that data of a call have, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.captured import Captured
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import BatchUsed, NotTraceable
+from maskc.core.expr import Expr, is_condition
+from maskc.core.source import caller
+from maskc.dsl.traced import Traced, settled
+
+BATCH = E.Sym("b")
+
+_ALL = slice(None)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotTraceable(what, at=caller())
+
+
+class Registry:
+    """The arrays of one traced function."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, DataDecl] = {}
+        self._known: dict[object, tuple[str, Any]] = {}  # arrays stay alive: places are unique
+
+    def name(self, array: Any, rank: int) -> str:
+        """The name of an array that is laid out as `Held` says."""
+        mark = (rank, *_place(array))
+        if mark not in self._known:
+            values = Captured(array, caller())
+            same = (
+                name for name, decl in self.tables.items()
+                if decl.options == (rank,) and decl.values == values
+            )  # fmt: skip
+            name = next(same, f"table{len(self.tables)}")
+            if name not in self.tables:
+                decl = DataDecl(name, DataKind.constant, (name,), options=(rank,), values=values)
+                self.tables[name] = decl
+            self._known[mark] = name, array
+        return self._known[mark][0]
+
+
+_registry: ContextVar[Registry] = ContextVar("maskc_captured")
+
+
+@contextmanager
+def capturing() -> Iterator[Registry]:
+    """Collects the arrays that are indexed meanwhile."""
+    registry = Registry()
+    token = _registry.set(registry)
+    try:
+        yield registry
+    finally:
+        _registry.reset(token)
+
+
+def _place(array: Any) -> tuple[object, ...]:
+    """Equal for views of the same memory."""
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data, array.shape, array.strides, array.dtype.str
+    strides = array.stride()
+    return array.data_ptr(), tuple(array.shape), strides, str(array.dtype), str(array.device)
+
+
+class Watched(np.ndarray):
+    """A NumPy array that traced values may index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if any(type(part) is Traced for part in (index if type(index) is tuple else (index,))):
+            return read(self.view(np.ndarray), index)
+        return super().__getitem__(index)
+
+
+def read(array: Any, index: Any) -> object:
+    """array[index], where the index holds traced values or the array was read by some."""
+    rows = array if type(array) is Rows else Rows(array, (None,) * array.ndim)
+    return rows[index]
+
+
+class Rows:
+    """An array some of whose dimensions are indexed."""
+
+    __slots__ = ("_array", "_index")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, array: Any, index: tuple[Expr | None, ...]) -> None:
+        self._array = array
+        self._index = index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions that are left."""
+        sizes = zip(self._array.shape, self._index, strict=True)
+        return tuple(size for size, index in sizes if index is None)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions are left."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def to(self, *_: Any, **__: Any) -> Rows:
+        """Where and how wide it is stored does not matter."""
+        return self
+
+    long = int = contiguous = clone = detach = cpu = to
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: object, args: tuple[Any, ...] = (), named: Any = None
+    ) -> object:
+        if getattr(function, "__name__", "") == "__getitem__":
+            return read(*args)
+        _refuse("it computes with a whole row of a captured array; index it by q or k first")
+
+    def _whole(self, *_: object) -> NoReturn:
+        _refuse("it computes with a whole row of a captured array; index it by q or k first")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __iter__ = __bool__ = _whole
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __contains__ = _whole
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f"it uses .{name} of a row of a captured array; index it by q or k first")
+
+    def __getitem__(self, given: Any) -> object:
+        parts = list(given) if type(given) is tuple else [given]
+        left = [axis for axis, index in enumerate(self._index) if index is None]
+        dots = [number for number, part in enumerate(parts) if part is Ellipsis]
+        if dots:
+            parts[dots[0] : dots[0] + 1] = [_ALL] * (len(left) - len(parts) + 1)
+        if len(parts) > len(left) or len(dots) > 1:
+            _refuse(f"an array of {len(left)} dimensions is indexed by {len(parts)}")
+        array, index = self._array, list(self._index)
+        for axis, part in reversed(list(zip(left, parts, strict=False))):
+            if type(part) is Traced:
+                if is_condition(part.expr):
+                    _refuse("an index needs integers, found a condition")
+                index[axis] = part.expr
+            elif part is None:
+                _refuse("an index adds a dimension to a captured array")
+            elif not (type(part) is slice and part == _ALL):
+                rank = array.ndim
+                array = array[(_ALL,) * axis + (part,)]
+                if array.ndim < rank:
+                    del index[axis]
+        if None in index:
+            return Rows(array, tuple(index))
+        return _load(array, index)  # type: ignore[arg-type]
+
+
+def _load(array: Any, index: list[Expr]) -> Traced:
+    """An element: sequences and heads in front, as `Held` lays arrays out."""
+    kind = str(array.dtype).rpartition(".")[2]
+    if kind != "bool" and not kind.startswith(("int", "uint")):
+        _refuse(f"a captured array holds {kind}, which a mask cannot compare exactly")
+    of_batch = [axis for axis, each in enumerate(index) if each == BATCH]
+    if len(of_batch) > 1 or any(
+        BATCH.name in E.symbols(each) for axis, each in enumerate(index) if axis not in of_batch
+    ):
+        raise BatchUsed(at=caller())
+    of_heads = [
+        axis for axis, each in enumerate(index) if each == E.H and array.shape[axis] > 1
+    ][:1]
+    leading = [*of_batch, *of_heads]
+    own = [axis for axis in range(len(index)) if axis not in leading]
+    order = [*leading, *own]
+    array = array.permute(order) if hasattr(array, "permute") else array.transpose(order)
+    read_by = tuple(index[axis] for axis in own)
+    if of_batch and array.shape[0] == 1:  # one row is everybody's
+        array, of_batch = array[0], []
+    if not of_heads and not read_by:
+        array, read_by = array[..., None], (E.ZERO,)
+    while of_heads and len(read_by) < 2:
+        axis = array.ndim - len(read_by)
+        array, read_by = array[(_ALL,) * axis + (None,)], (E.ZERO, *read_by)
+    if of_batch and not of_heads and len(read_by) > 1:
+        array = array[:, None]
+    rank = len(read_by)
+    load = E.Load(_registry.get().name(array, rank), read_by)
+    return Traced(settled(E.ne(load, E.ZERO)) if kind == "bool" else load)

@@ -1,0 +1,168 @@
+"""What runs while a formula is traced: torch's calls, and what Python decides without asking.
+
+Most questions reach the traced value itself (`bool`, `len`, `str`, `hash`, `isinstance`), which
+refuses them. `is`, `type` and `id` do not: every function of the user's that runs meanwhile is
+looked through for them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+from maskc.core.errors import NotTraceable
+from maskc.core.source import located
+from maskc.dsl.functions import call, device
+from maskc.dsl.tables import Rows
+from maskc.dsl.traced import Traced, tracing
+
+_LIBRARIES = frozenset({"maskc", "torch", "numpy", "cupy", *sys.stdlib_module_names}) - {"__main__"}
+_DECIDES = (builtins.id, operator.is_, operator.is_not)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """While a function is traced."""
+    torch = sys.modules.get("torch")
+    before = sys.getprofile()
+    with tracing(), _mode(torch)() if torch is not None else nullcontext():
+        sys.setprofile(_entered)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+@cache
+def _mode(torch: Any) -> type:
+    """Sees every call of torch, so that plain tensors may be indexed by traced values."""
+
+    class Tracing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), named: Any = None
+        ) -> object:
+            named = named or {}
+            if any(map(_is_traced, (*args, *named.values()))):
+                return call("torch", function, args, named)
+            if any(each is device() for each in (*args, *named.values())):
+                if getattr(function, "__name__", "") == "to":
+                    return args[0]
+            return function(*args, **named)
+
+    return Tracing
+
+
+def _is_traced(value: object) -> bool:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return any(map(_is_traced, value))  # type: ignore[call-overload]
+    return kind is Traced or kind is Rows
+
+
+def users(module: object) -> bool:
+    """Whether functions of a module are the user's, or of a library that is followed like them."""
+    return str(module or "").partition(".")[0] not in _LIBRARIES
+
+
+# ------------------------------------------------------------------ `is`, `type`, `id`
+
+
+def _entered(frame: FrameType, event: str, function: Any) -> None:
+    if event == "c_call":
+        if any(function is each for each in _DECIDES) and users(frame.f_globals.get("__name__")):
+            _refuse(f"{function.__name__}() would be decided for good", frame, frame.f_lasti)
+    elif event == "call" and users(frame.f_globals.get("__name__")):
+        _look_through(frame)
+
+
+def _look_through(frame: FrameType) -> None:
+    code = frame.f_code
+    for offset, operands in _identities(code):
+        if any(_may_be_traced(frame, names) for names in operands):
+            _refuse("`is` would be decided for good; compare with ==", frame, offset)
+    offset = _reads_type(code)
+    if offset is not None and frame.f_globals.get("type", type) is type:
+        _refuse("type() asks what a traced value may be, in a function that is not followed",
+                frame, offset)  # fmt: skip
+
+
+def _refuse(what: str, frame: FrameType, offset: int) -> None:
+    raise NotTraceable(what, at=located(frame, offset))
+
+
+@lru_cache(maxsize=1024)
+def _reads_type(code: CodeType) -> int | None:
+    if "type" not in code.co_names:
+        return None
+    return next(
+        (i.offset for i in dis.get_instructions(code)
+         if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") and i.argval == "type"), None
+    )  # fmt: skip
+
+
+_ANY = "*"
+"""A name for what a call or an expression gives."""
+
+
+@lru_cache(maxsize=1024)
+def _identities(code: CodeType) -> tuple[tuple[int, tuple[frozenset[str], ...]], ...]:
+    """Every `is` but those with None: where it stands, and the local names of its operands."""
+    found: list[dis.Instruction] = list(dis.get_instructions(code))
+    stored = {i.argval for i in found if i.opname.startswith(("STORE_FAST", "STORE_DEREF"))}
+    answers = []
+    for number, one in enumerate(found):
+        if one.opname != "IS_OP":
+            continue
+        second = _operand(found, number - 1)
+        first = None if second is None else _operand(found, second - 1)
+        if first is None or second is None:
+            answers.append((one.offset, (frozenset({_ANY}),)))
+            continue
+        parts = found[first:second], found[second:number]
+        if any(_is_none(part) for part in parts):  # no traced value is None, whatever it stands for
+            continue
+        answers.append((one.offset, tuple(_names(part, stored) for part in parts)))
+    return tuple(answers)
+
+
+def _operand(found: list[dis.Instruction], last: int) -> int | None:
+    """The first instruction of those that leave one value with instruction `last`."""
+    depth = 0
+    for number in range(last, -1, -1):
+        one = found[number]
+        if one.is_jump_target and number != last and depth:
+            return None
+        depth += dis.stack_effect(one.opcode, one.arg, jump=False)
+        if depth == 1:
+            return number
+    return None
+
+
+def _is_none(part: list[dis.Instruction]) -> bool:
+    loads = [i for i in part if i.opname not in ("NOP", "CACHE", "EXTENDED_ARG", "RESUME")]
+    return len(loads) == 1 and loads[0].opname == "LOAD_CONST" and loads[0].argval is None
+
+
+def _names(part: list[dis.Instruction], stored: set[str]) -> frozenset[str]:
+    names = set()
+    for one in part:
+        if one.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")):
+            names.add(_ANY if one.argval in stored else one.argval)
+        elif one.opname.startswith("CALL") or one.opname.startswith("BINARY"):
+            names.add(_ANY)
+    return frozenset(names)
+
+
+def _may_be_traced(frame: FrameType, names: frozenset[str]) -> bool:
+    """Whether an operand may be a traced value: parameters and captured names are known here."""
+    if _ANY in names:
+        return True
+    here = frame.f_locals
+    return any(type(here.get(name)) in (Traced, Rows) or name not in here for name in names)
