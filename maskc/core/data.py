@@ -24,9 +24,10 @@ class DataKind(Enum):
     documents = "documents"
     """ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x)."""
     flags = "flags"
-    """booleans [n_kv], or [n_q] when on queries."""
+    """booleans [n_kv]; when on queries [n_q], or [n_kv] of which each query reads its position's."""
     intervals = "intervals"
-    """(lo, hi), integers [n_q]: query q sees keys lo[q] .. hi[q] - 1."""
+    """(lo, hi), integers [n_q], or [n_kv] of which each query reads its position's: query q sees
+    keys lo[q] .. hi[q] - 1."""
     tree = "tree"
     """(tin, tout), integers [N]: entry and exit times of a depth-first walk; or mc.parents(x)."""
     table = "table"
@@ -57,7 +58,9 @@ class DataDecl:
     """Tokens per entry of a table; keys per block of a selection."""
     options: tuple[int, ...] = ()
     """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
-    flags: (1,) when indexed by queries; selection: (queries per block,)."""
+    flags: (1,) when indexed by queries; selection: (queries per block,); a further 1 where an array
+    of documents, flags, intervals or a tree has an entry per token and the first query is the
+    first token, instead of the last query the last one."""
     values: bytes = b""
     """constant and compile-time tables: int32, little endian, C order."""
     shape: tuple[int, ...] = ()
@@ -69,6 +72,12 @@ class DataDecl:
         if self.kind is DataKind.constant:
             return len(self.shape)
         return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
+
+    @property
+    def from_start(self) -> bool:
+        """Whether query q is token q, for arrays with an entry per token; else the last query is the
+        last token."""
+        return bool(self.options[int(self.kind is DataKind.flags) :])
 
     @property
     def from_caller(self) -> bool:

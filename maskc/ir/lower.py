@@ -196,8 +196,8 @@ class _Lowering:
                 return E.conj(E.ge(E.K, low), E.lt(E.K, high))
             case N.Tree(decl):
                 self._declare(decl, mask)
-                tin, tout = decl.arrays
-                entered = E.Load(tin, (E.Q,))
+                tin, tout, of_q = decl.arrays
+                entered = E.Load(of_q, (E.Q,))
                 return E.conj(
                     E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
                 )

@@ -96,7 +96,7 @@ def _segment(decl: DataDecl) -> tuple[Expr, ...]:
         low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
         return E.ge(E.K, low), E.lt(E.K, high)
     if decl.kind is DataKind.tree:
-        tin, tout = decl.arrays
-        entered = E.Load(tin, (E.Q,))
+        tin, tout, of_q = decl.arrays
+        entered = E.Load(of_q, (E.Q,))
         return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
     return ()
