@@ -12,7 +12,7 @@ from maskc.core.source import SourceLoc
 RESERVED = frozenset({
     "q", "k", "v", "h", "b", "out", "lse", "dout", "scale", "softcap", "alibi_slopes",
     "sink_logits", "return_lse", "deterministic", "n_q", "n_kv", "n_heads", "head", "block", "mask",
-    "normalizer", "alpha", "nan_safe", "min", "max", "abs", "param", "member",
+    "normalizer", "alpha", "nan_safe", "batch", "min", "max", "abs", "param", "member",
     "scores", "index_q", "index_k", "index_w",
 })  # fmt: skip
 """Keywords of the calls and words of the formula language."""
@@ -24,7 +24,7 @@ class DataKind(Enum):
     documents = "documents"
     """ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x)."""
     flags = "flags"
-    """booleans [n_kv]; when on queries [n_q], or [n_kv] of which each query reads its position's."""
+    """booleans [n_kv]; on queries [n_q], or [n_kv] of which each query reads its position's."""
     intervals = "intervals"
     """(lo, hi), integers [n_q], or [n_kv] of which each query reads its position's: query q sees
     keys lo[q] .. hi[q] - 1."""
@@ -75,8 +75,8 @@ class DataDecl:
 
     @property
     def from_start(self) -> bool:
-        """Whether query q is token q, for arrays with an entry per token; else the last query is the
-        last token."""
+        """Whether query q is token q, in arrays with an entry per token; else the last query is
+        the last token."""
         return bool(self.options[int(self.kind is DataKind.flags) :])
 
     @property

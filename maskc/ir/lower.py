@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead
+from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead, WrongHeads
 from maskc.core.expr import Expr
 from maskc.core.selection import Selection
 from maskc.dsl import nodes as N
@@ -134,9 +134,10 @@ class _Lowering:
         return keep
 
     def _check_head(self, count: int, mask: Mask) -> None:
-        if self.head >= count or (self.n_heads is not None and self.n_heads != count):
-            total = self.n_heads if self.n_heads is not None else self.head + 1
-            raise NoSuchHead(count, total, at=getattr(mask, "loc", None))
+        if self.n_heads is not None and self.n_heads != count:
+            raise WrongHeads(count, f"n_heads is {self.n_heads}", at=getattr(mask, "loc", None))
+        if self.head >= count:
+            raise NoSuchHead(self.head, count, at=getattr(mask, "loc", None))
 
     def _atom(self, mask: Mask) -> Expr:
         match mask:

@@ -12,11 +12,13 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl
 from maskc.core.errors import (
     BadLength,
+    DataRange,
     DataShape,
     DataType,
     HeadsUnknown,
     NameClash,
     NoSuchHead,
+    WrongHeads,
 )
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
@@ -36,6 +38,8 @@ def dense(
     n_heads: int | None = None,
     heads_kv: int | None = None,
     scores: object = None,
+    head: int | None = None,
+    batch: int | None = None,
     **data: object,
 ) -> np.ndarray:
     """The mask as booleans, True where the query sees the key.
@@ -43,18 +47,20 @@ def dense(
     Args:
         mask: any mask, run-time selections included.
         n_q: queries; n_kv: keys, n_q when None.
-        n_heads: query heads; needed where the mask differs between heads by its text. Where only
-            a table or the scores differ, their own leading dimension tells.
+        n_heads: query heads; needed where the mask differs between heads by a formula or by
+            `heads`. Where it has a mask per head, that many are there; where only a table or the
+            scores differ, their own leading dimension tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
         scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
             n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
             `data` holds what a selection's own score is made of (`q` and `k`, or `index_q`,
             `index_k` and `index_w`), it ranks by that instead.
+        head, batch: one head and one sequence only; all of them when None.
         data: the arrays and parameters the mask names.
 
     Returns:
-        bool [n_q, n_kv]; [heads, n_q, n_kv] where heads differ; a batch dimension in front where
-        an array or the scores have one.
+        bool [n_q, n_kv]; [heads, n_q, n_kv] where heads differ and none is asked for; a dimension
+        of sequences in front where an array or the scores have one, and none is asked for.
 
     Raises:
         BadLength, NameClash, DataMissing, DataUnknown, DataShape, DataType, DataRange,
@@ -70,19 +76,39 @@ def dense(
     given.check_names(wanted, params, data)
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
-    batch = given.batch_of(wanted, arrays)
+    count = given.batch_of(wanted, arrays)
     for each in ranking.values():
-        batch = max(batch or 1, len(each)) if each.ndim == 4 else batch
+        count = max(count or 1, len(each)) if each.ndim == 4 else count
     by_head = differs_by_head(mask, arrays, ranking)
+    shown = _asked("head", head, (heads or 1) if by_head else 1, heads)
     scope = _scope(n_q, n_kv, params, data)
     sequences = []
-    for b in range(1 if batch is None else batch):
+    for b in _asked("batch", batch, count or 1, count):
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in wanted.items()}
         ranks = {node: _of_sequence(each, b) for node, each in ranking.items()}
         here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks)
-        own = [keep(mask, replace(here, head=h)) for h in range(here.n_heads if by_head else 1)]
-        sequences.append(np.stack(own) if by_head else own[0])
-    return sequences[0] if batch is None else np.stack(sequences)
+        own = [keep(mask, replace(here, head=h)) for h in shown]
+        sequences.append(np.stack(own) if by_head and head is None else own[0])
+    return sequences[0] if count is None or batch is not None else np.stack(sequences)
+
+
+def _asked(name: str, index: int | None, differ: int, known: int | None) -> range:
+    """Which heads, or sequences, are computed, where `differ` of them have sets of their own.
+
+    Args:
+        known: how many there are, where that is known.
+
+    Raises:
+        NoSuchHead, DataRange: there is none of that index.
+    """
+    if index is None:
+        return range(differ)
+    if not 0 <= index < (index + 1 if known is None else known):
+        if name == "head":
+            raise NoSuchHead(index, known, at=name)
+        found = f"no sequence {index} among {known or 'all'}"
+        raise DataRange(name, found, "sequences count from 0", at=name)
+    return range(index, index + 1) if differ > 1 else range(1)
 
 
 Rankings = Mapping[N.TopK, np.ndarray]
@@ -198,6 +224,13 @@ def _heads(
     """How many query heads there are; None where nothing asks."""
     found = n_heads
     for node in nodes:
+        if isinstance(node, N.PerHead):
+            count = len(node.masks)
+            if found is not None and count != found:
+                who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {found}"
+                raise WrongHeads(count, who, at=node.loc)
+            found = count
+    for node in nodes:
         if isinstance(node, N.BlockTable) and (count := _table_heads(node.decl, data)):
             found = found or count
             if count != found:
@@ -209,9 +242,6 @@ def _heads(
     for node in nodes:
         if found is None and differs_by_head(node, data, scores):
             raise HeadsUnknown(at=node.loc)
-        count = len(node.masks) if isinstance(node, N.PerHead) else None
-        if count is not None and found is not None and count != found:
-            raise NoSuchHead(count, found, at=node.loc)
     return found
 
 

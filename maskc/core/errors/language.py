@@ -133,6 +133,18 @@ class BadChoice(MaskcError):
     hint = "these words are all there are"
 
 
+class WrongHeads(NoSuchHead):
+    code = "MC125"
+    message = "the mask is written for {0} query heads, but {1}"
+    hint = "per_head([...]) has one mask per query head and needs no n_heads="
+
+
+class Undecided(MaskcError):
+    code = "MC126"
+    message = "no pair was found that tells the masks apart{0}, and no proof that there is none"
+    hint = "give the lengths and all data: for these the answer is exact"
+
+
 # ---------------------------------------------------------------- pattern files
 
 

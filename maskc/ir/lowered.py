@@ -1,0 +1,39 @@
+"""Stage 2 on every head: masks as simplified formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core.errors import HeadsUnknown
+from maskc.dsl.mask import Mask
+from maskc.ir.heads import differs_by_head, heads_of
+from maskc.ir.lower import lower
+from maskc.ir.simplify import simplify
+from maskc.ir.types import MaskIR
+
+
+def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
+    """The mask of one head as one simplified formula; arguments and errors as of `lower`."""
+    ir = lower(mask, head, n_heads)
+    selections = tuple(
+        replace(each, allowed=tuple(map(simplify, each.allowed))) for each in ir.selections
+    )
+    return replace(ir, keep=simplify(ir.keep), selections=selections)
+
+
+def on_all_heads(mask: Mask, n_heads: int | None = None) -> list[MaskIR]:
+    """The mask of every head; a single one where heads do not differ.
+
+    Args:
+        n_heads: query heads, where the mask itself does not say how many there are.
+
+    Raises:
+        HeadsUnknown: it differs between heads of which nobody says how many there are.
+        WrongHeads: it is written for another number of them.
+    """
+    n_heads = heads_of(mask, n_heads)
+    if not differs_by_head(mask):
+        return [lowered(mask, 0)]
+    if n_heads is None:
+        raise HeadsUnknown(at=getattr(mask, "loc", None))
+    return [lowered(mask, head, n_heads) for head in range(n_heads)]
