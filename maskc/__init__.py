@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from maskc.api import attention as attention
+from maskc.api import diff as diff
 from maskc.api import merge as merge
 from maskc.core import package as _package
 from maskc.core.errors import MaskcError as MaskcError

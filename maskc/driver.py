@@ -200,26 +200,13 @@ def in_modules(mask: Mask, problem: Problem, target: Target) -> bool:
 
 def equals(left: Mask, right: Mask) -> bool | None:
     """See Mask.equals."""
-    from maskc.ir.compare import equals as same
+    from maskc.questions import equals as same
 
-    return _for_all_heads(left, right, same)
+    return same(left, right)
 
 
 def subset_of(left: Mask, right: Mask) -> bool | None:
     """See Mask.subset_of."""
-    from maskc.ir.compare import subset
+    from maskc.questions import subset_of as inside
 
-    return _for_all_heads(left, right, subset)
-
-
-def _for_all_heads(left: Mask, right: Mask, test: object) -> bool | None:
-    from maskc.ir.heads import head_count, reads_head
-
-    n_heads = max(head_count(left), head_count(right))
-    answers = {
-        test(lowered(left, head).keep, lowered(right, head).keep)  # type: ignore[operator]
-        for head in range(n_heads)
-    }
-    if reads_head(left) or reads_head(right):
-        answers.add(True if left == right else None)
-    return False if False in answers else None if None in answers else True
+    return inside(left, right)

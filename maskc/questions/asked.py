@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import index
@@ -96,14 +96,12 @@ def ask(
     n_heads = heads_of(mask, n_heads)
     if head is not None:
         head = _index("head", head, n_heads)
-    one = [] if head is None else [lowered(mask, head, n_heads)]
-    irs = one or on_all_heads(mask, n_heads)
+    irs = on_all_heads(mask, n_heads) if head is None else [lowered(mask, head, n_heads)]
     if selects(mask):
         data = {**data, "n_heads": n_heads}
         if not any(ir.selections for ir in irs):  # other heads alone choose
             data = {name: value for name, value in data.items() if name not in RANKING}
-    params, arrays = _bound(irs, n_q, n_kv, data)
-    found = Asked(n_q, n_kv, tuple(irs), params, arrays)
+    found = bound(irs, n_q, n_kv, data)
     if found.heads > 1:
         _check_heads(found, n_heads if head is None else None)
         if head is not None:
@@ -116,18 +114,22 @@ def selects(mask: Mask) -> bool:
     return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
 
 
-def _bound(
-    irs: list[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
-) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """Parameters and arrays of several masks; selections rank by `scores`, as in `Mask.dense`."""
+def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:
+    """The mask of several heads, with all that it reads; selections rank by `scores`, as in
+    `Mask.dense`.
+
+    Raises:
+        BadLength, and MC3xx for data.
+    """
     decls = {decl.name: decl for ir in irs for decl in ir.data}
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
     selections = {each.name: each for ir in irs for each in ir.selections}
     unread = {name for ir in irs for name in ir.declared}.difference(("scores",), decls, defaults)
-    return bind_ranked(
+    params, arrays = bind_ranked(
         tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()),
         sorted(unread), data, n_q, n_kv,
     )  # fmt: skip
+    return Asked(n_q, n_kv, tuple(irs), params, arrays)
 
 
 def _check_heads(asked: Asked, n_heads: int | None) -> None:
@@ -179,16 +181,18 @@ def _sequence(asked: Asked, batch: int) -> int:
 
 def _pairs(asked: Asked, head: int, batch: int) -> int:
     """Live pairs of one head of one sequence."""
-    return pairs_of(asked.ir(head).keep, asked, asked.own(head, batch))
+    own = asked.own(head, batch)
+    return pairs_of(asked.ir(head).keep, asked.n_q, asked.n_kv, asked.params, own)
 
 
-def pairs_of(keep: Expr, asked: Asked, arrays: Mapping[str, np.ndarray]) -> int:
+def pairs_of(
+    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
+) -> int:
     """Pairs for which a formula holds that reads the arrays of one sequence and head."""
-    found = count_pairs(keep, asked.n_q, asked.n_kv, asked.params)
+    found = count_pairs(keep, n_q, n_kv, params)
     if found is not None:
         return found
-    recipe = LayoutRecipe(_ANY_TILE, keep, None)
-    return int(count_by_tiles(recipe, asked.n_q, asked.n_kv, asked.params, arrays))
+    return int(count_by_tiles(LayoutRecipe(_ANY_TILE, keep, None), n_q, n_kv, params, arrays))
 
 
 def layout(

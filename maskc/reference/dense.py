@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,6 +66,58 @@ def dense(
         BadLength, NameClash, DataMissing, DataUnknown, DataShape, DataType, DataRange,
         NotAnArray, HeadsUnknown, NoSuchHead.
     """
+    at = _at(mask, n_q, n_kv, n_heads, heads_kv, scores, data)
+    shown = _asked("head", head, at.place.n_heads if at.by_head else 1, at.heads)
+    sequences = []
+    for b in _asked("batch", batch, at.sequences or 1, at.sequences):
+        here = at.sequence(b)
+        own = [keep(mask, replace(here, head=h)) for h in shown]
+        sequences.append(np.stack(own) if at.by_head and head is None else own[0])
+    alone = at.sequences is None or batch is not None
+    return sequences[0] if alone else np.stack(sequences)
+
+
+def row(
+    mask: Mask, q: int, n_q: int, n_kv: int, *, n_heads: int | None = None, head: int = 0,
+    batch: int = 0, **data: object,
+) -> np.ndarray:  # fmt: skip
+    """One query's row of the same, bool [n_kv], without the others; arguments and errors as there.
+
+    A run-time selection looks at all rows, so the whole of its mask is made.
+    """
+    if any(isinstance(node, N.TopK) for node in walk(mask)):
+        return dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)[q]
+    at = _at(mask, n_q, n_kv, n_heads, None, None, data)
+    here = at.sequence(batch)
+    scope = {**here.scope, "q": np.array([[q]], dtype=np.int64)}
+    return keep(mask, replace(here, head=head, scope=scope))[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _At:
+    """A mask with everything that it reads."""
+
+    place: Place
+    """Of head 0, with the arrays of all sequences."""
+    wanted: dict[str, DataDecl]
+    sequences: int | None
+    """How many there are; None where no array has a batch dimension."""
+    heads: int | None
+    """How many there are; None where nothing says."""
+    by_head: bool
+
+    def sequence(self, b: int) -> Place:
+        """The place of one sequence."""
+        arrays = self.place.data
+        part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
+        ranks = {node: _of_sequence(each, b) for node, each in self.place.scores.items()}
+        return replace(self.place, data=part, scores=ranks)
+
+
+def _at(
+    mask: Mask, n_q: int, n_kv: int | None, n_heads: int | None, heads_kv: int | None,
+    scores: object, data: given.Given,
+) -> _At:  # fmt: skip
     n_q = _length("n_q", n_q)
     n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
     nodes = list(walk(mask))
@@ -79,17 +131,9 @@ def dense(
     count = given.batch_of(wanted, arrays)
     for each in ranking.values():
         count = max(count or 1, len(each)) if each.ndim == 4 else count
-    by_head = differs_by_head(mask, arrays, ranking)
-    shown = _asked("head", head, (heads or 1) if by_head else 1, heads)
     scope = _scope(n_q, n_kv, params, data)
-    sequences = []
-    for b in _asked("batch", batch, count or 1, count):
-        part = {name: given.for_sequence(d, arrays[name], b) for name, d in wanted.items()}
-        ranks = {node: _of_sequence(each, b) for node, each in ranking.items()}
-        here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks)
-        own = [keep(mask, replace(here, head=h)) for h in shown]
-        sequences.append(np.stack(own) if by_head and head is None else own[0])
-    return sequences[0] if count is None or batch is not None else np.stack(sequences)
+    place = Place(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
+    return _At(place, wanted, count, heads, differs_by_head(mask, arrays, ranking))
 
 
 def _asked(name: str, index: int | None, differ: int, known: int | None) -> range:

@@ -177,16 +177,23 @@ def _ids(name: str, given: object, length: int) -> np.ndarray:
     return ids
 
 
-def ancestors(name: str, parents: Parents, length: int) -> np.ndarray:
-    """bool [length, length]: whether column k is row q itself or one of its ancestors."""
+def ancestors(
+    name: str, parents: Parents, length: int, tokens: np.ndarray | None = None
+) -> np.ndarray:
+    """bool [tokens, length]: whether column k is the row's token itself or one of its ancestors.
+
+    Args:
+        tokens: of the rows; all of them when None.
+    """
     parent = vector(name, parents.array, length)
-    above = np.zeros((length, length), dtype=bool)
-    for token in range(length):
+    rows = range(length) if tokens is None else tokens.tolist()
+    above = np.zeros((len(rows), length), dtype=bool)
+    for row, token in enumerate(rows):
         at = token
         while at != -1:
-            if not 0 <= at < length or above[token, at]:
+            if not 0 <= at < length or above[row, at]:
                 found = f"from token {token} the parents lead to {at}"
                 raise DataRange(name, found, "parents are token indices; -1 marks a root", at=name)
-            above[token, at] = True
+            above[row, at] = True
             at = int(parent[at])
     return above

@@ -145,6 +145,8 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
             q, k = (given.tokens(decl, size, count)[x] for size, x in ((at.n_q, q), (at.n_kv, k)))
             walked = at.data[decl.name]
             if isinstance(walked, Parents):
+                if len(q) < at.n_q:
+                    return given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
                 return given.ancestors(decl.name, walked, count)[q, k]
             tin, tout = given.pair(decl.name, walked, count)
             return (tin[k] <= tin[q]) & (tin[q] < tout[k])

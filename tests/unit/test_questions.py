@@ -45,7 +45,7 @@ def test_sequences_are_summed_shown_and_named():
         assert mask.count(7, doc=IDS, batch=batch) == right[batch].sum()
         found = mask.layout(7, block=(2, 2), doc=IDS, batch=batch)
         assert np.array_equal(tiles(found), by_hand(right[batch], 2))
-    with pytest.raises(OneOfSeveral, match="the 3 sequences of this mask .*\n.*batch="):
+    with pytest.raises(OneOfSeveral, match=r"the 3 sequences of this mask .*\n.*batch="):
         mask.layout(7, doc=IDS)
     with pytest.raises(DataRange, match="no sequence 3 among 3"):
         mask.layout(7, doc=IDS, batch=3)
@@ -66,7 +66,7 @@ def test_heads_of_tables_are_summed_shown_and_named():
         assert np.array_equal(mask.dense(7, live=TABLE, head=head, batch=batch), right[batch, head])
         found = mask.layout(7, block=(2, 2), live=TABLE, head=head, batch=batch)
         assert np.array_equal(tiles(found), by_hand(right[batch, head], 2))
-    with pytest.raises(OneOfSeveral, match="the 3 heads of this mask .*\n.*head="):
+    with pytest.raises(OneOfSeveral, match=r"the 3 heads of this mask .*\n.*head="):
         mask.layout(7, live=TABLE, batch=0)
     with pytest.raises(OneOfSeveral, match="the 2 sequences"):
         mask.layout(7, live=TABLE, head=0)
