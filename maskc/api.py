@@ -91,8 +91,8 @@ def diff(
     """A pair that tells two masks apart, and the data that make it differ; None where none does.
 
     With `n` and all data that the masks name, the answer is exact for these, and the pair is the
-    first one. Without data they are found too: arrays in which all but a few elements are 0. Without
-    `n`, lengths are, the least ones that isl finds. What is found has been tried out on the dense
+    first one. Without data, arrays are found as well: all but a few elements are 0. Without `n`,
+    lengths are found, the least that isl knows. What is returned was checked by the masks' dense
     definition.
 
     Args:
@@ -103,8 +103,8 @@ def diff(
             arrays all or none.
 
     Returns:
-        Difference, which has q, k, head, batch, n_q, n_kv, kept_by ("a" or "b"), data and pairs (how
-        many differ in all); or None, a proof that the masks are equal.
+        Difference, which has q, k, head, batch, n_q, n_kv, kept_by ("a" or "b"), data and pairs
+        (how many differ in all); or None, which is a proof that the masks are equal.
 
     Raises:
         Undecided: no difference was found, and no proof that there is none.

@@ -31,8 +31,7 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
     """
     at = caller()
     found, align, options = _name(name, at), *_aligned("documents", align, at)
-    arrays = (f"{found}.q", f"{found}.k")
-    decl = DataDecl(found, DataKind.documents, arrays, options=options)
+    decl = DataDecl(found, DataKind.documents, _arrays(found, align, "q", "k"), options=options)
     return nodes.Documents(decl, align, loc=at)
 
 
@@ -47,7 +46,8 @@ def flags(name: str, on: str = "k", *, align: str = nodes.END) -> Mask:
     on = checked.choice("flags", "on", on, ("k", "q"), at)
     align, options = _aligned("flags", align, at)
     of_queries = (1, *options) if on == "q" else (0,)
-    decl = DataDecl(found, DataKind.flags, (found,), options=of_queries)
+    array = f"{found}.start" if of_queries == (1, 1) else found
+    decl = DataDecl(found, DataKind.flags, (array,), options=of_queries)
     return nodes.Flags(decl, on, align, loc=at)
 
 
@@ -59,8 +59,7 @@ def intervals(name: str, *, align: str = nodes.END) -> Mask:
     """
     at = caller()
     found, align, options = _name(name, at), *_aligned("intervals", align, at)
-    arrays = (f"{found}.lo", f"{found}.hi")
-    decl = DataDecl(found, DataKind.intervals, arrays, options=options)
+    decl = DataDecl(found, DataKind.intervals, _arrays(found, align, "lo", "hi"), options=options)
     return nodes.Intervals(decl, align, loc=at)
 
 
@@ -74,7 +73,7 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
     """
     at = caller()
     found, align, options = _name(name, at), *_aligned("tree", align, at)
-    arrays = (f"{found}.tin", f"{found}.tout", f"{found}.q")
+    arrays = _arrays(found, align, "tin", "tout", "q")
     decl = DataDecl(found, DataKind.tree, arrays, options=options)
     return nodes.Tree(decl, align, loc=at)
 
@@ -83,6 +82,11 @@ def _aligned(where: str, align: str, at: SourceLoc | None) -> tuple[str, tuple[i
     """(the checked word, what a declaration's options say of it)."""
     found = checked.align(where, align, at)
     return found, (1,) if found == nodes.START else ()
+
+
+def _arrays(name: str, align: str, *parts: str) -> tuple[str, ...]:
+    """Names by which formulas read the parts of one argument: others where they hold others."""
+    return tuple(f"{name}.{part}{'_start' * (align == nodes.START)}" for part in parts)
 
 
 def block_table(table: object, block: int) -> Mask:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core.errors import HeadsUnknown
+from maskc.core.data import DataDecl
+from maskc.core.errors import HeadsUnknown, NameClash
 from maskc.dsl.mask import Mask
 from maskc.ir.heads import differs_by_head, heads_of
 from maskc.ir.lower import lower
@@ -30,10 +31,18 @@ def on_all_heads(mask: Mask, n_heads: int | None = None) -> list[MaskIR]:
     Raises:
         HeadsUnknown: it differs between heads of which nobody says how many there are.
         WrongHeads: it is written for another number of them.
+        NameClash: heads read one array in ways that differ.
     """
     n_heads = heads_of(mask, n_heads)
     if not differs_by_head(mask):
         return [lowered(mask, 0)]
     if n_heads is None:
         raise HeadsUnknown(at=getattr(mask, "loc", None))
-    return [lowered(mask, head, n_heads) for head in range(n_heads)]
+    found = [lowered(mask, head, n_heads) for head in range(n_heads)]
+    known: dict[str, DataDecl] = {}
+    for decl in (decl for ir in found for decl in ir.data):
+        for name in decl.arrays:
+            if (other := known.setdefault(name, decl)) != decl:
+                kinds = other.kind.value, decl.kind.value
+                raise NameClash(decl.name, *kinds, at=getattr(mask, "loc", None))
+    return found

@@ -121,12 +121,13 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
     Raises:
         BadLength, and MC3xx for data.
     """
-    decls = {decl.name: decl for ir in irs for decl in ir.data}
+    decls = dict.fromkeys(decl for ir in irs for decl in ir.data)
+    names = [decl.name for decl in decls]
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
     selections = {each.name: each for ir in irs for each in ir.selections}
-    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), decls, defaults)
+    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), names, defaults)
     params, arrays = bind_ranked(
-        tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()),
+        tuple(decls), tuple(defaults.items()), tuple(selections.values()),
         sorted(unread), data, n_q, n_kv,
     )  # fmt: skip
     return Asked(n_q, n_kv, tuple(irs), params, arrays)

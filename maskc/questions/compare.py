@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 
@@ -46,6 +47,7 @@ _LONGEST_ROW = 1 << 22
 _MOST_PAIRS = 1 << 22
 """Pairs of lengths at which random data are tried, and at which differences are counted."""
 _TILE = TileShape(128, 128)
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def equals(left: Mask, right: Mask) -> bool | None:
@@ -66,7 +68,7 @@ def _answer(left: Mask, right: Mask, one_way: bool) -> bool | None:
     open_heads = []
     test = compare.subset if one_way else compare.equals
     for head, (one, other) in enumerate(both.irs):
-        found = test(one.keep, other.keep)
+        found = test(one.keep, _apart(one, other)[0])
         if found is False:
             return False
         open_heads += [head] * (found is None)
@@ -172,7 +174,8 @@ class Both:
     # -------------------------------------------------------------- what isl is asked
 
     def question(
-        self, head: int, sizes: tuple[int, int] | None = None, params: Mapping[str, object] = {},  # noqa: B006
+        self, head: int, sizes: tuple[int, int] | None = None,
+        params: Mapping[str, object] = _NOTHING,
     ) -> Question:  # fmt: skip
         """The difference on one head, at all lengths or at these."""
         left, right = self.irs[head]
@@ -188,7 +191,7 @@ class Both:
 
     def search(
         self, heads: Sequence[int], sizes: tuple[int, int] | None = None,
-        params: Mapping[str, object] = {},  # noqa: B006
+        params: Mapping[str, object] = _NOTHING,
     ) -> Difference | None:  # fmt: skip
         """A difference on one of the heads: where isl finds a point, else among random data."""
         for head in heads:
@@ -248,8 +251,8 @@ class Both:
     # -------------------------------------------------------------- given data
 
     def at(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
-        """The first difference at these lengths with these data, of the first head and sequence that
-        has one, and how many there are in all.
+        """The first difference at these lengths with these data, of the first sequence and head
+        that have one, and how many there are in all.
 
         Raises:
             CheckFailed: the definition says otherwise; a mistake of maskc.

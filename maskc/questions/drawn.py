@@ -107,9 +107,9 @@ def lengths(formulas: Sequence[Expr], decls: Sequence[DataDecl]) -> list[tuple[i
     for reach in sorted(constants, reverse=True)[:_REACHES]:
         found += [(reach + 1, reach + 1), (2 * reach + 3, 2 * reach + 3), (reach, 2 * reach + 1)]
     usable = [
-        (n_q, n_kv) for n_q, n_kv in found if 0 < min(n_q, n_kv) and max(n_q, n_kv) <= _LONGEST
+        (n_q, n_kv) for n_q, n_kv in found if min(n_q, n_kv) > 0 and max(n_q, n_kv) <= _LONGEST
     ]
-    return sorted(dict.fromkeys(usable), key=sum)
+    return sorted(dict.fromkeys(usable), key=lambda sizes: (max(sizes), sizes[0] != sizes[1]))
 
 
 def draws(
@@ -125,7 +125,7 @@ def draws(
         rng = np.random.default_rng([n_q, n_kv, seed])
         data = {decl.name: _drawn(decl, n_q, n_kv, rng) for decl in named}
         if ranks:
-            data["scores"] = rng.standard_normal((n_q, n_kv)).astype(np.float32)
+            data["scores"] = rng.permutation(n_q * n_kv).reshape(n_q, n_kv).astype(np.float32)
         yield data
 
 

@@ -159,12 +159,13 @@ def _bound(
     irs = on_all_heads(mask, n_heads)
     if "scores" not in data:
         irs = [hull(ir) if ir.selections else ir for ir in irs]
-    decls = {decl.name: decl for ir in irs for decl in ir.data}
+    decls = dict.fromkeys(decl for ir in irs for decl in ir.data)
+    names = [decl.name for decl in decls]
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
     selections = {each.name: each for ir in irs for each in ir.selections}
-    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), decls)
+    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), names)
     params, arrays = bind_ranked(
-        tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()), unread,
+        tuple(decls), tuple(defaults.items()), tuple(selections.values()), unread,
         data, n_q, n_kv,
     )  # fmt: skip
     return irs, {"n_q": n_q, "n_kv": n_kv, **params}, arrays

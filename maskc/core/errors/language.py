@@ -142,7 +142,7 @@ class WrongHeads(NoSuchHead):
 class Undecided(MaskcError):
     code = "MC126"
     message = "no pair was found that tells the masks apart{0}, and no proof that there is none"
-    hint = "give the lengths and all data: for these the answer is exact"
+    hint = "give n=, n_heads= and all data: for these the answer is exact"
 
 
 # ---------------------------------------------------------------- pattern files
