@@ -3,8 +3,10 @@
 from typing import TYPE_CHECKING
 
 from maskc.api import attention as attention
+from maskc.api import diff as diff
 from maskc.api import merge as merge
 from maskc.core import package as _package
+from maskc.core.difference import Difference as Difference
 from maskc.core.errors import MaskcError as MaskcError
 from maskc.core.errors import SeveralErrors as SeveralErrors
 from maskc.core.layout import BlockLayout as BlockLayout

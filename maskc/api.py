@@ -12,6 +12,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
+    from maskc.core.difference import Difference
     from maskc.runtime.arrays import Array
     from maskc.runtime.compiled import CompiledMask
 
@@ -84,6 +85,37 @@ def _remembered(
     return driver.compile(
         mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype, target=target
     )
+
+
+def diff(
+    a: Mask, b: Mask, /, *, n: int | None = None, n_kv: int | None = None,
+    n_heads: int | None = None, **data: Any,
+) -> Difference | None:  # fmt: skip
+    """A pair that tells two masks apart, and the data that make it differ; None where none does.
+
+    With `n` and all data that the masks name, the answer is exact for these, and the pair is the
+    first one. Without data, arrays are found as well: all but a few elements are 0. Without `n`,
+    lengths are found, the least that isl knows. What is returned was checked by the masks' dense
+    definition.
+
+    Args:
+        a, b: the masks; they may name the same data.
+        n: queries; n_kv: keys, n when None. Without both the question is about all lengths.
+        n_heads: query heads, where heads differ and the masks do not say how many there are.
+        data: arrays and parameters that the masks name. Parameters may come without arrays; of
+            arrays all or none.
+
+    Returns:
+        Difference, which has q, k, head, batch, n_q, n_kv, kept_by ("a" or "b"), data and pairs
+        (how many differ in all); or None, which is a proof that the masks are equal.
+
+    Raises:
+        Undecided: no difference was found, and no proof that there is none.
+        NotAMask, WrongHeads, BadLength, and MC3xx for data.
+    """
+    from maskc.questions import diff as find
+
+    return find(a, b, n=n, n_kv=n_kv, n_heads=n_heads, **data)
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
-from maskc.core.captured import HELD, Held
+from maskc.core.captured import Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import DataRange, HeadsUnknown, SelectionNotCompiled
+from maskc.core.errors import DataRange, SelectionNotCompiled
 from maskc.core.expr import NEVER
-from maskc.core.problem import Problem, TileShape
-from maskc.core.selection import RANKING
+from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
-from maskc.dsl.slots import emptied, emptied_together
+from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from maskc.core.bundle import LayoutRecipe
     from maskc.core.layout import BlockLayout
     from maskc.ir.types import MaskIR
     from maskc.plan.types import Heads, Plan
@@ -42,11 +39,12 @@ def compile(
 ) -> CompiledMask:
     """See Mask.compile."""
     from maskc.build.bundles import remembered
+    from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
 
     mask, held = emptied(mask)
-    wanted = problem(head_dim, head_dim_v, n_heads, dtype)
+    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
     chosen = Target.named(target or default_target(wanted))
     plan = cache(lambda: planned(mask, wanted, chosen))
 
@@ -149,34 +147,18 @@ def _places(mask: Mask) -> Iterator[object]:
 def _understood(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
     from maskc.analysis.facts import analyse
     from maskc.ir.decompose import decompose
+    from maskc.ir.lowered import on_all_heads
     from maskc.plan.types import Heads
 
-    masks, of_head = _distinct([decompose(ir) for ir in _lowered(mask, n_heads)])
+    masks, of_head = _distinct([decompose(ir) for ir in on_all_heads(mask, n_heads)])
     return Heads(masks, tuple(map(analyse, masks)), of_head)
 
 
 def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
     """Stage 2 for one head: the mask as one simplified formula."""
-    from maskc.core.widths import settled
-    from maskc.ir.lower import lower
-    from maskc.ir.simplify import simplify
+    from maskc.ir.lowered import lowered as stage
 
-    ir = lower(emptied(mask)[0], head, n_heads)
-    selections = tuple(
-        replace(each, allowed=tuple(simplify(settled(one)) for one in each.allowed))
-        for each in ir.selections
-    )
-    return replace(ir, keep=simplify(settled(ir.keep)), selections=selections)
-
-
-def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
-    from maskc.ir.heads import differs_by_head
-
-    if not differs_by_head(mask):
-        return [lowered(mask, 0)]
-    if n_heads is None:
-        raise HeadsUnknown(at=getattr(mask, "loc", None))
-    return [lowered(mask, head, n_heads) for head in range(n_heads)]
+    return stage(mask, head, n_heads)
 
 
 def _distinct(irs: list[MaskIR]) -> tuple[tuple[MaskIR, ...], tuple[int, ...]]:
@@ -204,95 +186,28 @@ def _distinct(irs: list[MaskIR]) -> tuple[tuple[MaskIR, ...], tuple[int, ...]]:
 
 
 def dense(
-    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
+    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **options: object
 ) -> np.ndarray:
     """See Mask.dense."""
     from maskc.layout import check_lengths
     from maskc.reference.dense import dense as reference
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    return reference(mask, n_q, n_kv, n_heads=n_heads, **data)
+    return reference(mask, n_q, n_kv, n_heads=n_heads, **options)
 
 
-def layout(
-    mask: Mask,
-    n_q: int,
-    n_kv: int | None = None,
-    *,
-    block: tuple[int, int] = (128, 128),
-    head: int = 0,
-    **data: object,
-) -> BlockLayout:
+def layout(mask: Mask, n_q: int, n_kv: int | None = None, **options: object) -> BlockLayout:
     """See Mask.layout."""
-    from maskc.layout import build, tile_shape
-    from maskc.plan.recipe import layout_recipe
+    from maskc.questions import layout as tiles
 
-    ir = lowered(mask, head)
-    recipe = layout_recipe(ir.keep, tile_shape(block))
-    own = _of_head(mask, ir, with_captured(mask, data))
-    n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, own)
-    return build(recipe, n_q, n_kv, params, arrays)
+    return tiles(mask, n_q, n_kv, **options)
 
 
-def _of_head(mask: Mask, ir: MaskIR, data: dict[str, object]) -> dict[str, object]:
-    """What one head reads of a question's data: other heads alone may choose at run time."""
-    if ir.selections or not selects(mask):
-        return data
-    return {name: given for name, given in data.items() if name not in RANKING}
-
-
-def with_captured(
-    mask: Mask, data: Mapping[str, object], n_heads: int | None = None
-) -> dict[str, object]:
-    """The data of a question, with what formulas of the mask captured."""
-    _, held = emptied(mask)
-    if held is None:
-        return dict(data)
-    batch, heads = held.extents
-    return {**data, HELD: held.of_call(batch, n_heads or heads)}
-
-
-def _bound(
-    ir: MaskIR, recipe: LayoutRecipe, n_q: int, n_kv: int | None, head: int, data: dict[str, object]
-) -> tuple[int, int, dict[str, int], dict[str, np.ndarray]]:
-    """Checked lengths, parameters, and the arrays of one head and the first sequence."""
-    from maskc.layout import check_lengths, sequence_arrays
-
-    n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    params, arrays = bound_data(ir, n_q, n_kv, data)
-    return n_q, n_kv, params, sequence_arrays(recipe, arrays, 0, head)
-
-
-def bound_data(
-    ir: MaskIR, n_q: int, n_kv: int, data: Mapping[str, object]
-) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """Parameters and all arrays of a mask; run-time selections by `scores`, as in `Mask.dense`."""
-    from maskc.layout import bind_ranked
-
-    unread = sorted(ir.declared - {"scores"})
-    return bind_ranked(ir.data, tuple(ir.params.items()), ir.selections, unread, data, n_q, n_kv)
-
-
-def count(
-    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
-) -> int:
+def count(mask: Mask, n_q: int, n_kv: int | None = None, **options: object) -> int:
     """See Mask.count."""
-    data = with_captured(mask, data, n_heads)
-    return sum(
-        _count(ir, head, n_q, n_kv, _of_head(mask, ir, data))
-        for head, ir in enumerate(_lowered(mask, n_heads))
-    )
+    from maskc.questions import count as pairs
 
-
-def _count(ir: MaskIR, head: int, n_q: int, n_kv: int | None, data: dict[str, object]) -> int:
-    from maskc.analysis.counts import count_pairs
-    from maskc.core.bundle import LayoutRecipe
-    from maskc.layout import count as count_by_tiles
-
-    recipe = LayoutRecipe(TileShape(128, 128), ir.keep, None)
-    n_q, n_kv, params, arrays = _bound(ir, recipe, n_q, n_kv, head, data)
-    found = count_pairs(ir.keep, n_q, n_kv, params)
-    return count_by_tiles(recipe, n_q, n_kv, params, arrays) if found is None else found
+    return pairs(mask, n_q, n_kv, **options)
 
 
 def selects(mask: Mask) -> int:
@@ -306,27 +221,13 @@ def selects(mask: Mask) -> int:
 
 def equals(left: Mask, right: Mask) -> bool | None:
     """See Mask.equals."""
-    from maskc.ir.compare import equals as same
+    from maskc.questions import equals as same
 
-    return _for_all_heads(left, right, same)
+    return same(left, right)
 
 
 def subset_of(left: Mask, right: Mask) -> bool | None:
     """See Mask.subset_of."""
-    from maskc.ir.compare import subset
+    from maskc.questions import subset_of as inside
 
-    return _for_all_heads(left, right, subset)
-
-
-def _for_all_heads(left: Mask, right: Mask, test: object) -> bool | None:
-    from maskc.ir.heads import head_count, reads_head
-
-    (left, right), _ = emptied_together(left, right)
-    n_heads = max(head_count(left), head_count(right))
-    answers = {
-        test(lowered(left, head).keep, lowered(right, head).keep)  # type: ignore[operator]
-        for head in range(n_heads)
-    }
-    if reads_head(left) or reads_head(right):
-        answers.add(True if left == right else None)
-    return False if False in answers else None if None in answers else True
+    return inside(left, right)

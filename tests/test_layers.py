@@ -27,9 +27,13 @@ ALLOWED: dict[str, set[str]] = {
     "build": set(),
     "runtime": {"build", "layout"},
     "integrations": {"build", "layout", "runtime"},
-    "driver": {"dsl", "reference", "ir", "analysis", "layout", "plan", "emit", "build", "runtime"},
-    "api": {"dsl", "ir", "runtime", "integrations", "driver"},
-    "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "driver"},
+    "questions": {"dsl", "reference", "ir", "analysis", "layout", "plan"},
+    "driver": {
+        "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "build",
+        "runtime",
+    },
+    "api": {"dsl", "ir", "questions", "runtime", "integrations", "driver"},
+    "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
     "bench": {
         "dsl", "reference", "ir", "analysis", "layout", "plan", "emit", "build", "runtime",
         "integrations", "driver", "viz",

@@ -32,7 +32,7 @@ def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, fl
         number = next(i for i, each in enumerate(plan.masks) if each is mask)
         head = plan.of_head.index(number) if plan.of_head else 0
         block = (plan.tile.q, plan.tile.k)
-        return attn.layout(n_q, n_kv, block=block, head=head, **case.data)
+        return attn.layout(n_q, n_kv, block=block, head=head, batch=0, **case.data)
 
     owners = case.batch * case.heads
     try:

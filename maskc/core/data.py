@@ -15,7 +15,7 @@ from maskc.core.source import SourceLoc
 RESERVED = frozenset({
     "q", "k", "v", "h", "b", "out", "lse", "dout", "scale", "softcap", "alibi_slopes",
     "sink_logits", "return_lse", "deterministic", "n_q", "n_kv", "n_heads", "head", "block", "mask",
-    "normalizer", "alpha", "nan_safe", "min", "max", "abs", "param", "member",
+    "normalizer", "alpha", "nan_safe", "batch", "min", "max", "abs", "param", "member",
     "scores", "index_q", "index_k", "index_w",
 })  # fmt: skip
 """Keywords of the calls and words of the formula language."""
@@ -27,9 +27,10 @@ class DataKind(Enum):
     documents = "documents"
     """ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x)."""
     flags = "flags"
-    """booleans [n_kv], or [n_q] when on queries."""
+    """booleans [n_kv]; on queries [n_q], or [n_kv] of which each query reads its position's."""
     intervals = "intervals"
-    """(lo, hi), integers [n_q]: query q sees keys lo[q] .. hi[q] - 1."""
+    """(lo, hi), integers [n_q], or [n_kv] of which each query reads its position's: query q sees
+    keys lo[q] .. hi[q] - 1."""
     tree = "tree"
     """(tin, tout), integers [N]: entry and exit times of a depth-first walk; or mc.parents(x)."""
     table = "table"
@@ -60,7 +61,9 @@ class DataDecl:
     """Tokens per entry of a table; keys per block of a selection."""
     options: tuple[int, ...] = ()
     """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
-    flags: (1,) when indexed by queries, (2,) when by both; selection: (queries per block,);
+    flags: (1,) when indexed by queries, (2,) when by both; selection: (queries per block,); a
+    further 1 where an array of documents, flags, intervals or a tree has an entry per token and the
+    first query is the first token, instead of the last query the last one;
     constant: the number of indices, where `shape` does not tell."""
     values: bytes | Captured = b""
     """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
@@ -74,6 +77,12 @@ class DataDecl:
         if self.kind is DataKind.constant:
             return self.options[0] if self.options else len(self.shape)
         return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
+
+    @property
+    def from_start(self) -> bool:
+        """Whether query q is token q, in arrays with an entry per token; else the last query is
+        the last token."""
+        return bool(self.options[int(self.kind is DataKind.flags) :])
 
     @property
     def from_caller(self) -> bool:

@@ -21,45 +21,72 @@ def _name(name: object, at: SourceLoc | None) -> str:
         return mistake(error, "data")
 
 
-def documents(name: str) -> Mask:
-    """doc[q] == doc[k]: packed documents see only themselves.
+def documents(name: str, *, align: str = nodes.END) -> Mask:
+    """doc[p] == doc[k]: packed documents see only themselves.
 
-    At call time: `name=ids` (integers [N] or [B, N], any order; sorted ones run faster),
-    `name=mc.cu_seqlens(x, max_seqlen)`, or a pair (for queries, for keys) when the lengths differ.
+    At call time: `name=ids` (integers [N] or [B, N], any order; sorted ones run faster), or
+    `name=mc.cu_seqlens(x, max_seqlen)`. Where the lengths differ N is the greater one, and the last
+    query is the last token (the first one the first with align="start"); a pair (for queries, for
+    keys) gives each side its own.
     """
     at = caller()
-    found = _name(name, at)
-    decl = DataDecl(found, DataKind.documents, (f"{found}.q", f"{found}.k"))
-    return nodes.Documents(decl, loc=at)
+    found, align, options = _name(name, at), *_aligned("documents", align, at)
+    decl = DataDecl(found, DataKind.documents, _arrays(found, align, "q", "k"), options=options)
+    return nodes.Documents(decl, align, loc=at)
 
 
-def flags(name: str, on: str = "k") -> Mask:
-    """flag[k] (or flag[q] with on="q"): booleans [n_kv] (or [n_q]) given at call time."""
+def flags(name: str, on: str = "k", *, align: str = nodes.END) -> Mask:
+    """flag[k], booleans [n_kv] given at call time; or flag[p] with on="q".
+
+    On queries they are [n_q], one per query, or [n_kv], one per token: the last query then is the
+    last token, or with align="start" the first one the first.
+    """
     at = caller()
     found = _name(name, at)
     on = checked.choice("flags", "on", on, ("k", "q"), at)
-    decl = DataDecl(found, DataKind.flags, (found,), options=(int(on == "q"),))
-    return nodes.Flags(decl, on, loc=at)
+    align, options = _aligned("flags", align, at)
+    of_queries = (1, *options) if on == "q" else (0,)
+    array = f"{found}.start" if of_queries == (1, 1) else found
+    decl = DataDecl(found, DataKind.flags, (array,), options=of_queries)
+    return nodes.Flags(decl, on, align, loc=at)
 
 
-def intervals(name: str) -> Mask:
-    """lo[q] <= k < hi[q]: `name=(lo, hi)`, two integer arrays [n_q], given at call time."""
-    at = caller()
-    found = _name(name, at)
-    decl = DataDecl(found, DataKind.intervals, (f"{found}.lo", f"{found}.hi"))
-    return nodes.Intervals(decl, loc=at)
+def intervals(name: str, *, align: str = nodes.END) -> Mask:
+    """lo[p] <= k < hi[p]: `name=(lo, hi)`, two integer arrays given at call time.
 
-
-def tree(name: str) -> Mask:
-    """tin[k] <= tin[q] < tout[k]: a query sees itself and its ancestors.
-
-    At call time `name=(tin, tout)`, entry and exit times of a depth-first walk, or
-    `name=mc.parents(x)`.
+    They are [n_q], one entry per query, or [n_kv], one per token: the last query then is the last
+    token, or with align="start" the first one the first.
     """
     at = caller()
-    found = _name(name, at)
-    decl = DataDecl(found, DataKind.tree, (f"{found}.tin", f"{found}.tout"))
-    return nodes.Tree(decl, loc=at)
+    found, align, options = _name(name, at), *_aligned("intervals", align, at)
+    decl = DataDecl(found, DataKind.intervals, _arrays(found, align, "lo", "hi"), options=options)
+    return nodes.Intervals(decl, align, loc=at)
+
+
+def tree(name: str, *, align: str = nodes.END) -> Mask:
+    """tin[k] <= tin[p] < tout[k]: a query sees itself and its ancestors.
+
+    At call time `name=(tin, tout)`, entry and exit times of a depth-first walk, or
+    `name=mc.parents(x)`; one entry per token, of which there are as many as the greater length. The
+    last query is the last token, as behind a key/value cache, or with align="start" the first one
+    the first.
+    """
+    at = caller()
+    found, align, options = _name(name, at), *_aligned("tree", align, at)
+    arrays = _arrays(found, align, "tin", "tout", "q")
+    decl = DataDecl(found, DataKind.tree, arrays, options=options)
+    return nodes.Tree(decl, align, loc=at)
+
+
+def _aligned(where: str, align: str, at: SourceLoc | None) -> tuple[str, tuple[int, ...]]:
+    """(the checked word, what a declaration's options say of it)."""
+    found = checked.align(where, align, at)
+    return found, (1,) if found == nodes.START else ()
+
+
+def _arrays(name: str, align: str, *parts: str) -> tuple[str, ...]:
+    """Names by which formulas read the parts of one argument: others where they hold others."""
+    return tuple(f"{name}.{part}{'_start' * (align == nodes.START)}" for part in parts)
 
 
 def block_table(table: object, block: int) -> Mask:

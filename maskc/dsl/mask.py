@@ -68,32 +68,43 @@ class Mask:
     # -------------------------------------------------------------- questions
 
     def dense(
-        self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
-    ) -> np.ndarray:
+        self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None,
+        head: int | None = None, batch: int | None = None, **data: object,
+    ) -> np.ndarray:  # fmt: skip
         """The mask as booleans, True where the query sees the key.
 
         Args:
             n_q: queries; n_kv: keys, n_q when None.
-            n_heads: needed where heads differ.
+            n_heads: query heads; needed where heads differ by `heads` or a formula in h. Masks and
+                tables per head say themselves how many there are.
+            head, batch: show one head, one sequence; all of them when None.
             data: the arrays and parameters the mask names.
 
         Returns:
-            bool [n_q, n_kv], or [n_heads, n_q, n_kv] where heads differ.
+            bool [n_q, n_kv]. Where heads differ there is a dimension of heads in front, and where
+            an array has a batch dimension one of sequences before that: [batch, heads, n_q, n_kv].
+            `head` and `batch` take one index, and the dimension away.
+
+        Raises:
+            BadLength, HeadsUnknown, WrongHeads, NoSuchHead, and MC3xx for data.
         """
         from maskc import driver
 
-        return driver.dense(self, n_q, n_kv, n_heads=n_heads, **data)
+        return driver.dense(self, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
 
     def count(
-        self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **data: object
-    ) -> int:
-        """The exact number of live pairs, summed over heads where they differ.
+        self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None,
+        head: int | None = None, batch: int | None = None, **data: object,
+    ) -> int:  # fmt: skip
+        """The exact number of live pairs, as many as `dense` would show.
 
-        Nothing of size n_q * n_kv is made.
+        Where heads differ it is the sum over all heads, and where an array has a batch dimension
+        the sum over all sequences; where all share one set that set counts once. Nothing of size
+        n_q * n_kv is made. Arguments and errors are those of `dense`; `head` and `batch` count one.
         """
         from maskc import driver
 
-        return driver.count(self, n_q, n_kv, n_heads=n_heads, **data)
+        return driver.count(self, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
 
     def layout(
         self,
@@ -101,18 +112,34 @@ class Mask:
         n_kv: int | None = None,
         *,
         block: tuple[int, int] = (128, 128),
-        head: int = 0,
+        n_heads: int | None = None,
+        head: int | None = None,
+        batch: int | None = None,
         **data: object,
     ) -> BlockLayout:
-        """The live tiles as block-sparse rows, exact to the tile.
+        """The live tiles of one head of one sequence as block-sparse rows, exact to the tile.
+
+        Args:
+            n_q: queries; n_kv: keys, n_q when None.
+            block: queries and keys of a tile.
+            n_heads: query heads, checked where the mask says how many there are.
+            head: which head; needed where heads differ.
+            batch: which sequence; needed where an array has a batch dimension.
+            data: the arrays and parameters the mask names.
 
         Returns:
             BlockLayout with row_ptr int32 [rows + 1], col int32 [nnz] ascending in a row and
             kind uint8 [nnz] (1 partial, 2 full).
+
+        Raises:
+            OneOfSeveral: heads or sequences differ, and nobody says which one.
+            BadLength, BadBlock, WrongHeads, NoSuchHead, and MC3xx for data.
         """
         from maskc import driver
 
-        return driver.layout(self, n_q, n_kv, block=block, head=head, **data)
+        return driver.layout(
+            self, n_q, n_kv, block=block, n_heads=n_heads, head=head, batch=batch, **data
+        )
 
     def equals(self, other: Mask) -> bool | None:
         """Whether both are the same set at all lengths; None when that cannot be decided."""
@@ -139,7 +166,7 @@ class Mask:
         Args:
             head_dim: elements per row of q and k.
             head_dim_v: elements per row of v; head_dim when None.
-            n_heads: query heads; needed where heads have different masks.
+            n_heads: query heads; needed where heads differ by `heads` or a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32".
             target: "cpu", "sm_80", ...; None is what this machine has.
 

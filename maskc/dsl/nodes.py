@@ -139,31 +139,35 @@ class BlockTable(Node):
 
 @dataclass(frozen=True)
 class Flags(Node):
-    """flag[k], or flag[q]."""
+    """flag[k], or flag[p]."""
 
     decl: DataDecl
     on: str = "k"
+    align: str = END
 
 
 @dataclass(frozen=True)
 class Intervals(Node):
-    """lo[q] <= k < hi[q]."""
+    """lo[p] <= k < hi[p]."""
 
     decl: DataDecl
+    align: str = END
 
 
 @dataclass(frozen=True)
 class Documents(Node):
-    """doc[q] == doc[k]."""
+    """doc[p] == doc[k]."""
 
     decl: DataDecl
+    align: str = END
 
 
 @dataclass(frozen=True)
 class Tree(Node):
-    """tin[k] <= tin[q] < tout[k]: k is q or an ancestor of q."""
+    """tin[k] <= tin[p] < tout[k]: k is p or an ancestor of p."""
 
     decl: DataDecl
+    align: str = END
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,11 @@ def _atom(mask: Mask) -> str:
         case N.BlockTable(decl):
             table = repr(decl.name) if not decl.values else _values(decl)
             return _spell("block_table", table, str(decl.block))
-        case N.Flags(decl, on):
-            return _spell("flags", repr(decl.name), *(['on="q"'] if on == "q" else []))
-        case N.Documents(decl) | N.Intervals(decl) | N.Tree(decl):
-            return _spell(decl.kind.value, repr(decl.name))
+        case N.Flags(decl, on, align):
+            side = ['on="q"'] if on == "q" else []
+            return _spell("flags", repr(decl.name), *side, align=align)
+        case N.Documents(decl, align) | N.Intervals(decl, align) | N.Tree(decl, align):
+            return _spell(decl.kind.value, repr(decl.name), align=align)
         case N.Where(formula, tables):
             return _where(formula, tables)
         case N.PerHead(masks):

@@ -6,13 +6,13 @@ a plan and its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from math import prod
 
 from maskc.core import expr as E
-from maskc.core.captured import Captured, Held, Reading
+from maskc.core.captured import HELD, Captured, Held, Reading
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.core.expr_text import nonnegative
@@ -37,6 +37,24 @@ def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
     inner = tuple(map(slots.mask, masks))
     held = Held(tuple(slots.tables), tuple(slots.readings)) if slots.tables else None
     return inner, held
+
+
+def with_captured(
+    mask: Mask, data: Mapping[str, object], n_heads: int | None = None
+) -> tuple[Mask, dict[str, object]]:
+    """The mask over arrays without content, and the data of a question with the content."""
+    inner, held = emptied(mask)
+    return inner, with_held(data, held, n_heads)
+
+
+def with_held(
+    data: Mapping[str, object], held: Held | None, n_heads: int | None = None
+) -> dict[str, object]:
+    """The data of a question, with the content of captured arrays."""
+    if held is None:
+        return dict(data)
+    batch, heads = held.extents
+    return {**data, HELD: held.of_call(batch, n_heads or heads)}
 
 
 class _Slots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maskc.core import expr as E
+from maskc.core.errors import WrongHeads
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 
@@ -38,15 +39,36 @@ def head_count(mask: Mask) -> int:
 
 
 def fixed_heads(mask: Mask) -> int | None:
-    """The number of heads the mask is written for; None where any number fits."""
-    match mask:
-        case N.PerHead(masks):
-            return len(masks)
-        case N.BlockTable(decl) if len(decl.shape) == 3:
-            return decl.shape[0]
-        case N.Node():
-            return next((n for n in map(fixed_heads, mask.children) if n is not None), None)
-    return None
+    """The number of heads the mask is written for; None where any number fits.
+
+    Raises:
+        WrongHeads: its parts are written for several.
+    """
+    own, parts = None, mask.children if isinstance(mask, N.Node) else ()
+    if isinstance(mask, N.PerHead):
+        own = len(mask.masks)
+    elif isinstance(mask, N.BlockTable) and len(mask.decl.shape) == 3:
+        own = mask.decl.shape[0]
+    for part in parts:
+        found = fixed_heads(part)
+        if None not in (own, found) and own != found:
+            at = getattr(part, "loc", None)
+            raise WrongHeads(own, f"a part of it for {found}", at=at)
+        own = found if own is None else own
+    return own
+
+
+def heads_of(mask: Mask, n_heads: int | None = None) -> int | None:
+    """The number of query heads: as it is asked for, or else as the mask is written where that
+    decides something.
+
+    Raises:
+        WrongHeads: it is written for another number, or for several.
+    """
+    written = fixed_heads(mask)
+    if None not in (written, n_heads) and written != n_heads:
+        raise WrongHeads(written, f"n_heads is {n_heads}", at=getattr(mask, "loc", None))
+    return written if n_heads is None and differs_by_head(mask) else n_heads
 
 
 def reads_head(mask: Mask) -> bool:

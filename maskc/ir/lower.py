@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead
+from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead, WrongHeads
 from maskc.core.expr import Expr
 from maskc.core.selection import Selection
 from maskc.dsl import nodes as N
@@ -137,9 +137,10 @@ class _Lowering:
         return keep
 
     def _check_head(self, count: int, mask: Mask) -> None:
-        if self.head >= count or (self.n_heads is not None and self.n_heads != count):
-            total = self.n_heads if self.n_heads is not None else self.head + 1
-            raise NoSuchHead(count, total, at=getattr(mask, "loc", None))
+        if self.n_heads is not None and self.n_heads != count:
+            raise WrongHeads(count, f"n_heads is {self.n_heads}", at=getattr(mask, "loc", None))
+        if self.head >= count:
+            raise NoSuchHead(self.head, count, at=getattr(mask, "loc", None))
 
     def _atom(self, mask: Mask) -> Expr:
         match mask:
@@ -190,7 +191,7 @@ class _Lowering:
                 return E.ne(E.Load(decl.name, (row, col)), E.ZERO)
             case N.Flags(decl, on):
                 if on == "q" and decl.name in self.on_both:
-                    decl = replace(decl, arrays=(f"{decl.name}.q",))
+                    decl = replace(decl, arrays=(f"{decl.arrays[0]}.q",))
                 self._declare(decl, mask)
                 return E.ne(E.Load(decl.arrays[0], (E.Q if on == "q" else E.K,)), E.ZERO)
             case N.Documents(decl):
@@ -203,8 +204,8 @@ class _Lowering:
                 return E.conj(E.ge(E.K, low), E.lt(E.K, high))
             case N.Tree(decl):
                 self._declare(decl, mask)
-                tin, tout = decl.arrays
-                entered = E.Load(tin, (E.Q,))
+                tin, tout, of_q = decl.arrays
+                entered = E.Load(of_q, (E.Q,))
                 return E.conj(
                     E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
                 )

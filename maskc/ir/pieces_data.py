@@ -71,7 +71,7 @@ def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | N
     if decl.kind is DataKind.selection and len(literals) == 1:
         return PieceKind.selection, None
     if decl.kind is DataKind.flags and len(literals) == 1:
-        on_queries = decl.options == (1,)
+        on_queries = decl.options[:1] == (1,)
         others = E.symbols(E.conj(*(p for p in _parts(term) if p not in literals)))
         if ("k" if on_queries else "q") not in others:
             return (PieceKind.rows if on_queries else PieceKind.columns), None
@@ -96,7 +96,7 @@ def _segment(decl: DataDecl) -> tuple[Expr, ...]:
         low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
         return E.ge(E.K, low), E.lt(E.K, high)
     if decl.kind is DataKind.tree:
-        tin, tout = decl.arrays
-        entered = E.Load(tin, (E.Q,))
+        tin, tout, of_q = decl.arrays
+        entered = E.Load(of_q, (E.Q,))
         return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
     return ()

@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 EXPECTED = {
     DataKind.documents: "document ids, mc.cu_seqlens(x), or a pair of them for queries and keys",
     DataKind.flags: "one boolean per token",
-    DataKind.intervals: "a pair (lo, hi) of integer arrays, one value per query",
+    DataKind.intervals: "a pair (lo, hi) of integer arrays, one value per query or token",
     DataKind.tree: "a pair (tin, tout) of integer arrays, or mc.parents(x)",
     DataKind.table: "booleans [query blocks, key blocks]",
 }
@@ -189,6 +189,24 @@ def _shaped(name: str, array: np.ndarray, length: int) -> np.ndarray:
     return array
 
 
+def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
+    """What queries, or keys, read of one entry per token: the last ones, or the first ones."""
+    tokens = array.shape[-1]
+    if tokens == length:
+        return array
+    return array[..., :length] if decl.from_start else array[..., tokens - length :]
+
+
+def _of_queries(decl: DataDecl, name: str, array: np.ndarray, n_q: int, n_kv: int) -> np.ndarray:
+    """A vector with an entry per query, from one of these or, where queries are the fewer, one with
+    an entry per token."""
+    if array.ndim in (1, 2) and array.shape[-1] in (n_q, max(n_q, n_kv)):
+        return _side(decl, array, n_q)
+    tokens = f", or [{n_kv}] of all tokens" if n_q < n_kv else ""
+    expected = f"[{n_q}] or [batch, {n_q}]{tokens}"
+    raise DataShape(name, array.shape, expected, at=name)
+
+
 def _integers(name: str, given: object) -> np.ndarray:
     array = to_host(given, name)
     if array.size == 0 and array.dtype == float:  # an empty list
@@ -220,11 +238,9 @@ def _documents(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.n
             _ids(name, part, length)
             for name, part, length in zip(decl.arrays, given, (n_q, n_kv), strict=True)
         )
-    elif n_q == n_kv:
-        of_q = of_k = _ids(decl.name, given, n_q)
     else:
-        wanted = f"a pair, for queries [{n_q}] and for keys [{n_kv}], as the lengths differ"
-        raise DataShape(decl.name, _shape_text(given), wanted, at=decl.name)
+        ids = _ids(decl.name, given, max(n_q, n_kv), (n_q, n_kv))
+        of_q, of_k = _side(decl, ids, n_q), _side(decl, ids, n_kv)
     return _small_ids(decl.name, of_q, of_k)
 
 
@@ -232,15 +248,15 @@ def _is_number(part: object) -> bool:
     return not isinstance(part, CuSeqlens) and np.ndim(part) == 0  # type: ignore[arg-type]
 
 
-def _shape_text(given: object) -> str:
-    if isinstance(given, CuSeqlens):
-        return "cu_seqlens(...)"
-    return str(to_host(given, "documents").shape)
-
-
-def _ids(name: str, given: object, length: int) -> np.ndarray:
+def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -> np.ndarray:
+    """The documents of `length` tokens; `lengths` of queries and keys, where it is for both."""
     if not isinstance(given, CuSeqlens):
-        return _shaped(name, _integers(name, given), length)
+        array = _integers(name, given)
+        if len(set(lengths)) < 2 or (array.ndim in (1, 2) and array.shape[-1] == length):
+            return _shaped(name, array, length)
+        queries, keys = lengths
+        wanted = f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
+        raise DataShape(name, array.shape, wanted, at=name)
     ends = _integers(name, given.array)
     if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
         expected = "[documents + 1] or [batch, documents + 1]"
@@ -289,10 +305,8 @@ def _extent(array: np.ndarray) -> int:
 
 def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
     array = _booleans(decl.name, given)
-    if decl.options == (1,):
-        if n_q < n_kv and array.shape[-1:] == (n_kv,):  # one for each token
-            array = array[..., n_kv - n_q :]
-        return (_shaped(decl.name, array, n_q),)
+    if decl.options[:1] == (1,):
+        return (_of_queries(decl, decl.name, array, n_q, n_kv),)
     return (_shaped(decl.name, array, n_kv),)
 
 
@@ -300,23 +314,31 @@ def _intervals(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.n
     """Ends beyond the keys say the same as ends at the last key."""
     parts = zip(decl.arrays, _pair(decl, given), strict=True)
     return tuple(
-        np.clip(_shaped(name, _integers(name, part), n_q), 0, n_kv) for name, part in parts
+        np.clip(_of_queries(decl, name, _integers(name, part), n_q, n_kv), 0, n_kv)
+        for name, part in parts
     )
 
 
 def _tree(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
-    length = max(n_q, n_kv)
+    entered, left = _times(decl, given, max(n_q, n_kv))
+    of_k = _side(decl, entered, n_kv)
+    return of_k, _side(decl, left, n_kv), of_k if n_q == n_kv else _side(decl, entered, n_q)
+
+
+def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]:
+    """When the walk enters and leaves each token."""
     if isinstance(given, Parents):
         parents = _shaped(decl.name, _integers(decl.name, given.array), length)
         if parents.ndim == 1:
             return walk_times(decl.name, parents)
-        times = [walk_times(decl.name, row) for row in parents]
-        return tuple(np.stack(part) for part in zip(*times, strict=True))
+        found = [walk_times(decl.name, row) for row in parents]
+        return tuple(np.stack(part) for part in zip(*found, strict=True))
+    names = decl.arrays[:2]
     times = tuple(
         _shaped(name, _integers(name, part), length)
-        for name, part in zip(decl.arrays, _pair(decl, given), strict=True)
+        for name, part in zip(names, _pair(decl, given), strict=True)
     )
-    for name, array in zip(decl.arrays, times, strict=True):
+    for name, array in zip(names, times, strict=True):
         if _extent(array) > LIMIT:
             hint = "entry and exit times count the tokens of a depth-first walk"
             found = f"values reach {_extent(array)}, beyond {LIMIT}"

@@ -9,6 +9,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held, Reading
+from maskc.core.data import DataDecl
 from maskc.core.errors import DataRange
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
@@ -64,6 +66,17 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
                 raise DataRange("a captured array", found, _HINT, at=reading.at)
             arrays[name] = _longer(arrays[name], sizes)
     return arrays
+
+
+def with_content(decl: DataDecl, held: Held) -> DataDecl:
+    """The declaration of a captured array with what it holds; any other one as it is."""
+    found = {name: (rank, values.array) for name, rank, values in held.tables}.get(decl.name)
+    if found is None or not decl.held:
+        return decl
+    array = _flat(found[1], found[0])
+    own = decl.options if array.ndim > decl.rank else ()
+    content = np.ascontiguousarray(array, dtype="<i4").tobytes()
+    return replace(decl, options=own, values=content, shape=array.shape)
 
 
 _HINT = (

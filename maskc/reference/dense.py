@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from maskc.core.errors import (
     HeadsUnknown,
     NameClash,
     NoSuchHead,
+    WrongHeads,
 )
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
@@ -37,6 +38,8 @@ def dense(
     n_heads: int | None = None,
     heads_kv: int | None = None,
     scores: object = None,
+    head: int | None = None,
+    batch: int | None = None,
     **data: object,
 ) -> np.ndarray:
     """The mask as booleans, True where the query sees the key.
@@ -44,23 +47,77 @@ def dense(
     Args:
         mask: any mask, run-time selections included.
         n_q: queries; n_kv: keys, n_q when None.
-        n_heads: query heads; needed where the mask differs between heads by its text. Where only
-            a table or the scores differ, their own leading dimension tells.
+        n_heads: query heads; needed where the mask differs between heads by a formula or by
+            `heads`. Where it has a mask per head, that many are there; where only a table or the
+            scores differ, their own leading dimension tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
         scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
             n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
             `data` holds what a selection's own score is made of (`q` and `k`, or `index_q`,
             `index_k` and `index_w`), it ranks by that instead.
+        head, batch: one head and one sequence only; all of them when None.
         data: the arrays and parameters the mask names.
 
     Returns:
-        bool [n_q, n_kv]; [heads, n_q, n_kv] where heads differ; a batch dimension in front where
-        an array or the scores have one.
+        bool [n_q, n_kv]; [heads, n_q, n_kv] where heads differ and none is asked for; a dimension
+        of sequences in front where an array or the scores have one, and none is asked for.
 
     Raises:
         BadLength, NameClash, DataMissing, DataUnknown, DataShape, DataType, DataRange,
         NotAnArray, HeadsUnknown, NoSuchHead.
     """
+    at = _at(mask, n_q, n_kv, n_heads, heads_kv, scores, data)
+    shown = _asked("head", head, at.place.n_heads if at.by_head else 1, at.heads)
+    sequences = []
+    for b in _asked("batch", batch, at.sequences or 1, at.sequences):
+        here = at.sequence(b)
+        own = [keep(mask, replace(here, head=h)) for h in shown]
+        sequences.append(np.stack(own) if at.by_head and head is None else own[0])
+    alone = at.sequences is None or batch is not None
+    return sequences[0] if alone else np.stack(sequences)
+
+
+def row(
+    mask: Mask, q: int, n_q: int, n_kv: int, *, n_heads: int | None = None, head: int = 0,
+    batch: int = 0, **data: object,
+) -> np.ndarray:  # fmt: skip
+    """One query's row of the same, bool [n_kv], without the others; arguments and errors as there.
+
+    A run-time selection looks at all rows, so the whole of its mask is made.
+    """
+    if any(isinstance(node, N.TopK) for node in walk(mask)):
+        return dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)[q]
+    at = _at(mask, n_q, n_kv, n_heads, None, None, data)
+    here = at.sequence(batch)
+    scope = {**here.scope, "q": np.array([[q]], dtype=np.int64)}
+    return keep(mask, replace(here, head=head, scope=scope))[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _At:
+    """A mask with everything that it reads."""
+
+    place: Place
+    """Of head 0, with the arrays of all sequences."""
+    wanted: dict[str, DataDecl]
+    sequences: int | None
+    """How many there are; None where no array has a batch dimension."""
+    heads: int | None
+    """How many there are; None where nothing says."""
+    by_head: bool
+
+    def sequence(self, b: int) -> Place:
+        """The place of one sequence."""
+        arrays = self.place.data
+        part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
+        ranks = {node: _of_sequence(each, b) for node, each in self.place.scores.items()}
+        return replace(self.place, data=part, scores=ranks, sequence=b)
+
+
+def _at(
+    mask: Mask, n_q: int, n_kv: int | None, n_heads: int | None, heads_kv: int | None,
+    scores: object, data: given.Given,
+) -> _At:  # fmt: skip
     n_q = _length("n_q", n_q)
     n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
     nodes = list(walk(mask))
@@ -71,22 +128,34 @@ def dense(
     given.check_names(wanted, params, data)
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
-    batch = given.batch_of(wanted, arrays)
+    count = given.batch_of(wanted, arrays)
     captured = [leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables]
     if any(sequences > 1 for sequences, _ in captured):
-        batch = max(batch or 1, *(sequences for sequences, _ in captured))
+        count = max(count or 1, *(sequences for sequences, _ in captured))
     for each in ranking.values():
-        batch = max(batch or 1, len(each)) if each.ndim == 4 else batch
-    by_head = differs_by_head(mask, arrays, ranking)
+        count = max(count or 1, len(each)) if each.ndim == 4 else count
     scope = _scope(n_q, n_kv, params, data)
-    sequences = []
-    for b in range(1 if batch is None else batch):
-        part = {name: given.for_sequence(d, arrays[name], b) for name, d in wanted.items()}
-        ranks = {node: _of_sequence(each, b) for node, each in ranking.items()}
-        here = Place(n_q, n_kv, 0, heads or 1, heads_kv, part, scope, ranks, b)
-        own = [keep(mask, replace(here, head=h)) for h in range(here.n_heads if by_head else 1)]
-        sequences.append(np.stack(own) if by_head else own[0])
-    return sequences[0] if batch is None else np.stack(sequences)
+    place = Place(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
+    return _At(place, wanted, count, heads, differs_by_head(mask, arrays, ranking))
+
+
+def _asked(name: str, index: int | None, differ: int, known: int | None) -> range:
+    """Which heads, or sequences, are computed, where `differ` of them have sets of their own.
+
+    Args:
+        known: how many there are, where that is known.
+
+    Raises:
+        NoSuchHead, DataRange: there is none of that index.
+    """
+    if index is None:
+        return range(differ)
+    if not 0 <= index < (index + 1 if known is None else known):
+        if name == "head":
+            raise NoSuchHead(index, known, at=name)
+        found = f"no sequence {index} among {known or 'all'}"
+        raise DataRange(name, found, "sequences count from 0", at=name)
+    return range(index, index + 1) if differ > 1 else range(1)
 
 
 Rankings = Mapping[N.TopK, np.ndarray]
@@ -204,6 +273,13 @@ def _heads(
     """How many query heads there are; None where nothing asks."""
     found = n_heads
     for node in nodes:
+        if isinstance(node, N.PerHead):
+            count = len(node.masks)
+            if found is not None and count != found:
+                who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {found}"
+                raise WrongHeads(count, who, at=node.loc)
+            found = count
+    for node in nodes:
         if isinstance(node, N.BlockTable) and (count := _table_heads(node.decl, data)):
             found = found or count
             if count != found:
@@ -220,9 +296,6 @@ def _heads(
     for node in nodes:
         if found is None and differs_by_head(node, data, scores):
             raise HeadsUnknown(at=node.loc)
-        count = len(node.masks) if isinstance(node, N.PerHead) else None
-        if count is not None and found is not None and count != found:
-            raise NoSuchHead(count, found, at=node.loc)
         if isinstance(node, N.Heads) and found is not None and max(node.ids, default=-1) >= found:
             raise NoSuchHead(node.ids[-1], found, at=node.loc)
     return found

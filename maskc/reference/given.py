@@ -161,14 +161,27 @@ def pair(name: str, given: object, length: int) -> tuple[np.ndarray, np.ndarray]
     return vector(name, first, length), vector(name, second, length)
 
 
-def document_ids(name: str, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:
+def document_ids(
+    decl: DataDecl, given: object, n_q: int, n_kv: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Ids of the queries [n_q] and of the keys [n_kv]."""
+    name = decl.name
     if isinstance(given, tuple):
         return _ids(name, given[0], n_q), _ids(name, given[1], n_kv)
-    if n_q != n_kv:
-        found = type(given).__name__ if isinstance(given, CuSeqlens) else np.shape(given)  # type: ignore
-        raise DataShape(name, found, "a pair, for queries and for keys", at=name)
-    return _ids(name, given, n_q), _ids(name, given, n_kv)
+    ids = _ids(name, given, max(n_q, n_kv))
+    return ids[tokens(decl, n_q, len(ids))], ids[tokens(decl, n_kv, len(ids))]
+
+
+def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
+    """Which of all tokens the queries are, or the keys: the last `count` of them, or the first."""
+    return np.arange(count) + (0 if decl.from_start else of - count)
+
+
+def of_queries(decl: DataDecl, given: object, n_q: int, n_kv: int) -> np.ndarray:
+    """int64 [n_q], from an entry per query or per token."""
+    if n_q < n_kv and np.shape(given) == (n_kv,):  # type: ignore[arg-type]
+        return given[tokens(decl, n_q, n_kv)]  # type: ignore[index]
+    return vector(decl.name, given, n_q)
 
 
 def _ids(name: str, given: object, length: int) -> np.ndarray:
@@ -185,16 +198,23 @@ def _ids(name: str, given: object, length: int) -> np.ndarray:
     return ids
 
 
-def ancestors(name: str, parents: Parents, length: int) -> np.ndarray:
-    """bool [length, length]: whether column k is row q itself or one of its ancestors."""
+def ancestors(
+    name: str, parents: Parents, length: int, tokens: np.ndarray | None = None
+) -> np.ndarray:
+    """bool [tokens, length]: whether column k is the row's token itself or one of its ancestors.
+
+    Args:
+        tokens: of the rows; all of them when None.
+    """
     parent = vector(name, parents.array, length)
-    above = np.zeros((length, length), dtype=bool)
-    for token in range(length):
+    rows = range(length) if tokens is None else tokens.tolist()
+    above = np.zeros((len(rows), length), dtype=bool)
+    for row, token in enumerate(rows):
         at = token
         while at != -1:
-            if not 0 <= at < length or above[token, at]:
+            if not 0 <= at < length or above[row, at]:
                 found = f"from token {token} the parents lead to {at}"
                 raise DataRange(name, found, "parents are token indices; -1 marks a root", at=name)
-            above[token, at] = True
+            above[row, at] = True
             at = int(parent[at])
     return above

@@ -129,24 +129,26 @@ def _data_atom(mask: Mask, at: Place) -> np.ndarray:
         case N.BlockTable(decl):
             return _table(decl, at)[q // decl.block, k // decl.block]
         case N.Flags(decl, "q"):
-            flags = at.data[decl.name]
-            if at.n_q < at.n_kv and np.shape(flags) == (at.n_kv,):  # one for each token
-                flags = flags[at.n_kv - at.n_q :]  # type: ignore[index]
-            return given.vector(decl.name, flags, at.n_q)[q] != 0
+            return given.of_queries(decl, at.data[decl.name], at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):
             return given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
         case N.Intervals(decl):
-            low, high = given.pair(decl.name, at.data[decl.name], at.n_q)
+            low, high = (
+                given.of_queries(decl, part, at.n_q, at.n_kv) for part in at.data[decl.name]
+            )
             return (low[q] <= k) & (k < high[q])
         case N.Documents(decl):
-            of_q, of_k = given.document_ids(decl.name, at.data[decl.name], at.n_q, at.n_kv)
+            of_q, of_k = given.document_ids(decl, at.data[decl.name], at.n_q, at.n_kv)
             return of_q[q] == of_k[k]
         case N.Tree(decl):
-            tokens = max(at.n_q, at.n_kv)
+            count = max(at.n_q, at.n_kv)
+            q, k = (given.tokens(decl, size, count)[x] for size, x in ((at.n_q, q), (at.n_kv, k)))
             walked = at.data[decl.name]
             if isinstance(walked, Parents):
-                return given.ancestors(decl.name, walked, tokens)[q, k]
-            tin, tout = given.pair(decl.name, walked, tokens)
+                if len(q) < at.n_q:
+                    return given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
+                return given.ancestors(decl.name, walked, count)[q, k]
+            tin, tout = given.pair(decl.name, walked, count)
             return (tin[k] <= tin[q]) & (tin[q] < tout[k])
         case N.Where(formula, tables):
             held = {decl.name: _own(decl, at) for decl in tables}

@@ -16,7 +16,7 @@ import numpy as np
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.captured import HELD, Held
 from maskc.core.data import CuSeqlens, DataKind, Parents
-from maskc.core.errors import NoSuchHead
+from maskc.core.errors import DataRange, NoSuchHead, OneOfSeveral
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
@@ -24,6 +24,7 @@ from maskc.layout import (
     bind_ranked,
     build,
     check_lengths,
+    extents,
     held_arrays,
     longest_promised,
     sequence_arrays,
@@ -269,10 +270,24 @@ def variant_of(bundle: Bundle, head: int) -> Variant:
 
 def mask_layout(
     bundle: Bundle, binder: Binder, tile: TileShape, n_q: int, n_kv: int | None,
-    block: tuple[int, int] | None, head: int, batch: int, data: Mapping[str, object],
+    block: tuple[int, int] | None, head: int | None, batch: int | None,
+    data: Mapping[str, object],
 ) -> BlockLayout:  # fmt: skip
     """The live tiles of one head of one sequence; see CompiledMask.layout."""
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
     params, arrays = binder.ranked(data, n_q, n_kv)
-    recipe = variant_of(bundle, head).recipe(tile_shape(block) if block is not None else tile)
-    return build(recipe, n_q, n_kv, params, sequence_arrays(recipe, arrays, batch, head))
+    if head is None and bundle.head_variant:
+        raise OneOfSeveral(f"{len(bundle.head_variant)} heads", "head=", at="head")
+    recipe = variant_of(bundle, head or 0).recipe(tile_shape(block) if block is not None else tile)
+    sequences, heads = extents(recipe, arrays)
+    for name, index, count in (("head", head, heads), ("batch", batch, sequences)):
+        if index is None and count > 1:
+            several = f"{count} {'heads' if name == 'head' else 'sequences'}"
+            raise OneOfSeveral(several, f"{name}=", at=name)
+        if index is not None and not 0 <= index < (count if count > 1 else index + 1):
+            if name == "head":
+                raise NoSuchHead(index, count, at=name)
+            found = f"no sequence {index} among {count}"
+            raise DataRange(name, found, "sequences count from 0", at=name)
+    own = sequence_arrays(recipe, arrays, batch or 0, head or 0)
+    return build(recipe, n_q, n_kv, params, own)

@@ -317,7 +317,7 @@ class CompiledMask:
 
     def layout(
         self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
-        head: int = 0, batch: int = 0, **data: Any,
+        head: int | None = None, batch: int | None = None, **data: Any,
     ) -> BlockLayout:  # fmt: skip
         """The live tiles of the whole mask at these lengths.
 
@@ -327,10 +327,11 @@ class CompiledMask:
         Args:
             n_q, n_kv: lengths; n_kv = n_q when None.
             block: (queries, keys) per tile; the kernel's own tile when None.
-            head, batch: whose, where masks or data differ.
+            head, batch: whose; needed where masks or data differ.
             **data: the mask's data and parameters by name.
 
         Raises:
+            OneOfSeveral: heads or sequences differ, and nobody says which one.
             BadLength, BadBlock, NoSuchHead, and MC3xx for data.
         """
         if self.held is not None:

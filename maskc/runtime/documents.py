@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit
-from maskc.core.data import CuSeqlens
+from maskc.core.data import CuSeqlens, DataDecl
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction, TileShape
@@ -65,6 +65,13 @@ class Source(NamedTuple):
         """Whether values may turn out to be wrong: lengths, and ids of more than 32 bits."""
         return self.cumulative or self.element_bytes > 4
 
+    def part(self, length: int, from_start: bool) -> Source:
+        """The ids of the last tokens, or of the first ones."""
+        array = self.array
+        (tokens, step), last = (array.shape[-1], array.strides[-1]), not from_start
+        first = array.pointer + last * (tokens - length) * step * self.element_bytes
+        return self._replace(array=array._replace(pointer=first, shape=(*array.shape[:-1], length)))
+
     @property
     def key(self) -> Hashable:
         """All but where it is, and the exact promise."""
@@ -80,18 +87,19 @@ def lists_of(given: Given) -> int:
     return max(source.lists for source in given)
 
 
-def given_on(device: Device, value: Any, sizes: Sizes, name: str) -> Given | None:
+def given_on(device: Device, value: Any, sizes: Sizes, decl: DataDecl) -> Given | None:
     """What a call gives as documents, where kernels can read it as it is.
 
     Args:
         device: of the call's tensors.
         value: the caller's: an array, mc.cu_seqlens of one, or a pair of such.
         sizes: of the call.
-        name: of the data, for errors.
+        decl: of the documents.
 
     Returns:
-        None where something is on another device, of another dtype or shape, or of a library not
-        known by name: the host reads it then, and says what is wrong if anything is.
+        None where something is on another device, of another dtype or shape, of a library not
+        known by name, or cumulative lengths of all tokens where there are more keys than queries or
+        the other way round: the host reads it then, and says what is wrong if anything is.
 
     Raises:
         NotAnArray: a tensor without memory.
@@ -99,11 +107,14 @@ def given_on(device: Device, value: Any, sizes: Sizes, name: str) -> Given | Non
     """
     if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
         return None
+    name = decl.name
     if type(value) is not tuple:
-        if sizes.n_q != sizes.n_kv:
+        one = _source(device, value, max(sizes.n_q, sizes.n_kv), sizes.batch, name)
+        if one is None or sizes.n_q == sizes.n_kv:
+            return None if one is None else (one, one)
+        if one.cumulative:
             return None
-        one = _source(device, value, sizes.n_q, sizes.batch, name)
-        return None if one is None else (one, one)
+        return one.part(sizes.n_q, decl.from_start), one.part(sizes.n_kv, decl.from_start)
     if len(value) != 2:
         return None
     of_q = _source(device, value[0], sizes.n_q, sizes.batch, name)

@@ -79,7 +79,7 @@ class GeneratedMask:
 
     def layout(
         self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
-        head: int = 0, batch: int = 0, **data: Any,
+        head: int | None = None, batch: int | None = None, **data: Any,
     ) -> BlockLayout:  # fmt: skip
         """See CompiledMask.layout; `block` is the first target's when None."""
         tile = self.bundle.units[0].tile

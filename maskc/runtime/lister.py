@@ -217,7 +217,7 @@ class Lister:
         if not self.active:
             return None
         (decl,) = self._maker.bundle.data
-        given = given_on(device, keywords.get(decl.name), sizes, decl.name)
+        given = given_on(device, keywords.get(decl.name), sizes, decl)
         if given is None:
             return None
         params = self._binder.parameters(keywords)

@@ -18,7 +18,7 @@ from maskc.core.problem import Problem, TileShape
 from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
-from maskc.viz.view import Span, View, views
+from maskc.viz.view import Span, View, Views, views
 
 MOST_TILES = 2048
 """Most tiles in a row or a column of a raster."""
@@ -130,7 +130,7 @@ class Picture:
 
     name: str
     formula: str
-    """The mask as it is written, with a note where a hull is shown."""
+    """The mask as it is written, with a note where a hull or one sequence of several is shown."""
     n_q: int
     n_kv: int
     span: Span
@@ -173,6 +173,7 @@ def picture(
     span: tuple[int, int, int, int] | None = None,
     tile: tuple[int, int] | None = None,
     n_heads: int | None = None,
+    batch: int = 0,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     dtype: object = "bfloat16",
@@ -187,9 +188,10 @@ def picture(
         span: (q0, q1, k0, k1), the part to draw, ends not included; everything when None.
         tile: (queries, keys) of the tiles to draw and count; suitable ones when None. Given,
             tiles are drawn even where elements would fit. Doubled while there are more than 2048.
-        n_heads: needed where heads differ.
+        n_heads: needed where heads differ and the mask does not say how many there are.
+        batch: the sequence that is drawn, where they differ; the picture names it.
         head_dim, head_dim_v, dtype: for the costs.
-        data: the arrays and parameters the mask names; of a batch the first sequence is shown.
+        data: the arrays and parameters the mask names.
 
     Raises:
         MaskcError: a range outside the lengths, tiles that are too small, or as Mask.layout.
@@ -200,18 +202,20 @@ def picture(
     kind = DType.parse(dtype)
     counted = tile_shape(tile) if tile else suitable_tile(*window.shape)
     counted = _coarse_enough(counted, window)
-    found = views(mask, n_q, n_kv, window, n_heads=n_heads, data=data or {})
+    found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=data or {})
     panels = tuple(
         _panel(heads, view, counted, tile is None, sum(dims) * kind.itemsize, sum(dims))
-        for heads, view in found.items()
+        for heads, view in found.by_heads.items()
     )
-    return Picture(name, _formula(mask, data or {}), n_q, n_kv, window, *dims, kind, panels)
+    return Picture(name, _formula(mask, data or {}, found), n_q, n_kv, window, *dims, kind, panels)
 
 
-def _formula(mask: Mask, data: Mapping[str, object]) -> str:
-    """The mask as it is written, and whether all that selections may choose is shown."""
-    hull = selects(mask) and "scores" not in data
-    return f"{mask} (all that topk may choose)" if hull else str(mask)
+def _formula(mask: Mask, data: Mapping[str, object], found: Views) -> str:
+    """The mask as it is written, whether all that selections may choose is shown, and of which
+    sequence."""
+    notes = ["all that topk may choose"] if selects(mask) and "scores" not in data else []
+    notes += [f"sequence {found.sequence} of {found.sequences}"] * (found.sequence is not None)
+    return f"{mask} ({', '.join(notes)})" if notes else str(mask)
 
 
 def numbers_of(
@@ -236,9 +240,10 @@ def numbers_of(
     n_q, n_kv = check_lengths(n_q, n_kv)
     shape, whole = tile_shape(tile), Span(0, n_q, 0, n_kv)
     dims = problem.head_dim + problem.head_dim_v
+    found = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
     return {
         heads: _numbers(view, view.layout(shape), dims * problem.dtype.itemsize, dims)
-        for heads, view in views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data).items()
+        for heads, view in found.by_heads.items()
     }
 
 

@@ -6,20 +6,21 @@ formula has q + q0 for q and k + k0 for k. Whatever asks about it stays exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from maskc import driver
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.errors import DataRange, HeadsUnknown
+from maskc.core.errors import DataRange
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.dsl.mask import Mask
+from maskc.dsl.slots import with_captured
+from maskc.ir.lowered import on_all_heads
 from maskc.ir.selecting import hull
 from maskc.ir.types import MaskIR
 from maskc.layout import Chosen, bind_ranked, build, extents, sequence_arrays
@@ -99,6 +100,17 @@ class View:
         return int(count_by_tiles(recipe, self.n_q, self.n_kv, {}, self.arrays))
 
 
+@dataclass(frozen=True, eq=False)
+class Views:
+    """The distinct sets of all heads of one sequence."""
+
+    by_heads: Mapping[tuple[int, ...], View]
+    """By their heads, () where all heads share one."""
+    sequence: int | None
+    """Which one of `sequences` it is; None where all share their sets."""
+    sequences: int
+
+
 def views(
     mask: Mask,
     n_q: int,
@@ -106,64 +118,63 @@ def views(
     span: Span,
     *,
     n_heads: int | None = None,
+    batch: int = 0,
     data: Mapping[str, object],
-) -> dict[tuple[int, ...], View]:
-    """The distinct sets of all heads: their heads, () where all heads share one, and the view.
+) -> Views:
+    """The distinct sets of all heads.
 
     Args:
         mask: any mask; of run-time selections the hull, all pairs that some choice keeps, unless
             `data` holds the `scores` to choose by.
         n_q, n_kv: lengths of the whole mask.
         span: the window.
-        n_heads: needed where heads differ.
-        data: the arrays and parameters the mask names; of a batch the first sequence is shown.
+        n_heads: needed where heads differ and the mask does not say how many there are.
+        batch: the sequence that is shown, where they differ.
+        data: the arrays and parameters the mask names.
 
     Raises:
         MaskcError: as Mask.layout.
     """
+    irs, values, arrays = _bound(mask, n_q, n_kv, n_heads, data)
+    sequences = max(extents(_recipe(ir), arrays)[0] for ir in irs)
+    if not 0 <= batch < max(sequences, batch + 1 if sequences == 1 else 0):
+        found = f"no sequence {batch} among {sequences}"
+        raise DataRange("batch", found, "sequences count from 0", at="batch")
+    if len(irs) == 1:  # tables may still tell heads apart
+        irs *= extents(_recipe(irs[0]), arrays)[1]
     found: dict[object, tuple[list[int], View]] = {}
-    for head, view in _of_heads(mask, n_q, n_kv, span, n_heads, data):
+    for head, ir in enumerate(irs):
+        own = sequence_arrays(_recipe(ir), arrays, batch, head)
+        view = View(_moved(ir.keep, values, span), own, *span.shape)
         tables = tuple(_content(array) for array in view.arrays.values() if array.ndim > 1)
         found.setdefault((view.keep, tables), ([], view))[0].append(head)
     shared = len(found) == 1
-    return {() if shared else tuple(heads): view for heads, view in found.values()}
+    by_heads = {() if shared else tuple(heads): view for heads, view in found.values()}
+    return Views(by_heads, batch if sequences > 1 else None, sequences)
 
 
-def _of_heads(
-    mask: Mask, n_q: int, n_kv: int, span: Span, n_heads: int | None, data: Mapping[str, object]
-) -> Iterator[tuple[int, View]]:
-    irs = _lowered(mask, n_heads)
+def _bound(
+    mask: Mask, n_q: int, n_kv: int, n_heads: int | None, data: Mapping[str, object]
+) -> tuple[list[MaskIR], dict[str, int], dict[str, np.ndarray]]:
+    """The mask by head, numbers for lengths and parameters, and all arrays."""
+    mask, data = with_captured(mask, data, n_heads)
+    irs = on_all_heads(mask, n_heads)
     if "scores" not in data:
         irs = [hull(ir) if ir.selections else ir for ir in irs]
-    decls = {(decl.name, decl.arrays): decl for ir in irs for decl in ir.data}
+    decls = dict.fromkeys(decl for ir in irs for decl in ir.data)
+    names = [decl.name for decl in decls]
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
     selections = {each.name: each for ir in irs for each in ir.selections}
-    read = {decl.name for decl in decls.values()}
-    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), read)
+    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), names)
     params, arrays = bind_ranked(
-        tuple(decls.values()), tuple(defaults.items()), tuple(selections.values()), unread,
-        driver.with_captured(mask, data, n_heads), n_q, n_kv,
+        tuple(decls), tuple(defaults.items()), tuple(selections.values()), unread,
+        data, n_q, n_kv,
     )  # fmt: skip
-    values = {"n_q": n_q, "n_kv": n_kv, **params}
-    if len(irs) == 1:  # tables may still tell heads apart
-        irs *= extents(_recipe(irs[0]), arrays)[1]
-    for head, ir in enumerate(irs):
-        chosen = sequence_arrays(_recipe(ir), arrays, 0, head)
-        yield head, View(_moved(ir.keep, values, span), chosen, *span.shape)
+    return irs, {"n_q": n_q, "n_kv": n_kv, **params}, arrays
 
 
 def _content(table: np.ndarray | Chosen) -> bytes:
     return (table.lists if isinstance(table, Chosen) else table).tobytes()
-
-
-def _lowered(mask: Mask, n_heads: int | None) -> list[MaskIR]:
-    from maskc.ir.heads import differs_by_head
-
-    if not differs_by_head(mask):
-        return [driver.lowered(mask, 0)]
-    if n_heads is None:
-        raise HeadsUnknown(at=getattr(mask, "loc", None))
-    return [driver.lowered(mask, head, n_heads) for head in range(n_heads)]
 
 
 def _recipe(ir: MaskIR) -> LayoutRecipe:

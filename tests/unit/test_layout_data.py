@@ -16,7 +16,7 @@ DOC = DataDecl("doc", DataKind.documents, ("doc.q", "doc.k"))
 FLAG = DataDecl("flag", DataKind.flags, ("flag",), options=(0,))
 FLAG_Q = DataDecl("flag", DataKind.flags, ("flag",), options=(1,))
 SPAN = DataDecl("span", DataKind.intervals, ("span.lo", "span.hi"))
-TREE = DataDecl("ast", DataKind.tree, ("ast.tin", "ast.tout"))
+TREE = DataDecl("ast", DataKind.tree, ("ast.tin", "ast.tout", "ast.q"))
 TABLE = DataDecl("table", DataKind.table, ("table",), block=4)
 
 
@@ -124,7 +124,9 @@ def test_parents_become_a_depth_first_numbering() -> None:
 
 
 def test_trees_as_times_and_in_batches() -> None:
-    assert bind(TREE, ([0, 1], [2, 2]), 1, 2) == {"ast.tin": [0, 1], "ast.tout": [2, 2]}
+    assert bind(TREE, ([0, 1], [2, 2]), 1, 2) == {
+        "ast.tin": [0, 1], "ast.tout": [2, 2], "ast.q": [1],
+    }  # fmt: skip
     assert bind(TREE, Parents([[-1, 0], [1, -1]]), 2, 2)["ast.tin"] == [[0, 1], [1, 0]]
     deep = Parents(np.arange(-1, 4999))
     assert bind(TREE, deep, 5000, 5000)["ast.tout"] == [5000] * 5000
@@ -179,12 +181,14 @@ SHAPE_HINT = "    hint: lengths follow q and k; a leading batch dimension is all
     [
         (DOC, [1, 2], 3, 3,
          f"MC303 doc  'doc' has shape (2,), expected [3] or [batch, 3]\n{SHAPE_HINT}"),
-        (DOC, [1, 2], 1, 2,
-         "MC303 doc  'doc' has shape (2,), expected a pair, for queries [1] and for keys [2], "
-         f"as the lengths differ\n{SHAPE_HINT}"),
-        (DOC, CuSeqlens([0, 2]), 1, 2,
-         "MC303 doc  'doc' has shape cu_seqlens(...), expected a pair, for queries [1] and for "
-         f"keys [2], as the lengths differ\n{SHAPE_HINT}"),
+        (DOC, [1, 2], 1, 3,
+         "MC303 doc  'doc' has shape (2,), expected [3] of all tokens, or a pair, for queries [1] "
+         f"and keys [3]\n{SHAPE_HINT}"),
+        (DOC, CuSeqlens([0, 2]), 1, 3,
+         f"MC305 doc  'doc': cumulative lengths end at 2, not 3\n{CU_HINT}"),
+        (FLAG_Q, [1], 2, 3,
+         "MC303 flag  'flag' has shape (1,), expected [2] or [batch, 2], or [3] of all tokens\n"
+         f"{SHAPE_HINT}"),
         (DOC, ([1, 2], [1]), 1, 1,
          f"MC303 doc.q  'doc.q' has shape (2,), expected [1] or [batch, 1]\n{SHAPE_HINT}"),
         (DOC, [1.0, 2.0], 2, 2,
@@ -210,10 +214,10 @@ SHAPE_HINT = "    hint: lengths follow q and k; a leading batch dimension is all
          f"MC303 flag  'flag' has shape (2,), expected [3] or [batch, 3]\n{SHAPE_HINT}"),
         (SPAN, [1, 2, 3], 3, 3,
          "MC303 span  'span' has shape 3 parts, expected a pair (lo, hi) of integer arrays, one "
-         f"value per query\n{SHAPE_HINT}"),
+         f"value per query or token\n{SHAPE_HINT}"),
         (SPAN, 5, 3, 3,
          "MC303 span  'span' has shape int, expected a pair (lo, hi) of integer arrays, one "
-         f"value per query\n{SHAPE_HINT}"),
+         f"value per query or token\n{SHAPE_HINT}"),
         (TREE, ([0], [2**31]), 1, 1,
          "MC305 ast.tout  'ast.tout': values reach 2147483648, beyond 1073741824\n"
          "    hint: entry and exit times count the tokens of a depth-first walk"),

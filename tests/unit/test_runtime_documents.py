@@ -21,6 +21,7 @@ from tests.support.fake_hopper import Machine, backward, given
 MASK = mc.documents("doc") & mc.causal()
 SIZES = Sizes(2, 4, 2, 300, 300)
 DEVICE = ("cuda", 0)
+DECL = mc.documents("doc").decl
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def names(machine: Machine) -> list[str]:
     ],
 )  # fmt: skip
 def test_what_stays_on_the_device(machine, value, lists, ends):
-    found = given_on(DEVICE, value, SIZES, "doc")
+    found = given_on(DEVICE, value, SIZES, DECL)
     assert found is not None
     assert lists_of(found) == lists
     assert {source.ends for source in found} == {ends}
@@ -67,15 +68,27 @@ def test_what_stays_on_the_device(machine, value, lists, ends):
     ],
 )  # fmt: skip
 def test_what_the_host_reads(machine, value):
-    assert given_on(DEVICE, value, SIZES, "doc") is None
+    assert given_on(DEVICE, value, SIZES, DECL) is None
 
 
 def test_what_lies_elsewhere(machine):
-    assert given_on(("cuda", 1), ids((300,)), SIZES, "doc") is None
-    assert given_on(DEVICE, ids((300,)), replace(SIZES, n_kv=200), "doc") is None
-    assert given_on(DEVICE, (ids((300,)), ids((200,))), replace(SIZES, n_kv=200), "doc")
+    assert given_on(("cuda", 1), ids((300,)), SIZES, DECL) is None
+    assert given_on(DEVICE, (ids((300,)), ids((200,))), replace(SIZES, n_kv=200), DECL)
     for empty in ({"n_kv": 0, "n_q": 0}, {"batch": 0}):
-        assert given_on(DEVICE, ids((300,)), replace(SIZES, **empty), "doc") is None
+        assert given_on(DEVICE, ids((300,)), replace(SIZES, **empty), DECL) is None
+
+
+@pytest.mark.parametrize(("align", "first"), [("end", 100), ("start", 0)])
+def test_one_array_of_all_tokens_where_queries_are_the_fewer(machine, align, first):
+    mask = mc.documents("doc", align=align)
+    sizes, pointer = replace(SIZES, n_q=200), 7 << 20
+    for value, step in ((ids((300,), "int64"), 1), (ids((2, 300), "int64", (900, 3)), 3)):
+        of_q, of_k = given_on(DEVICE, value, sizes, mask.decl)
+        assert (of_q.array.pointer, of_k.array.pointer) == (pointer + 8 * step * first, pointer)
+        assert (of_q.array.shape[-1], of_k.array.shape[-1]) == (200, 300)
+        assert of_q.array.strides == of_k.array.strides
+    assert given_on(DEVICE, ids((200,)), sizes, mask.decl) is None
+    assert given_on(DEVICE, CuSeqlens(ids((5,))), sizes, mask.decl) is None
 
 
 # ------------------------------------------------------------------ launches

@@ -119,7 +119,21 @@ def test_a_table_tells_heads_apart():
 
 def test_the_number_of_heads_is_asked_for():
     with pytest.raises(HeadsUnknown):
-        picture(mc.per_head([mc.causal(), mc.full()]), 40)
+        picture(mc.heads(1) | mc.causal(), 40)
+    shown = picture(mc.per_head([mc.causal(), mc.full()]), 40)
+    assert [panel.heads for panel in shown.panels] == [(0,), (1,)]
+
+
+def test_a_picture_names_the_sequence_that_it_shows():
+    flags = np.array([[1, 0, 0, 0], [1, 1, 1, 0]])
+    first = picture(mc.flags("on"), 4, data={"on": flags})
+    assert first.formula == "flags('on') (sequence 0 of 2)"
+    second = picture(mc.flags("on"), 4, data={"on": flags}, batch=1)
+    assert second.formula == "flags('on') (sequence 1 of 2)"
+    assert [shown.panels[0].numbers.live for shown in (first, second)] == [4, 12]
+    assert picture(mc.flags("on"), 4, data={"on": flags[:1]}).formula == "flags('on')"
+    with pytest.raises(DataRange, match="no sequence 2 among 2"):
+        picture(mc.flags("on"), 4, data={"on": flags}, batch=2)
 
 
 def test_a_range_must_lie_inside():

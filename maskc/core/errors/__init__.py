@@ -38,6 +38,7 @@ from maskc.core.errors.calls import Misaligned as Misaligned
 from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
+from maskc.core.errors.calls import OneOfSeveral as OneOfSeveral
 from maskc.core.errors.calls import TooFewMultiprocessors as TooFewMultiprocessors
 from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork
@@ -73,3 +74,5 @@ from maskc.core.errors.language import PatternFailed as PatternFailed
 from maskc.core.errors.language import PatternTwice as PatternTwice
 from maskc.core.errors.language import ReservedName as ReservedName
 from maskc.core.errors.language import SelectionNotCompiled as SelectionNotCompiled
+from maskc.core.errors.language import Undecided as Undecided
+from maskc.core.errors.language import WrongHeads as WrongHeads

@@ -59,6 +59,14 @@ class TooMuchWork(MaskcError):
     hint = "split the batch"
 
 
+class OneOfSeveral(MaskcError):
+    """A layout is of one head of one sequence."""
+
+    code = "MC310"
+    message = "the {0} of this mask have layouts of their own"
+    hint = "say which one with {1}"
+
+
 # ---------------------------------------------------------------- tensors and options
 
 

@@ -145,6 +145,18 @@ class ArgumentOrder(MaskcError):
     hint = "FlexAttention calls mask_mod(b, h, q_idx, kv_idx) by place; mc.where goes by name"
 
 
+class WrongHeads(NoSuchHead):
+    code = "MC125"
+    message = "the mask is written for {0} query heads, but {1}"
+    hint = "per_head([...]) has one mask per query head and needs no n_heads="
+
+
+class Undecided(MaskcError):
+    code = "MC126"
+    message = "no pair was found that tells the masks apart{0}, and no proof that there is none"
+    hint = "give n=, n_heads= and all data: for these the answer is exact"
+
+
 # ---------------------------------------------------------------- pattern files
 
 

@@ -1,0 +1,275 @@
+"""Points where two masks differ, found among integer sets with an unknown for everything read.
+
+A formula reads few elements of its arrays at one pair: each is an integer that may have any value
+its kind of data allows, so isl finds lengths, a pair and these elements together. Whatever the
+conditions here leave out (walks of a tree, a seeded draw, what a selection chooses) makes the
+search wider, never narrower: no point proves that there is no difference, a point is a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import islpy as isl
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.expr import Expr
+from maskc.ir.sets import TooHard, Universe, budget
+
+_LARGEST = 1 << 31
+"""Magnitude that no element reaches: arrays hold 32-bit integers."""
+_MOST_VALUES = 64
+"""Captured arrays of so many elements take part with their values; larger ones may hold any."""
+_MOST_CELLS = 10
+"""Elements read at one pair; with more isl is not asked."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Lengths, a pair, and what is read there."""
+
+    n_q: int
+    n_kv: int
+    q: int
+    k: int
+    params: Mapping[str, int]
+    cells: Mapping[str, Mapping[tuple[int, ...], int]]
+    """Elements by array and index."""
+    paired: bool
+    """Whether queries and keys have documents of their own, instead of one array of all tokens."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Two formulas, of one head, and what is known of lengths, parameters and arrays."""
+
+    left: Expr
+    right: Expr
+    decls: tuple[DataDecl, ...]
+    """Of all arrays that they read."""
+    one_way: bool = False
+    """Whether only pairs of `left` that `right` lacks count."""
+    n_q: int | None = None
+    n_kv: int | None = None
+    """Lengths, where they are given; both or none."""
+    params: Mapping[str, int] | None = None
+    """Values that are given."""
+
+
+def candidates(question: Question) -> Iterator[Candidate]:
+    """Points where the formulas may differ, the simplest first: of equal lengths, with one array of
+    all tokens for documents, with parameters as they are written, with elements from 0 on."""
+    written = {**E.params(question.left), **E.params(question.right)}
+    given = question.params or {}
+    free = bool(set(written).difference(given))
+    for (paired, square), as_written in product(
+        _ways(question), (True, False) if free else (True,)
+    ):  # fmt: skip
+        space = _Space(question, {**(written if as_written else {}), **given}, paired, square)
+        for low in (0, -_LARGEST) if space.fits else ():
+            if (found := space.least(low)) is not None:
+                yield found
+                break
+
+
+def proved(question: Question) -> bool:
+    """Whether no lengths, parameters and data tell the formulas apart."""
+    spaces = [_Space(question, question.params or {}, *way) for way in _ways(question)]
+    return all(space.fits and space.empty() for space in spaces)
+
+
+def _ways(question: Question) -> list[tuple[bool, bool | None]]:
+    """(whether documents of queries and of keys are a pair, which they are where lengths differ
+    only; whether lengths are equal, None where they are given) of all that a call may be like."""
+    paired = any(decl.kind is DataKind.documents for decl in question.decls)
+    if question.n_q is None:
+        return [(False, True), (False, False)] + [(True, False)] * paired
+    differ = question.n_q != question.n_kv
+    return [(False, None)] + [(True, None)] * (paired and differ)
+
+
+class _Space:
+    """The integer points of one way to look for a difference."""
+
+    def __init__(
+        self, question: Question, params: Mapping[str, int], paired: bool, square: bool | None
+    ) -> None:
+        self._question, self._paired, self._square = question, paired, square
+        self._known: dict[Expr, Expr] = {}
+        for node in {*E.walk(question.left), *E.walk(question.right)}:
+            if isinstance(node, E.Param) and node.name in params:
+                self._known[node] = E.const(params[node.name])
+        if question.n_q is not None and question.n_kv is not None:
+            self._known |= {E.N_Q: E.const(question.n_q), E.N_KV: E.const(question.n_kv)}
+        elif square:
+            self._known[E.N_KV] = E.N_Q
+        self._params = params
+        self._cells: dict[Expr, tuple[str, tuple[Expr, ...]]] = {}
+        self._sides = self._read(question.left), self._read(question.right)
+        self._free = sorted(
+            node.name for node in {n for side in self._sides for n in E.walk(side)}
+            if isinstance(node, E.Param)
+        )  # fmt: skip
+        cells = [cell.name for cell in self._cells]
+        names = [name for name in ("n_q", "n_kv") if E.Sym(name) not in self._known]
+        self._names = (*names, *dict.fromkeys(self._free), "q", "k", *cells)
+        self.fits = len(cells) <= _MOST_CELLS
+        """Whether isl is asked at all."""
+
+    def _read(self, formula: Expr) -> Expr:
+        """The formula with a symbol for each element that it reads, and numbers for what is
+        known."""
+
+        def leaf(node: Expr) -> Expr | None:
+            if not isinstance(node, E.Load):
+                return self._known.get(node)
+            place = node.array, tuple(self._read(part) for part in node.index)
+            same = (cell for cell, known in self._cells.items() if known == place)
+            cell = next(same, None) or E.Sym(f"_cell{len(self._cells)}")
+            self._cells[cell] = place
+            return cell
+
+        return E.transform(formula, leaf)
+
+    # -------------------------------------------------------------- conditions
+
+    def _conditions(self, least: int) -> Iterator[Expr]:
+        """What holds of lengths, pairs and elements from `least` on, whatever is given."""
+        n_q, n_kv = self._read(E.N_Q), self._read(E.N_KV)
+        yield from (E.ge(E.Q, E.ZERO), E.lt(E.Q, n_q), E.ge(E.K, E.ZERO), E.lt(E.K, n_kv))
+        if self._square is False:
+            yield E.ne(n_q, n_kv)
+        yield from (E.ge(E.Param(name, 0), E.ZERO) for name in self._free)
+        decl_of = {name: decl for decl in self._question.decls for name in decl.arrays}
+        for cell, (array, index) in self._cells.items():
+            decl = decl_of[array]
+            low, high = _values(decl)
+            low = max(low, least) if decl.from_caller else low
+            yield from (E.ge(cell, E.const(low)), E.le(cell, E.const(high)))
+            if decl.values:
+                yield from _captured(decl, cell, index, n_q, n_kv)
+        for (one, a), (other, b) in combinations(self._cells.items(), 2):
+            yield self._alike(decl_of[a[0]], one, a, other, b)
+        yield from self._trees()
+
+    def _alike(
+        self, decl: DataDecl, one: Expr, a: tuple[str, tuple[Expr, ...]], other: Expr,
+        b: tuple[str, tuple[Expr, ...]],
+    ) -> Expr:  # fmt: skip
+        """Elements of one index of one array are equal."""
+        (array, first), (second_array, second) = a, b
+        if array != second_array:
+            shared = decl.kind is DataKind.documents and not self._paired
+            if not shared or {array, second_array} != set(decl.arrays):
+                return E.ALWAYS
+            if not decl.from_start:  # the last query is the last token
+                ahead = self._read(E.sub(E.N_KV, E.N_Q))
+                first, second = (
+                    (E.add(index[0], ahead) if name == decl.arrays[0] else index[0],)
+                    for name, index in (a, b)
+                )
+        apart = (E.ne(x, y) for x, y in zip(first, second, strict=True))
+        return E.disj(E.eq(one, other), *apart)
+
+    def _trees(self) -> Iterator[Expr]:
+        """Walks enter each token once and leave it later; the elements of one query and one key."""
+        at = {array: (cell, index) for cell, (array, index) in self._cells.items()}
+        for decl in (d for d in self._question.decls if d.kind is DataKind.tree):
+            tin, tout, of_q = (at.get(name) for name in decl.arrays)
+            if tin and tout:
+                yield E.lt(tin[0], tout[0])
+            if tin and of_q:
+                (entered, (query,)), (key_entered, (key,)) = of_q, tin
+                ahead = E.ZERO if decl.from_start else self._read(E.sub(E.N_KV, E.N_Q))
+                apart = E.ne(E.add(query, ahead), key)
+                same = E.eq(entered, key_entered)
+                yield E.disj(E.conj(apart, E.negate(same)), E.conj(E.negate(apart), same))
+
+    # -------------------------------------------------------------- points
+
+    def _difference(self, least: int) -> isl.Set:
+        universe = Universe(self._names, ())
+        inside = isl.Set.universe(universe.space)
+        for condition in self._conditions(least):
+            inside = inside.intersect(universe.set(self._named(condition)))
+        left, right = (universe.set(self._named(side)).intersect(inside) for side in self._sides)
+        found = left.subtract(right)
+        return found if self._question.one_way else found.union(right.subtract(left))
+
+    def _named(self, formula: Expr) -> Expr:
+        """Parameters are dimensions like others."""
+        names = {p: E.Sym(p.name) for p in E.walk(formula) if isinstance(p, E.Param)}
+        return E.substitute(formula, names) if names else formula
+
+    def empty(self) -> bool:
+        """Whether it is proved that there is no point."""
+        try:
+            with budget():
+                return bool(self._difference(-_LARGEST).is_empty())
+        except TooHard:
+            return False
+
+    def least(self, low: int) -> Candidate | None:
+        """The point of least lengths, then of the first query and key, where elements that a call
+        gives are at least `low`; None where there is none, or isl does not find it."""
+        try:
+            with budget():
+                found = self._difference(low).lexmin()
+                if found.is_empty():
+                    return None
+                point = found.sample_point()
+                values = {
+                    name: point.get_coordinate_val(isl.dim_type.set, number).to_python()
+                    for number, name in enumerate(self._names)
+                }
+        except TooHard:
+            return None
+        return self._candidate(values)
+
+    def _candidate(self, values: dict[str, int]) -> Candidate:
+        from maskc.core.evaluate import evaluate
+
+        known = {node.name: E.as_const(to) for node, to in self._known.items()
+                 if isinstance(node, E.Sym) and E.as_const(to) is not None}  # fmt: skip
+        values = {**known, **values}
+        values.setdefault("n_kv", values["n_q"])
+        cells: dict[str, dict[tuple[int, ...], int]] = {}
+        for cell, (array, index) in self._cells.items():
+            place = tuple(int(evaluate(self._named(part), values)) for part in index)
+            cells.setdefault(array, {})[place] = values[cell.name]
+        params = {**self._params, **{name: values[name] for name in self._free}}
+        return Candidate(
+            values["n_q"], values["n_kv"], values["q"], values["k"], params, cells, self._paired
+        )
+
+
+def _values(decl: DataDecl) -> tuple[int, int]:
+    """Least and greatest element that a call may give."""
+    if decl.kind in (DataKind.flags, DataKind.table, DataKind.random, DataKind.selection):
+        return 0, 1
+    return -_LARGEST, _LARGEST
+
+
+def _captured(
+    decl: DataDecl, cell: Expr, index: Sequence[Expr], n_q: Expr, n_kv: Expr
+) -> Iterator[Expr]:
+    """An array that is known is read where it has elements, and a table fits its lengths."""
+    for part, size in zip(index, decl.shape, strict=True):
+        yield from (E.ge(part, E.ZERO), E.lt(part, E.const(size)))
+    if decl.kind is DataKind.table:
+        for length, count in zip((n_q, n_kv), decl.shape, strict=True):
+            filled = E.floordiv(E.add(length, E.const(decl.block - 1)), decl.block)
+            yield E.eq(filled, E.const(count))
+    values = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
+    if values.size <= _MOST_VALUES:
+        yield E.disj(*(
+            E.conj(
+                E.eq(cell, E.const(int(value))),
+                *(E.eq(part, E.const(i)) for part, i in zip(index, place, strict=True)),
+            )
+            for place, value in np.ndenumerate(values)
+        ))  # fmt: skip

@@ -1,0 +1,51 @@
+"""Stage 2 on every head: masks as simplified formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core.data import DataDecl
+from maskc.core.errors import HeadsUnknown, NameClash
+from maskc.core.widths import settled
+from maskc.dsl.mask import Mask
+from maskc.dsl.slots import emptied
+from maskc.ir.heads import differs_by_head, heads_of
+from maskc.ir.lower import lower
+from maskc.ir.simplify import simplify
+from maskc.ir.types import MaskIR
+
+
+def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
+    """The mask of one head as one simplified formula; arguments and errors as of `lower`."""
+    ir = lower(emptied(mask)[0], head, n_heads)
+    selections = tuple(
+        replace(each, allowed=tuple(simplify(settled(one)) for one in each.allowed))
+        for each in ir.selections
+    )
+    return replace(ir, keep=simplify(settled(ir.keep)), selections=selections)
+
+
+def on_all_heads(mask: Mask, n_heads: int | None = None) -> list[MaskIR]:
+    """The mask of every head; a single one where heads do not differ.
+
+    Args:
+        n_heads: query heads, where the mask itself does not say how many there are.
+
+    Raises:
+        HeadsUnknown: it differs between heads of which nobody says how many there are.
+        WrongHeads: it is written for another number of them.
+        NameClash: heads read one array in ways that differ.
+    """
+    n_heads = heads_of(mask, n_heads)
+    if not differs_by_head(mask):
+        return [lowered(mask, 0)]
+    if n_heads is None:
+        raise HeadsUnknown(at=getattr(mask, "loc", None))
+    found = [lowered(mask, head, n_heads) for head in range(n_heads)]
+    known: dict[str, DataDecl] = {}
+    for decl in (decl for ir in found for decl in ir.data):
+        for name in decl.arrays:
+            if (other := known.setdefault(name, decl)) != decl:
+                kinds = other.kind.value, decl.kind.value
+                raise NameClash(decl.name, *kinds, at=getattr(mask, "loc", None))
+    return found

@@ -1,0 +1,223 @@
+"""Questions about one mask at given lengths: every head, every sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import index
+
+import numpy as np
+
+from maskc.analysis.counts import count_pairs
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.errors import DataRange, DataShape, HeadsUnknown, NoSuchHead, OneOfSeveral
+from maskc.core.expr import Expr
+from maskc.core.layout import MAX_LENGTH, BlockLayout
+from maskc.core.problem import TileShape
+from maskc.core.selection import RANKING
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import TopK
+from maskc.dsl.slots import with_captured
+from maskc.ir.heads import heads_of
+from maskc.ir.lowered import lowered, on_all_heads
+from maskc.ir.types import MaskIR
+from maskc.layout import bind_ranked, build, check_lengths, extents, sequence_arrays, tile_shape
+from maskc.layout import count as count_by_tiles
+from maskc.plan.recipe import layout_recipe
+
+_ANY_TILE = TileShape(128, 128)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A mask at given lengths, with everything it reads."""
+
+    n_q: int
+    n_kv: int
+    irs: tuple[MaskIR, ...]
+    """By head; a single one where heads do not differ, but for their tables."""
+    params: Mapping[str, int]
+    """A value for every parameter."""
+    arrays: Mapping[str, np.ndarray]
+    """Everything that formulas read, of all sequences and heads."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the data tell apart; 1 where all share theirs."""
+        return max(self.extents(ir)[0] for ir in self.irs)
+
+    @property
+    def heads(self) -> int:
+        """How many heads differ, by their masks or by their tables; 1 where all are the same."""
+        return max(len(self.irs), *(self.extents(ir)[1] for ir in self.irs))
+
+    def ir(self, head: int) -> MaskIR:
+        """The mask of a head."""
+        return self.irs[head if len(self.irs) > 1 else 0]
+
+    def own(self, head: int, batch: int) -> dict[str, np.ndarray]:
+        """What the mask of one head reads in one sequence."""
+        return sequence_arrays(recipe_of(self.ir(head)), self.arrays, batch, head)
+
+    def extents(self, ir: MaskIR) -> tuple[int, int]:
+        """(sequences, heads) that the arrays of one mask tell apart."""
+        return extents(recipe_of(ir), self.arrays)
+
+    def sets(
+        self, heads: Iterable[int], sequences: Iterable[int]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(head, sequence, how many of these have the same set) of all that may differ."""
+        found: dict[object, tuple[int, int, int]] = {}
+        for batch, head in product(sequences, heads):
+            ir = self.ir(head)
+            batches, tables = self.extents(ir)
+            key = (ir.keep, batch if batches > 1 else 0, head if tables > 1 else 0)
+            *first, equal = found.get(key, (head, batch, 0))
+            found[key] = (*first, equal + 1)
+        yield from found.values()
+
+
+def recipe_of(ir: MaskIR) -> LayoutRecipe:
+    """A recipe that only says what the mask reads."""
+    return LayoutRecipe(_ANY_TILE, ir.keep, None)
+
+
+def ask(
+    mask: Mask, n_q: int, n_kv: int | None, data: Mapping[str, object],
+    n_heads: int | None = None, head: int | None = None,
+) -> Asked:  # fmt: skip
+    """The mask of all heads, or of one, and what it reads.
+
+    Raises:
+        WrongHeads, HeadsUnknown, NoSuchHead: of the number of heads.
+        BadLength, and MC3xx for data.
+    """
+    n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
+    n_heads = heads_of(mask, n_heads)
+    if head is not None:
+        head = _index("head", head, n_heads)
+    mask, data = with_captured(mask, data, n_heads)
+    irs = on_all_heads(mask, n_heads) if head is None else [lowered(mask, head, n_heads)]
+    if selects(mask):
+        data = {**data, "n_heads": n_heads}
+        if not any(ir.selections for ir in irs):  # other heads alone choose
+            data = {name: value for name, value in data.items() if name not in RANKING}
+    found = bound(irs, n_q, n_kv, data)
+    if found.heads > 1:
+        _check_heads(found, n_heads if head is None else None)
+        if head is not None:
+            _index("head", head, found.heads)
+    return found
+
+
+def selects(mask: Mask) -> bool:
+    """Whether run-time selections are part of it."""
+    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
+
+
+def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:
+    """The mask of several heads, with all that it reads; selections rank by `scores`, as in
+    `Mask.dense`.
+
+    Raises:
+        BadLength, and MC3xx for data.
+    """
+    decls = dict.fromkeys(decl for ir in irs for decl in ir.data)
+    names = [decl.name for decl in decls]
+    defaults = {name: default for ir in irs for name, default in ir.params.items()}
+    selections = {each.name: each for ir in irs for each in ir.selections}
+    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), names, defaults)
+    params, arrays = bind_ranked(
+        tuple(decls), tuple(defaults.items()), tuple(selections.values()),
+        sorted(unread), data, n_q, n_kv,
+    )  # fmt: skip
+    return Asked(n_q, n_kv, tuple(irs), params, arrays)
+
+
+def _check_heads(asked: Asked, n_heads: int | None) -> None:
+    """All that tells heads apart speaks of as many.
+
+    Raises:
+        DataShape: a table of another number of heads.
+    """
+    wanted = n_heads or (len(asked.irs) if len(asked.irs) > 1 else asked.heads)
+    for decl in (decl for ir in asked.irs for decl in ir.data if decl.rank > 1):
+        for name in filter(asked.arrays.__contains__, decl.arrays):
+            shape = asked.arrays[name].shape
+            if len(shape) > 2 and shape[-3] not in (1, wanted):
+                raise DataShape(name, f"{shape[-3]} heads", f"{wanted} heads", at=name)
+
+
+def _index(name: str, value: object, count: int | None) -> int:
+    """An index of a head or a sequence.
+
+    Raises:
+        NoSuchHead, DataRange: there is none.
+    """
+    last = MAX_LENGTH if count is None else count - 1
+    number = index(value)  # type: ignore[arg-type]
+    if 0 <= number <= last:
+        return number
+    if name == "head":
+        raise NoSuchHead(number, "fewer" if count is None else count, at=name)
+    raise DataRange(name, f"no sequence {number} among {count}", "sequences count from 0", at=name)
+
+
+# ------------------------------------------------------------------ count, layout
+
+
+def count(
+    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None,
+    head: int | None = None, batch: int | None = None, **data: object,
+) -> int:  # fmt: skip
+    """See Mask.count."""
+    asked = ask(mask, n_q, n_kv, data, n_heads, head)
+    heads = range(asked.heads) if head is None else (head,)
+    sequences = range(asked.sequences) if batch is None else (_sequence(asked, batch),)
+    return sum(equal * _pairs(asked, own, of) for own, of, equal in asked.sets(heads, sequences))
+
+
+def _sequence(asked: Asked, batch: int) -> int:
+    return _index("batch", batch, asked.sequences if asked.sequences > 1 else None)
+
+
+def _pairs(asked: Asked, head: int, batch: int) -> int:
+    """Live pairs of one head of one sequence."""
+    own = asked.own(head, batch)
+    return pairs_of(asked.ir(head).keep, asked.n_q, asked.n_kv, asked.params, own)
+
+
+def pairs_of(
+    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
+) -> int:
+    """Pairs for which a formula holds that reads the arrays of one sequence and head."""
+    found = count_pairs(keep, n_q, n_kv, params)
+    if found is not None:
+        return found
+    return int(count_by_tiles(LayoutRecipe(_ANY_TILE, keep, None), n_q, n_kv, params, arrays))
+
+
+def layout(
+    mask: Mask, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] = (128, 128),
+    n_heads: int | None = None, head: int | None = None, batch: int | None = None, **data: object,
+) -> BlockLayout:  # fmt: skip
+    """See Mask.layout."""
+    tile = tile_shape(block)
+    try:
+        asked = ask(mask, n_q, n_kv, data, n_heads, head)
+    except HeadsUnknown:
+        raise OneOfSeveral("heads", "head=", at="head") from None
+    if head is None:
+        differ = len({ir.keep for ir in asked.irs}) > 1
+        if differ or asked.extents(asked.irs[0])[1] > 1:
+            raise OneOfSeveral(f"{asked.heads} heads", "head=", at="head")
+        head = 0
+    if batch is None:
+        sequences = asked.extents(asked.ir(head))[0]
+        if sequences > 1:
+            raise OneOfSeveral(f"{sequences} sequences", "batch=", at="batch")
+        batch = 0
+    recipe = layout_recipe(asked.ir(head).keep, tile)
+    own = asked.own(head, _sequence(asked, batch))
+    return build(recipe, asked.n_q, asked.n_kv, asked.params, own)

@@ -1,0 +1,400 @@
+"""Whether two masks are the same set, and a pair that shows it where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+
+from maskc.analysis.witness import Candidate, Question, candidates, proved
+from maskc.core import expr as E
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.captured import Held
+from maskc.core.data import DataDecl
+from maskc.core.difference import Difference
+from maskc.core.errors import (
+    BadLength,
+    CheckFailed,
+    DataUnknown,
+    MaskcError,
+    NotAMask,
+    Undecided,
+    WrongHeads,
+)
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import MAX_LENGTH
+from maskc.core.problem import TileShape
+from maskc.core.selection import RANKING
+from maskc.dsl.mask import Mask
+from maskc.dsl.slots import emptied_together, with_held
+from maskc.ir import compare
+from maskc.ir.heads import differs_by_head, fixed_heads, head_count, heads_of, reads_head
+from maskc.ir.lowered import lowered
+from maskc.ir.names import declared_names
+from maskc.ir.types import MaskIR
+from maskc.layout import build, check_lengths
+from maskc.layout.held import with_content
+from maskc.questions.asked import Asked, bound, pairs_of, selects
+from maskc.questions.drawn import data_of, draws, lengths
+from maskc.reference.dense import row
+
+_TRIED_HEADS = 8
+"""Heads that are looked at where formulas compute with the head."""
+_LONGEST_ROW = 1 << 22
+"""Keys up to which a found point is tried out."""
+_MOST_PAIRS = 1 << 22
+"""Pairs of lengths at which random data are tried, and at which differences are counted."""
+_TILE = TileShape(128, 128)
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+def equals(left: Mask, right: Mask) -> bool | None:
+    """See Mask.equals."""
+    return _answer(left, right, False)
+
+
+def subset_of(left: Mask, right: Mask) -> bool | None:
+    """See Mask.subset_of."""
+    return _answer(left, right, True)
+
+
+def _answer(left: Mask, right: Mask, one_way: bool) -> bool | None:
+    try:
+        both = Both.of(left, right, None, one_way)
+    except WrongHeads:  # no number of heads suits both
+        return False
+    open_heads = []
+    test = compare.subset if one_way else compare.equals
+    for head, (one, other) in enumerate(both.irs):
+        found = test(one.keep, _apart(one, other)[0])
+        if found is False:
+            return False
+        open_heads += [head] * (found is None)
+    if all(proved(both.question(head)) for head in open_heads):
+        return True if both.complete else None
+    return None if both.search(open_heads) is None else False
+
+
+def diff(
+    a: Mask, b: Mask, /, *, n: int | None = None, n_kv: int | None = None,
+    n_heads: int | None = None, **data: object,
+) -> Difference | None:  # fmt: skip
+    """See maskc.api.diff."""
+    for mask in (a, b):
+        if not isinstance(mask, Mask):
+            raise NotAMask("diff", type(mask).__name__)
+    both = Both.of(a, b, n_heads, False)
+    known = sorted({*both.params, *both.names})
+    for name in data:
+        if name not in known:
+            raise DataUnknown(name, ", ".join(known) or "none", at=name)
+    arrays = [name for name in data if name not in both.params]
+    if n is None and (arrays or n_kv is not None):
+        raise BadLength("n", MAX_LENGTH, "None", at="n")
+    sizes = None if n is None else check_lengths(n, n if n_kv is None else n_kv)
+    if sizes is not None and (arrays or not both.reads_data):
+        return both.at(*sizes, data)
+    heads = range(len(both.irs))
+    asked = [both.question(head, sizes, data) for head in heads]
+    open_heads = [head for head in heads if not proved(asked[head])]
+    found = both.search(open_heads, sizes, data)
+    if found is None and (open_heads or not both.complete):
+        raise Undecided("" if sizes is None else f" at {sizes[0]} x {sizes[1]}")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Both:
+    """Two masks that are compared, head by head."""
+
+    masks: tuple[Mask, Mask]
+    irs: tuple[tuple[MaskIR, MaskIR], ...]
+    """By head; a single pair where heads do not differ."""
+    n_heads: int | None
+    """How many query heads there are, where they differ."""
+    complete: bool
+    """Whether these are all heads that there may be."""
+    one_way: bool
+    """Whether only pairs count that the second mask lacks."""
+    held: Held | None = None
+    """What formulas of either captured."""
+
+    @staticmethod
+    def of(left: Mask, right: Mask, n_heads: int | None, one_way: bool) -> Both:
+        """The masks by head.
+
+        Raises:
+            WrongHeads: they are written for numbers of heads that do not agree.
+        """
+        masks = left, right
+        written = [fixed_heads(mask) for mask in masks]
+        if None not in written and written[0] != written[1]:
+            raise WrongHeads(written[0], f"the other mask for {written[1]}", at=_place(right))
+        differ = any(map(differs_by_head, masks))
+        computed = any(map(reads_head, masks))
+        asked = next((n for n in (n_heads, *written) if n is not None), None)
+        for mask in masks:
+            heads_of(mask, asked)
+        least = _TRIED_HEADS if computed else 1
+        count = asked or max(least, *map(head_count, masks))
+        inner, held = emptied_together(left, right)
+        pairs = (
+            tuple(_filled(lowered(mask, head, count), held) for mask in inner)
+            for head in range(count if differ else 1)
+        )
+        complete = asked is not None or not computed or left == right
+        return Both(masks, tuple(pairs), count if differ else None, complete, one_way, held)
+
+    @cached_property
+    def decls(self) -> tuple[DataDecl, ...]:
+        """All that either mask reads, on any head."""
+        every = (decl for pair in self.irs for ir in pair for decl in ir.data)
+        return tuple({decl.name: decl for decl in every}.values())
+
+    @property
+    def params(self) -> dict[str, int]:
+        """Names and defaults of parameters."""
+        return {name: x for pair in self.irs for ir in pair for name, x in ir.params.items()}
+
+    @property
+    def names(self) -> set[str]:
+        """All keywords by which either mask may be given something."""
+        every = set().union(*map(declared_names, self.masks))
+        return every.union(RANKING if self.ranks else ())
+
+    @property
+    def ranks(self) -> bool:
+        """Whether run-time selections are among them."""
+        return any(map(selects, self.masks))
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether arrays must be given."""
+        return self.ranks or any(decl.from_caller for decl in self.decls)
+
+    # -------------------------------------------------------------- what isl is asked
+
+    def question(
+        self, head: int, sizes: tuple[int, int] | None = None,
+        params: Mapping[str, object] = _NOTHING,
+    ) -> Question:  # fmt: skip
+        """The difference on one head, at all lengths or at these."""
+        left, right = self.irs[head]
+        right_keep, apart = _apart(left, right)
+        decls = {decl.name: decl for decl in (*left.data, *apart)}
+        n_q, n_kv = sizes or (None, None)
+        given = {name: int(x) for name, x in params.items() if name in self.params}  # type: ignore[call-overload]
+        return Question(
+            left.keep, right_keep, tuple(decls.values()), self.one_way, n_q, n_kv, given
+        )
+
+    # -------------------------------------------------------------- searching
+
+    def search(
+        self, heads: Sequence[int], sizes: tuple[int, int] | None = None,
+        params: Mapping[str, object] = _NOTHING,
+    ) -> Difference | None:  # fmt: skip
+        """A difference on one of the heads: where isl finds a point, else among random data."""
+        for head in heads:
+            asked = self.question(head, sizes, params)
+            for candidate in candidates(asked):
+                if (found := self._confirmed(candidate, head)) is not None:
+                    return found
+        keeps = [ir.keep for head in heads for ir in self.irs[head]]
+        tried = lengths(keeps, self.decls) if sizes is None else [sizes]
+        for n_q, n_kv in tried if heads else ():
+            for data in draws(self.decls, self.ranks, n_q, n_kv):
+                if n_q * n_kv <= _MOST_PAIRS:
+                    found = self._tried(n_q, n_kv, {**data, **params})
+                    if found is not None:
+                        return found
+        return None
+
+    def _confirmed(self, candidate: Candidate, head: int) -> Difference | None:
+        """What the definition says of a point; None where it does not tell the masks apart."""
+        n_q, n_kv = candidate.n_q, candidate.n_kv
+        if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
+            return None
+        data = data_of(candidate, self.decls)
+        found = Difference(candidate.q, candidate.k, n_q, n_kv, "a", head, 0, self.n_heads, data)
+        try:
+            kept = self._kept(found)
+        except MaskcError:  # data that no call may give
+            return None
+        if kept[0] == kept[1] or (self.one_way and kept[1]):
+            return None
+        found = replace(found, kept_by="a" if kept[0] else "b")
+        if n_q * n_kv > _MOST_PAIRS:
+            return found
+        counted = self.at(n_q, n_kv, data)
+        return found if counted is None else replace(found, pairs=counted.pairs)
+
+    def _kept(self, found: Difference) -> tuple[bool, bool]:
+        """Whether each mask keeps a pair, by the definition."""
+        one, other = (
+            bool(row(
+                mask, found.q, found.n_q, found.n_kv, head=found.head, batch=found.batch,
+                n_heads=self.n_heads, **_own(mask, found.data),
+            )[found.k])
+            for mask in self.masks
+        )  # fmt: skip
+        return one, other
+
+    def _tried(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
+        """The difference with these data, None also where the masks do not take them."""
+        try:
+            return self.at(n_q, n_kv, data)
+        except CheckFailed:
+            raise
+        except MaskcError:
+            return None
+
+    # -------------------------------------------------------------- given data
+
+    def at(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
+        """The first difference at these lengths with these data, of the first sequence and head
+        that have one, and how many there are in all.
+
+        Raises:
+            CheckFailed: the definition says otherwise; a mistake of maskc.
+            MC3xx for data.
+        """
+        left, right = (self._bound(side, n_q, n_kv, data) for side in (0, 1))
+        heads, sequences = max(left.heads, right.heads), max(left.sequences, right.sequences)
+        first, total = None, 0
+        known: dict[object, tuple[int, tuple[int, int] | None]] = {}
+        for batch, head in product(range(sequences), range(heads)):
+            sides = [(each, each.ir(head), each.own(head, batch)) for each in (left, right)]
+            marks = tuple((ir.keep, *_marks(each, ir, head, batch)) for each, ir, _ in sides)
+            if marks not in known:
+                keep, arrays = _difference(sides, self.one_way)
+                count = pairs_of(keep, n_q, n_kv, {}, arrays) if n_q and n_kv else 0
+                place = _first_pair(keep, n_q, n_kv, arrays) if count else None
+                known[marks] = count, place
+            count, place = known[marks]
+            total += count
+            if first is None and place is not None:
+                first = (*place, head, batch)
+        if first is None:
+            return None
+        q, k, head, batch = first
+        many = heads if heads > 1 else None
+        found = Difference(q, k, n_q, n_kv, "a", head, batch, many, dict(data), total)
+        kept = self._kept(found)
+        if kept[0] == kept[1]:
+            raise CheckFailed(f"query {q}, key {k}: formulas of two masks differ, the masks do not")
+        return replace(found, kept_by="a" if kept[0] else "b")
+
+    def _bound(self, side: int, n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:
+        irs = [pair[side] for pair in self.irs]
+        own = with_held(_own(self.masks[side], data), self.held, self.n_heads)
+        if any(ir.selections for ir in irs):
+            own["n_heads"] = self.n_heads
+        else:
+            own = {name: value for name, value in own.items() if name not in RANKING}
+        return bound(irs, n_q, n_kv, own)
+
+
+def _filled(ir: MaskIR, held: Held | None) -> MaskIR:
+    """The mask with the content of its captured arrays, where all sequences and heads share it."""
+    if held is None:
+        return ir
+    filled = [(decl, with_content(decl, held)) for decl in ir.data]
+    return replace(ir, data=tuple(x if len(x.shape) == decl.rank else decl for decl, x in filled))
+
+
+def _place(mask: Mask) -> object:
+    return getattr(mask, "loc", None)
+
+
+def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
+    """What one mask takes of the data of both."""
+    names = declared_names(mask).union(RANKING if selects(mask) else ())
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _marks(asked: Asked, ir: MaskIR, head: int, batch: int) -> tuple[int, int]:
+    """Equal for heads and sequences that read the same."""
+    sequences, heads = asked.extents(ir)
+    return batch if sequences > 1 else 0, head if heads > 1 else 0
+
+
+def _apart(left: MaskIR, right: MaskIR) -> tuple[Expr, tuple[DataDecl, ...]]:
+    """The second formula and its declarations, with names of their own for arrays that the first
+    one reads otherwise."""
+    known = {decl.name: decl for decl in left.data}
+    clash = {decl for decl in right.data if known.get(decl.name, decl) != decl}
+    renamed = {name: f"{name}'" for decl in clash for name in decl.arrays}
+    decls = tuple(
+        replace(decl, name=f"{decl.name}'", arrays=tuple(renamed[name] for name in decl.arrays))
+        if decl in clash else decl
+        for decl in right.data
+    )  # fmt: skip
+    return _renamed(right.keep, renamed), decls
+
+
+def _renamed(keep: Expr, names: Mapping[str, str]) -> Expr:
+    def leaf(node: Expr) -> Expr | None:
+        if not isinstance(node, E.Load):
+            return None
+        index = tuple(_renamed(part, names) for part in node.index)
+        return E.Load(names.get(node.array, node.array), index)
+
+    return E.transform(keep, leaf) if names else keep
+
+
+def _difference(
+    sides: Sequence[tuple[Asked, MaskIR, Mapping[str, np.ndarray]]], one_way: bool
+) -> tuple[Expr, dict[str, np.ndarray]]:
+    """The pairs that one mask keeps and the other does not, over lengths and arrays alone."""
+    (first, one, own), (second, other, others) = sides
+    right, _ = _apart(one, other)
+    names = {
+        old.array: new.array for old, new in zip(_loads(other.keep), _loads(right), strict=True)
+    }
+    left, right = (
+        _numbers(keep, asked.params) for keep, asked in ((one.keep, first), (right, second))
+    )
+    keep = E.conj(left, E.negate(right)) if one_way else E.xor(left, right)
+    return keep, {**own, **{names.get(name, name): array for name, array in others.items()}}
+
+
+def _loads(keep: Expr) -> list[E.Load]:
+    return [node for node in E.walk(keep) if isinstance(node, E.Load)]
+
+
+def _numbers(keep: Expr, params: Mapping[str, int]) -> Expr:
+    known = {
+        node: E.const(params[node.name]) for node in E.walk(keep)
+        if isinstance(node, E.Param) and node.name in params
+    }  # fmt: skip
+    return E.substitute(keep, known) if known else keep
+
+
+def _first_pair(
+    keep: Expr, n_q: int, n_kv: int, arrays: Mapping[str, np.ndarray]
+) -> tuple[int, int]:
+    """The first query of a live pair, and its first key."""
+    layout = build(LayoutRecipe(_TILE, keep, None), n_q, n_kv, {}, arrays)
+    at = int(np.argmax(np.diff(layout.row_ptr) > 0))
+    best, last = None, min((at + 1) * _TILE.q, n_q)
+    for column in layout.col[layout.row_ptr[at] : layout.row_ptr[at + 1]].tolist():
+        q = np.arange(at * _TILE.q, last)[:, None]
+        k = np.arange(column * _TILE.k, min((column + 1) * _TILE.k, n_kv))[None, :]
+        env = {**arrays, "q": q, "k": k, "n_q": n_q, "n_kv": n_kv}
+        live = np.argwhere(np.broadcast_to(evaluate(keep, env), (q.size, k.size)))
+        if live.size:
+            row_at, key = live[0].tolist()
+            found = int(q[row_at, 0]), int(k[0, key])
+            if best is None or found < best:
+                best, last = found, found[0]
+            if last == at * _TILE.q:
+                break
+    if best is None:
+        raise CheckFailed("a tile is live and no pair of it is")
+    return best

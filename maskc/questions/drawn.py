@@ -1,0 +1,145 @@
+"""Data for masks: what a found point needs, and random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from maskc.analysis.witness import Candidate
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind, Parents
+from maskc.core.expr import Expr
+
+
+def data_of(found: Candidate, decls: Sequence[DataDecl]) -> dict[str, object]:
+    """Arrays that have the elements of a candidate, and zeros elsewhere; its parameters."""
+    arrays = {decl.name: _with_cells(decl, found) for decl in decls if decl.from_caller}
+    return {**found.params, **arrays}
+
+
+def _with_cells(decl: DataDecl, found: Candidate) -> object:
+    n_q, n_kv = found.n_q, found.n_kv
+    cells = [found.cells.get(name, {}) for name in decl.arrays]
+    match decl.kind:
+        case DataKind.documents:
+            return _documents(decl, found)
+        case DataKind.intervals:
+            return tuple(_filled((n_q,), own) for own in cells)
+        case DataKind.tree:
+            return _tree(decl, found)
+        case DataKind.table:
+            shape = (-(-n_q // decl.block), -(-n_kv // decl.block))
+            return _filled(shape, *cells) != 0
+    return _filled((n_q if decl.options[:1] == (1,) else n_kv,), *cells) != 0
+
+
+def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np.ndarray:
+    array = np.zeros(shape, dtype=np.int64)
+    for own in cells:
+        for place, value in own.items():
+            array[place] = value
+    return array
+
+
+def _tokens(decl: DataDecl, found: Candidate) -> tuple[int, int, int]:
+    """How many tokens there are, and which ones query 0 and key 0 are."""
+    count = max(found.n_q, found.n_kv)
+    first = (0, 0) if decl.from_start else (count - found.n_q, count - found.n_kv)
+    return count, *first
+
+
+def _documents(decl: DataDecl, found: Candidate) -> object:
+    """Ids from 1 on where a query or a key reads them, and 0 elsewhere."""
+    of_q, of_k = (found.cells.get(name, {}) for name in decl.arrays)
+    number = {value: 1 + i for i, value in enumerate(sorted({*of_q.values(), *of_k.values()}))}
+    of_q, of_k = ({at: number[x] for at, x in own.items()} for own in (of_q, of_k))
+    if found.paired:
+        return _filled((found.n_q,), of_q), _filled((found.n_kv,), of_k)
+    count, *first = _tokens(decl, found)
+    moved = [
+        {(at + start,): value for (at,), value in own.items()}
+        for own, start in zip((of_q, of_k), first, strict=True)
+    ]
+    return _filled((count,), *moved)
+
+
+def _tree(decl: DataDecl, found: Candidate) -> Parents:
+    """Roots, but for the query's token where the key is above it."""
+    count, first_q, first_k = _tokens(decl, found)
+    parents = np.full(count, -1)
+    tin, tout, of_q = (list(found.cells.get(name, {}).values()) for name in decl.arrays)
+    query, key = found.q + first_q, found.k + first_k
+    above = all(low <= entered for low in tin for entered in of_q)
+    above &= all(entered < high for high in tout for entered in of_q)
+    if above and query != key:
+        parents[query] = key
+    return Parents(parents)
+
+
+# ------------------------------------------------------------------ random ones
+
+_LENGTHS = (
+    (1, 1), (2, 2), (3, 3), (5, 5), (8, 8), (4, 7), (7, 4), (13, 13), (33, 33), (64, 64), (40, 97),
+    (97, 40), (130, 130),
+)  # fmt: skip
+_LONGEST = 1500
+_REACHES = 6
+"""Constants of the masks past which lengths are tried."""
+_ROUNDS = 4
+"""Draws of the same lengths."""
+
+
+def lengths(formulas: Sequence[Expr], decls: Sequence[DataDecl]) -> list[tuple[int, int]]:
+    """Small ones, such as captured tables fit, and such as reach beyond the masks' constants."""
+    found = list(_LENGTHS)
+    for decl in decls:
+        if decl.values:
+            rows, columns = (decl.shape[0], decl.shape[-1])
+            found += [(rows * decl.block, columns * decl.block)]
+    constants = {
+        abs(node.const) for keep in formulas for node in E.walk(keep) if isinstance(node, E.Sum)
+    }
+    constants |= {
+        node.den for keep in formulas for node in E.walk(keep)
+        if isinstance(node, (E.FloorDiv, E.Mod))
+    }  # fmt: skip
+    for reach in sorted(constants, reverse=True)[:_REACHES]:
+        found += [(reach + 1, reach + 1), (2 * reach + 3, 2 * reach + 3), (reach, 2 * reach + 1)]
+    usable = [
+        (n_q, n_kv) for n_q, n_kv in found if min(n_q, n_kv) > 0 and max(n_q, n_kv) <= _LONGEST
+    ]
+    return sorted(dict.fromkeys(usable), key=lambda sizes: (max(sizes), sizes[0] != sizes[1]))
+
+
+def draws(
+    decls: Sequence[DataDecl], ranks: bool, n_q: int, n_kv: int
+) -> Iterator[dict[str, object]]:
+    """Random data, the same ones each time; a single draw where nothing is given.
+
+    Args:
+        ranks: whether run-time selections need `scores`.
+    """
+    named = [decl for decl in decls if decl.from_caller and decl.kind is not DataKind.scoring]
+    for seed in range(_ROUNDS if named or ranks else 1):
+        rng = np.random.default_rng([n_q, n_kv, seed])
+        data = {decl.name: _drawn(decl, n_q, n_kv, rng) for decl in named}
+        if ranks:
+            data["scores"] = rng.permutation(n_q * n_kv).reshape(n_q, n_kv).astype(np.float32)
+        yield data
+
+
+def _drawn(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> object:
+    tokens = max(n_q, n_kv)
+    match decl.kind:
+        case DataKind.documents:
+            ids = rng.integers(0, rng.integers(1, 6), tokens)
+            return np.sort(ids) if rng.random() < 0.5 else ids
+        case DataKind.intervals:
+            low = rng.integers(0, n_kv + 1, n_q)
+            return low, low + rng.integers(0, n_kv + 1, n_q)
+        case DataKind.tree:
+            return Parents(np.array([rng.integers(-1, t) if t else -1 for t in range(tokens)]))
+        case DataKind.table:
+            return rng.random((-(-n_q // decl.block), -(-n_kv // decl.block))) < 0.5
+    return rng.random(n_q if decl.options[:1] == (1,) else n_kv) < rng.random()

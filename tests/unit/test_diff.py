@@ -1,0 +1,217 @@
+"""Two masks and the pair that tells them apart, as `diff` finds it and `equals` knows it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.core.errors import (
+    BadLength,
+    DataMissing,
+    DataUnknown,
+    NotAMask,
+    Undecided,
+    WrongHeads,
+)
+
+W = 1024
+IMAGE = mc.documents("image") & mc.flags("shown")
+"""Tokens of one image; 0 in `shown` where there is none."""
+READINGS = {
+    "google": (mc.causal() | IMAGE) & mc.window(W - 1, W - 1),
+    "transformers": (mc.causal() | IMAGE) & mc.window(W - 1, None),
+    "others": (mc.causal() & mc.window(W - 1)) | IMAGE,
+}
+"""What Gemma 4's code, transformers and others say that its layers with a window see."""
+
+
+def shown(a: mc.Mask, b: mc.Mask, found: mc.Difference, n_heads: int | None = None) -> None:
+    """The pair is in the mask that is said to keep it, and in that one alone; counts are right."""
+    sides = []
+    for mask in (a, b):
+        names = {name: x for name, x in found.data.items() if f"{name!r}" in str(mask) or (
+            name == "scores" and "topk" in str(mask)) or f'"{name}"' in str(mask)}  # fmt: skip
+        every = mask.dense(found.n_q, found.n_kv, n_heads=found.n_heads or n_heads, **names)
+        sides.append(every)
+    one, other = (
+        np.broadcast_to(each, np.broadcast_shapes(*(side.shape for side in sides)))
+        for each in sides
+    )
+    place = [found.q, found.k]
+    if found.n_heads is not None:
+        place = [found.head, *place]
+    if one.ndim > len(place):
+        place = [found.batch, *place]
+    kept = bool(one[tuple(place)]), bool(other[tuple(place)])
+    assert kept == (found.kept_by == "a", found.kept_by == "b")
+    assert found.pairs == np.count_nonzero(one != other)
+    if found.pairs:
+        assert place == np.argwhere(one != other)[0].tolist() or found.pairs > 1
+
+
+# ------------------------------------------------------------------ Gemma 4
+
+
+@pytest.mark.parametrize(("a", "b"), list(combinations(READINGS, 2)))
+def test_readings_of_gemma_4_differ(a, b):
+    one, other = READINGS[a], READINGS[b]
+    assert one.equals(other) is False
+    assert other.equals(one) is False
+    found = mc.diff(one, other)
+    assert (found.n_q, found.n_kv) == (W + 1, W + 1)
+    shown(one, other, found)
+
+
+def test_a_reading_in_other_words_is_the_same():
+    words = mc.causal() & mc.window(W - 1) | IMAGE & mc.window(W - 1, None)
+    assert words.equals(READINGS["transformers"]) is True
+    assert mc.diff(words, READINGS["transformers"]) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "pair", "kept_by", "pairs"),
+    [
+        ("google", "transformers", (40, 1064), "b", 4656),
+        ("google", "others", (40, 1064), "b", 9312),
+        ("transformers", "others", (1064, 40), "b", 4656),
+    ],
+)
+def test_an_image_of_1120_tokens(a, b, pair, kept_by, pairs):
+    n = 1300
+    image = np.zeros(n, int)
+    image[40:1160] = 1
+    data = {"image": image, "shown": image > 0}
+    found = mc.diff(READINGS[a], READINGS[b], n=n, **data)
+    assert (found.q, found.k) == pair
+    assert (found.kept_by, found.pairs) == (kept_by, pairs)
+    assert found.data["image"] is image
+    shown(READINGS[a], READINGS[b], found)
+    small = {name: given[:1060] for name, given in data.items()}
+    assert mc.diff(READINGS[a], READINGS[b], n=1060, **small) is None
+    batch = {name: np.stack([0 * given, given]) for name, given in data.items()}
+    found = mc.diff(READINGS[a], READINGS[b], n=n, **batch)
+    assert (found.batch, found.q, found.k, found.pairs) == (1, *pair, pairs)
+
+
+# ------------------------------------------------------------------ every kind of data
+
+DOC, TREE, SPAN = mc.documents("doc"), mc.tree("tree"), mc.intervals("span")
+CAUSAL, TABLE = mc.causal(), np.eye(3, dtype=int)
+APART = {
+    "documents": (DOC, DOC & CAUSAL),
+    "two documents": (DOC, mc.documents("other")),
+    "documents of other lengths": (DOC, DOC | mc.offsets([0])),
+    "documents from the start": (DOC, mc.documents("doc", align="start")),
+    "flags": (mc.flags("on"), mc.flags("off")),
+    "flags far away": (mc.flags("on") & CAUSAL, mc.flags("on") & mc.window(700)),
+    "flags of queries": (mc.flags("on", on="q") | mc.sinks(3), mc.flags("on", on="q")),
+    "intervals": (SPAN, SPAN & mc.window(None, 3)),
+    "trees": (TREE, TREE & CAUSAL),
+    "trees and documents": (TREE & DOC, TREE),
+    "a table": (mc.block_table("live", 16), mc.block_table("live", 16) - mc.strided(2)),
+    "captured tables": (mc.block_table(TABLE, 4), mc.block_table(TABLE[::-1], 4)),
+    "a parameter": (DOC & mc.window(mc.param("w", 3)), DOC & mc.window(3)),
+    "draws": (mc.random_blocks(4, 2, 0) & DOC, mc.random_blocks(4, 2, 1) & DOC),
+    "selections": (mc.topk(3, CAUSAL), mc.topk(4, CAUSAL)),
+    "heads": (mc.per_head([DOC, CAUSAL]), mc.per_head([DOC, CAUSAL & mc.window(9)])),
+    "a formula of heads": (mc.where(lambda h, q, k: (q + h) % 3 == 0), mc.strided(3)),
+}
+SAME = {
+    "documents": (DOC & CAUSAL | DOC - CAUSAL, DOC),
+    "a tree sees itself": (TREE, TREE | mc.offsets([0])),
+    "flags": (~(mc.flags("on") & CAUSAL), ~mc.flags("on") | ~CAUSAL),
+    "heads": (mc.per_head([CAUSAL, mc.full()]) | mc.heads(1), mc.per_head([CAUSAL, mc.full()])),
+    "a selection": (mc.topk(3, CAUSAL) & CAUSAL, mc.topk(3, CAUSAL)),
+    "many atoms": (
+        (DOC | TREE | SPAN) & (mc.flags("a1") | mc.flags("a2")),
+        (DOC | TREE | SPAN) & mc.flags("a1") | mc.flags("a2") & (DOC | TREE | SPAN),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_witness_is_found_and_holds(name):
+    a, b = APART[name]
+    found = mc.diff(a, b)
+    shown(a, b, found)
+    assert a.equals(b) is False
+    assert b.equals(a) is False
+    back = mc.diff(b, a)
+    shown(b, a, back)
+    assert str(found).startswith(f"query {found.q} sees key {found.k}")
+    assert repr(found) == f"<Difference: {found}>"
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_no_difference_is_a_proof(name):
+    a, b = SAME[name]
+    assert a.equals(b) is True
+    assert a.subset_of(b) is True
+    assert mc.diff(a, b) is None
+    assert mc.diff(b, a) is None
+
+
+def test_subsets():
+    assert (DOC & CAUSAL).subset_of(DOC) is True
+    assert DOC.subset_of(DOC & CAUSAL) is False
+    assert (DOC & TREE).subset_of(TREE) is True
+    assert mc.flags("on").subset_of(mc.flags("off")) is False
+    assert mc.topk(3, CAUSAL).subset_of(CAUSAL) is True
+    assert CAUSAL.subset_of(mc.topk(3, CAUSAL)) is False
+
+
+def test_lengths_of_the_question():
+    found = mc.diff(DOC, DOC & CAUSAL, n=5, n_kv=9)
+    assert (found.n_q, found.n_kv) == (5, 9)
+    shown(DOC, DOC & CAUSAL, found)
+    assert mc.diff(DOC, DOC | mc.offsets([0]), n=7) is None, "one array: every token sees itself"
+    assert mc.diff(CAUSAL, mc.window(40), n=41) is None
+    assert (mc.diff(CAUSAL, mc.window(40), n=42).pairs, mc.diff(CAUSAL, mc.window(40)).n_q) == (
+        1,
+        42,
+    )
+    far = mc.diff(CAUSAL & DOC, mc.window(300_000) & DOC)
+    assert (far.q, far.k, far.pairs) == (300_001, 0, None)
+
+
+def test_parameters_may_come_alone():
+    a, b = DOC & mc.window(mc.param("w", 3)), DOC & mc.window(3)
+    assert mc.diff(a, b, w=3) is None
+    assert mc.diff(a, b, w=3, n=9) is None
+    found = mc.diff(a, b, w=5)
+    assert (found.q, found.k, found.kept_by, found.data["w"]) == (4, 0, "a", 5)
+
+
+def test_questions_that_cannot_be_answered():
+    ids = [0, 0, 1]
+    with pytest.raises(NotAMask, match="diff expects a mask, found ndarray"):
+        mc.diff(DOC, np.ones((3, 3), bool))
+    with pytest.raises(BadLength, match="n must be an integer"):
+        mc.diff(DOC, CAUSAL, doc=ids)
+    with pytest.raises(DataUnknown, match="named 'docs'; it has: doc"):
+        mc.diff(DOC, CAUSAL, n=3, docs=ids)
+    with pytest.raises(DataMissing, match="needs 'tree'"):
+        mc.diff(DOC, TREE, n=3, doc=ids)
+    with pytest.raises(WrongHeads, match="for 2 query heads, but the other mask for 3"):
+        mc.diff(mc.per_head([DOC, CAUSAL]), mc.per_head([DOC, CAUSAL, CAUSAL]))
+    assert mc.per_head([DOC, CAUSAL]).equals(mc.per_head([DOC, CAUSAL, CAUSAL])) is False
+    with pytest.raises(Undecided):
+        mc.diff(mc.where(lambda h, q, k: h >= 0), mc.full())
+    assert mc.diff(mc.where(lambda h, q, k: h >= 0), mc.full(), n_heads=4) is None
+
+
+def test_what_a_difference_says():
+    image = np.repeat([0, 1, 0], [2, 20, 8])
+    found = mc.diff(DOC & mc.window(5, 5), DOC & mc.window(5, 6), n=30, doc=image)
+    assert str(found) == (
+        "query 2 sees key 8 only in b, at n = 30; 16 pairs differ\n"
+        "    doc = 2 * [0] + 20 * [1] + 8 * [0]"
+    )
+    heads = mc.per_head([CAUSAL, CAUSAL - mc.sinks(1)])
+    assert str(mc.diff(CAUSAL, heads, n=2, n_kv=3)) == (
+        "query 0 sees key 0 on head 1 of 2 only in a, at 2 x 3; 2 pairs differ"
+    )
+    assert str(mc.diff(TREE, DOC & TREE)).endswith("tree = mc.parents([1, -1])\n    doc = [2, 1]")
