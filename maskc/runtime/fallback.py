@@ -22,7 +22,6 @@ from maskc.runtime.memory import CODES, at, load, store
 from maskc.runtime.plans import Plan, Pointers, Sent, filled
 from maskc.runtime.tables import Tables
 
-
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
 """What storage precision explains of a difference, relative to the terms of a sum; see `_delta`."""
 
