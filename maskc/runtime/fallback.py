@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.bundle import Bundle, Variant
+from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.layout import best, sequence_arrays
@@ -20,6 +21,9 @@ from maskc.runtime.entmax import log_sum, weigh
 from maskc.runtime.memory import CODES, at, load, store
 from maskc.runtime.plans import Plan, Pointers, Sent, filled
 from maskc.runtime.tables import Tables
+
+_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
+"""What storage precision explains of a difference, relative to the terms of a sum; see `_delta`."""
 
 
 class FallbackWarning(UserWarning):
@@ -46,6 +50,19 @@ def _product(weights: np.ndarray, seen: np.ndarray, rows: np.ndarray) -> np.ndar
     for index in wild:
         total += np.where(seen[:, index, None], weights[:, index, None] * rows[index], 0)
     return total
+
+
+def _delta(of_out: np.ndarray, of_keys: np.ndarray, dtype: DType) -> np.ndarray:
+    """What the gradients of a row's scores are relative to: the sum over its keys, where `out` is
+    of these alone and differs from it by no more than its own rounding; else the sum over `out`.
+
+    Args:
+        of_out: fp32 [n, dv], dout * out.
+        of_keys: fp32 [n, m], p * (dout . v).
+    """
+    rounded, exact = of_out.sum(axis=1), of_keys.sum(axis=1)
+    most = _ROUNDING.get(dtype.name, 0.0) * np.abs(of_out).sum(axis=1)
+    return np.where(np.abs(exact - rounded) <= most, exact, rounded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +272,8 @@ def _backward(call: _Pass) -> None:
             else:
                 live = tile.seen
                 p = u = np.where(live, np.exp(scores.s - base[:, None]), 0)
-                delta = (load(out[here], call.dtype) * grads).sum(axis=1)
+                delta = _delta(load(out[here], call.dtype) * grads, np.where(live, p * dp, 0),
+                               call.dtype)  # fmt: skip
             ds = np.where(live, u * (dp - delta[:, None]), 0)
             through = np.where(live, ds * scores.slope, 0) * np.float32(call.block.scale)
             call.keep(_product(through, live, keys), dq[here])
