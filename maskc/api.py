@@ -46,9 +46,8 @@ def attention(
 
         return with_torch.attention(_compiled, q, k, v, mask, options, deterministic)
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-    target = "cpu" if of_q.device[0] == "cpu" else None
-    attn = _compiled(mask, of_q.shape[-1], of_v.shape[-1], of_q.shape[1], of_q.dtype, target)
-    return attn(q, k, v, **options)
+    sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
+    return _compiled(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
 
 
 def _tensor(x: Any, name: str) -> Array:
@@ -62,12 +61,13 @@ def _tensor(x: Any, name: str) -> Array:
     return found
 
 
-def _compiled(*kernel: Any) -> CompiledMask:
-    """The kernel of a mask, head_dim, head_dim_v, heads, dtype and target; made once.
+def _compiled(mask: Mask, *kernel: Any) -> CompiledMask:
+    """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
-    return _remembered(*kernel)
+    *sizes, (place, _) = kernel
+    return _remembered(mask, *sizes, "cpu" if place == "cpu" else None)
 
 
 @lru_cache(maxsize=256)

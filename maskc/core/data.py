@@ -9,13 +9,18 @@ from enum import Enum
 from maskc.core.errors import ReservedName
 from maskc.core.source import SourceLoc
 
+OPTIONS = (
+    "scale", "return_lse", "softcap", "alibi_slopes", "sink_logits", "normalizer", "alpha",
+    "nan_safe",
+)  # fmt: skip
+"""Keywords of a forward pass; a call that torch may record takes `deterministic` besides."""
+
 RESERVED = frozenset({
-    "q", "k", "v", "h", "b", "out", "lse", "dout", "scale", "softcap", "alibi_slopes",
-    "sink_logits", "return_lse", "deterministic", "n_q", "n_kv", "n_heads", "head", "block", "mask",
-    "normalizer", "alpha", "nan_safe", "min", "max", "abs", "param", "member",
-    "scores", "index_q", "index_k", "index_w",
+    "q", "k", "v", "h", "b", "out", "lse", "dout", *OPTIONS, "deterministic",
+    "n_q", "n_kv", "n_heads", "heads_kv", "head", "batch", "block", "mask", "self",
+    "min", "max", "abs", "param", "member", "scores", "index_q", "index_k", "index_w",
 })  # fmt: skip
-"""Keywords of the calls and words of the formula language."""
+"""Keywords of the calls and of questions, and words of the formula language."""
 
 
 class DataKind(Enum):

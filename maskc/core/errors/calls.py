@@ -127,3 +127,30 @@ class TooFewMultiprocessors(MaskcError):
         "stream may use {1}"
     )
     hint = "use a stream of the whole device instead of a green context's, or leave it out"
+
+
+class MixedLibraries(MaskcError, TypeError):
+    """Arrays of two libraries where gradients or results would get lost between them."""
+
+    code = "MC411"
+    message = "{0} is a {1}, and {2} is a {3}"
+    hint = "convert one of them, so that both are of the same library"
+
+
+class NoGradient(MaskcError):
+    """Data by which keys are chosen, which has no derivative."""
+
+    code = "MC412"
+    message = "{0} requires grad, and what is chosen by it has no gradient"
+    hint = "pass {0}.detach()"
+
+
+class NestedTensor(MaskcError):
+    """Sequences of different lengths in one torch tensor."""
+
+    code = "MC413"
+    message = "{0} is a nested tensor"
+    hint = (
+        "pack the sequences into one, [1, heads, tokens, dim], and compile mask & "
+        "mc.documents('doc'), called with doc=mc.cu_seqlens({0}.offsets())"
+    )
