@@ -41,6 +41,7 @@ def needs_torch(
     plain = type(q) is kind and type(k) is kind and type(v) is kind
     return (
         q.is_meta
+        or q.is_nested
         or c._is_any_autocast_enabled()
         or bool(c._len_torch_dispatch_stack())
         or c._functorch.peek_interpreter_stack() is not None

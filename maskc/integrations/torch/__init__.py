@@ -23,8 +23,9 @@ from maskc.integrations.torch.eager import function
 from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
-from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.arrays import LIBRARIES, Array, library
 from maskc.runtime.autograd import kind_of, needs_torch
+from maskc.runtime.checks import check_inputs
 
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
@@ -85,8 +86,10 @@ def through_torch(
         to = torch.get_autocast_dtype(place) if dtype is None else getattr(torch, dtype)
         q, k, v = (_cast(x, to) for x in (q, k, v))
     wanted = torch.is_grad_enabled() and _requires_grad(q, k, v, options)
-    if compiling or _watched(q, k, v):
+    if compiling or q.is_meta or _watched(q, k, v):
         check_dimensions(q.dim(), v.dim())
+        if q.is_meta and not compiling:
+            _check_shapes(find(owner, *_sizes(q, v), q.dtype, _place(q)), q, k, v)
         # a dimension that is a symbol becomes a number: it chooses the kernel
         sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
         # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
@@ -99,6 +102,21 @@ def through_torch(
     if Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
     return _recorded(attn, q, k, v, options, deterministic)
+
+
+def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
+    """Refuse tensors of the meta device that no call could take.
+
+    Raises:
+        As `check_inputs`.
+    """
+    here = ("cpu" if attn.target.language == "c" else "cuda", 0)
+    views = [
+        Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."),
+              here if x.is_meta else _place(x))
+        for x in (q, _tensor(k, "k"), _tensor(v, "v"))
+    ]  # fmt: skip
+    check_inputs(*views, attn.bundle.problem, attn.target)
 
 
 def _place(q: Any) -> tuple[str, int]:
