@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import BadShape
+from maskc.core.source import caller
 from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
 
 if TYPE_CHECKING:
     from maskc.runtime.arrays import Array
@@ -37,9 +39,12 @@ def attention(
         out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
 
     Raises:
+        NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
         MaskcError: see CompiledMask.
     """
+    if not isinstance(mask, Mask):
+        raise not_a_mask("mc.attention", mask, caller() or "mask")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
@@ -91,6 +96,9 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
     Returns:
         (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
+
+    Raises:
+        BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
     """
     from maskc.runtime.merge import merge as join
 

@@ -340,7 +340,7 @@ class Bundle:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what it computes and how, hexadecimal; the same wherever the mask is written."""
+        """sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
         own = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],

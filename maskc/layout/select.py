@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import QUESTION, DataDecl, DataKind
 from maskc.core.errors import DataMissing
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
@@ -64,7 +64,7 @@ def bind_ranked(
         if scores is None:
             raise DataMissing("scores", "what topk ranks", at="scores")
         decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
-    values, given_data = split_call_data(decls, params, asked, unread)
+    values, given_data = split_call_data(decls, params, asked, unread, QUESTION)
     found = bind_arrays(decls, given_data, n_q, n_kv)
     if selections:
         found |= _by_scores(selections, scores, n_q, n_kv, *heads, values, found)

@@ -6,47 +6,50 @@ torch is never imported here: a process that has torch tensors has it already.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from maskc.core.errors import MixedLibraries
+from maskc.core.errors import MixedLibraries, NotAnArray, WrongDevice, WrongDType
 
 _NOTHING: Mapping[str, Any] = {}
 
 
 def needs_torch(
-    q: Any, k: Any, v: Any, slopes: Any = None, sinks: Any = None, data: Mapping[str, Any] = _NOTHING
+    q: Any, k: Any, v: Any, slopes: Any = None, sinks: Any = None,
+    data: Mapping[str, Any] = _NOTHING,
 ) -> bool:  # fmt: skip
-    """Whether a call is more than a launch for torch.
+    """Whether torch must see a call before it is launched.
 
-    It is where a gradient is wanted, where a compiler traces, and where an autocast region, a
-    dispatch mode, a transform, a subclass of Tensor or a device without memory takes part. The
-    checks take about 0.4 us in all; every call on torch tensors pays for them.
+    It must where a gradient is wanted, where a compiler traces, where a dispatch mode or a subclass
+    of Tensor takes part, and where forward-mode differentiation might. Every call pays for these
+    checks, some 0.3 us. What makes a launch fail is looked for afterwards, see `torch_answers`.
 
     Args:
         q, k, v, slopes, sinks: arrays of any library; None where there is none.
         data: further keywords of the call.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(q, torch.Tensor):
+    if torch is None:
         return False
     if torch.compiler.is_dynamo_compiling():  # a constant for the compiler: the rest is not traced
+        return isinstance(q, torch.Tensor)
+    kind = torch.Tensor
+    if type(q) is kind and type(k) is kind and type(v) is kind:
+        wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    elif not isinstance(q, kind):
+        return False
+    elif any(isinstance(x, kind) and type(x) not in (kind, torch.nn.Parameter) for x in (q, k, v)):
         return True
-    if torch.is_grad_enabled():
-        if q.requires_grad or _wants(k) or _wants(v) or _wants(slopes) or _wants(sinks):
-            return True
-        if data and any(map(_wants, data.values())):
-            return True
-    kind, c = torch.Tensor, torch._C
-    plain = type(q) is kind and type(k) is kind and type(v) is kind
+    else:
+        wanted = any(map(_wants, (q, k, v)))
+    if slopes is not None or sinks is not None:
+        wanted = wanted or _wants(slopes) or _wants(sinks)
+    if data:
+        wanted = wanted or any(map(_wants, data.values()))
     return (
-        q.is_meta
-        or q.is_nested
-        or c._is_any_autocast_enabled()
-        or bool(c._len_torch_dispatch_stack())
-        or c._functorch.peek_interpreter_stack() is not None
+        (wanted and torch.is_grad_enabled())
+        or bool(torch._C._len_torch_dispatch_stack())
         or torch.autograd.forward_ad._current_level >= 0
-        or not (plain or all(map(_usual, (q, k, v))))
     )
 
 
@@ -56,10 +59,23 @@ def _wants(x: Any) -> bool:
     return getattr(x, "requires_grad", False) is True
 
 
-def _usual(x: Any) -> bool:
-    """Whether x is a plain tensor, a parameter, or no tensor at all."""
-    torch = sys.modules["torch"]
-    return type(x) in (torch.Tensor, torch.nn.Parameter) or not isinstance(x, torch.Tensor)
+UNFIT = (NotAnArray, WrongDevice, WrongDType)
+"""What a launch says of tensors that torch may still have an answer for."""
+
+
+def torch_answers(q: Any) -> bool:
+    """Whether a call whose tensors are unfit for a launch is one for torch: autocast casts them,
+    the meta device answers with shapes, and a transform of torch.func is refused as such."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and (
+            q.is_meta
+            or torch._C._is_any_autocast_enabled()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+        )
+    )
 
 
 def through_torch(*call: Any) -> Any:

@@ -14,7 +14,7 @@ from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import Library, zeros
-from maskc.runtime.autograd import needs_torch, through_torch
+from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.lister import Unlisted
@@ -118,19 +118,21 @@ class CompiledMask:
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
             MaskcError: MC3xx for data, MC4xx for tensors and options, MC5xx for builds.
         """
-        if needs_torch(q, k, v, alibi_slopes, sink_logits, data):
-            options = dict(
-                scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
-                sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe,
-            )  # fmt: skip
-            dtype = self.bundle.problem.dtype.value
-            return through_torch(
-                _itself, self, q, k, v, {**options, **data}, deterministic, dtype
-            )  # fmt: skip
-        return self.launch(
-            q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha,
-            nan_safe, data,
+        if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
+            try:
+                return self.launch(
+                    q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
+                    alpha, nan_safe, data,
+                )  # fmt: skip
+            except UNFIT:
+                if not torch_answers(q):
+                    raise
+        options = dict(
+            scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
+            sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
         )  # fmt: skip
+        dtype = self.bundle.problem.dtype.value
+        return through_torch(_itself, self, q, k, v, options, deterministic, dtype)
 
     def launch(
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,

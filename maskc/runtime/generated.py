@@ -23,7 +23,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
 from maskc.runtime.arrays import LIBRARIES, library
-from maskc.runtime.autograd import needs_torch, through_torch
+from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import CUDA, runs
@@ -40,7 +40,7 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
-        if needs_torch(q, k, v, *map(options.get, ("alibi_slopes", "sink_logits")), options):
+        if needs_torch(q, k, v, data=options) or torch_answers(q):
             deterministic = options.pop("deterministic", False)
             dtype = self.bundle.problem.dtype.value
             return through_torch(_placed, self, q, k, v, options, deterministic, dtype)

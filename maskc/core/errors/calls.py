@@ -14,7 +14,7 @@ class DataMissing(MaskcError):
 class DataUnknown(MaskcError):
     code = "MC302"
     message = "the mask has no data or parameter named {0!r}; it has: {1}"
-    hint = "remove the argument or correct its name"
+    hint = "{2}"
 
 
 class DataShape(MaskcError):
@@ -77,7 +77,7 @@ class HeadsDoNotDivide(MaskcError):
 class WrongDType(MaskcError):
     code = "MC403"
     message = "{0} is {1}, but this kernel was compiled for {2}"
-    hint = "convert the tensor, or compile(dtype={1!r})"
+    hint = "{3}"
 
 
 class WrongDevice(MaskcError):

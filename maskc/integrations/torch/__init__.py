@@ -24,7 +24,7 @@ from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays import LIBRARIES, Array, library
-from maskc.runtime.autograd import kind_of, needs_torch
+from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
 from maskc.runtime.checks import check_inputs
 
 Finder = Callable[..., Any]
@@ -48,8 +48,7 @@ def attention(
     Raises:
         As `through_torch`.
     """
-    heads = map(options.get, _TRAINABLE)
-    if needs_torch(q, k, v, *heads, options):
+    if needs_torch(q, k, v, data=options) or torch_answers(q) or q.is_nested:
         return through_torch(find, mask, q, k, v, options, deterministic)
     return find(mask, *_sizes(q, v), q.dtype, _place(q))(q, k, v, **options)
 
@@ -58,7 +57,7 @@ def through_torch(
     find: Finder, owner: Any, q: Any, k: Any, v: Any, options: dict[str, Any],
     deterministic: bool, dtype: str | None = None,
 ) -> Any:  # fmt: skip
-    """A call that torch must see, see `maskc.runtime.autograd.needs_torch`.
+    """A call that torch must see, see `maskc/runtime/autograd.py`.
 
     Args:
         find: makes or finds the kernel.
@@ -78,24 +77,24 @@ def through_torch(
     """
     import torch
 
-    compiling, place = torch.compiler.is_compiling(), q.device.type
-    for name, x in zip("qkv", (q, k, v), strict=True):
+    compiling, place = torch.compiler.is_compiling(), _place(q)
+    for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, torch.Tensor) and x.is_nested:
             refuse("nested", name, compiling)
-    if place in _DEVICES and torch.is_autocast_enabled(place):
-        to = torch.get_autocast_dtype(place) if dtype is None else getattr(torch, dtype)
+    if place[0] in _DEVICES and torch.is_autocast_enabled(place[0]):
+        to = torch.get_autocast_dtype(place[0]) if dtype is None else getattr(torch, dtype)
         q, k, v = (_cast(x, to) for x in (q, k, v))
-    wanted = torch.is_grad_enabled() and _requires_grad(q, k, v, options)
+    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options)
     if compiling or q.is_meta or _watched(q, k, v):
         check_dimensions(q.dim(), v.dim())
         if q.is_meta and not compiling:
-            _check_shapes(find(owner, *_sizes(q, v), q.dtype, _place(q)), q, k, v)
+            _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
         # a dimension that is a symbol becomes a number: it chooses the kernel
         sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
         # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
-        key = handle(find, id(owner), *sizes, q.dtype, _place(q), wanted)
+        key = handle(find, id(owner), *sizes, q.dtype, place, wanted)
         return _operator(key, q, k, v, options, deterministic)
-    attn = find(owner, *_sizes(q, v), q.dtype, _place(q))
+    attn = find(owner, *_sizes(q, v), q.dtype, place)
     if not wanted:
         own = {name: options.pop(name) for name in OPTIONS if name in options}
         return attn.launch(q, k, v, **own, data=options)
@@ -120,10 +119,11 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
 
 
 def _place(q: Any) -> tuple[str, int]:
-    return q.device.type, q.device.index or 0
+    device = q.device
+    return device.type, device.index or 0
 
 
-def _requires_grad(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
+def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
     """Whether there is something to differentiate.
 
     Raises:
@@ -131,14 +131,16 @@ def _requires_grad(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
     """
     import torch
 
+    def wants(*parts: Any) -> bool:
+        return any(isinstance(x, torch.Tensor) and x.requires_grad for x in parts)
+
+    found = wants(q, k, v)
     for name, given in options.items():
-        parts = given if isinstance(given, tuple) else (given,)
-        if name not in _TRAINABLE and any(
-            isinstance(x, torch.Tensor) and x.requires_grad for x in parts
-        ):
-            refuse("chosen by", name, torch.compiler.is_compiling())
-    heads = (options.get(name) for name in _TRAINABLE)
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, *heads))
+        if wants(*given) if isinstance(given, tuple) else wants(given):
+            if name not in _TRAINABLE:
+                refuse("chosen by", name, torch.compiler.is_compiling())
+            found = True
+    return found
 
 
 def _recorded(
