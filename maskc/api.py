@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import BadShape
+from maskc.core.source import caller
 from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
@@ -39,18 +41,20 @@ def attention(
         out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
 
     Raises:
+        NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
         MaskcError: see CompiledMask.
     """
+    if not isinstance(mask, Mask):
+        raise not_a_mask("mc.attention", mask, caller() or "mask")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
 
         return with_torch.attention(_compiled, q, k, v, mask, options, deterministic)
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-    target = "cpu" if of_q.device[0] == "cpu" else None
-    attn = _compiled(mask, of_q.shape[-1], of_v.shape[-1], of_q.shape[1], of_q.dtype, target)
-    return attn(q, k, v, **options)
+    sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
+    return _compiled(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
 
 
 def _tensor(x: Any, name: str) -> Array:
@@ -64,14 +68,14 @@ def _tensor(x: Any, name: str) -> Array:
     return found
 
 
-def _compiled(*kernel: Any) -> CompiledMask:
-    """The kernel of a mask, head_dim, head_dim_v, heads, dtype and target; made once.
+def _compiled(mask: Mask, *kernel: Any) -> CompiledMask:
+    """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
-    mask, *rest = kernel
+    *sizes, (place, _) = kernel
     inner, held = emptied(mask)
-    return _remembered(inner, *rest).holding(held)
+    return _remembered(inner, *sizes, "cpu" if place == "cpu" else None).holding(held)
 
 
 @lru_cache(maxsize=256)
@@ -126,6 +130,9 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
     Returns:
         (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
+
+    Raises:
+        BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
     """
     from maskc.runtime.merge import merge as join
 

@@ -96,6 +96,8 @@ def test_arrows_point_one_way():
                 continue
             if path.name == "mask.py" and here == "dsl" and there == "driver":
                 continue  # the public methods of Mask: the one door upwards
+            if path.name == "autograd.py" and here == "runtime" and there == "integrations":
+                continue  # calls that torch must see: the one door there
             if there not in (here, "core") and there not in ALLOWED[here]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} {here} -> {there}")
     assert not wrong, "\n".join(wrong)

@@ -356,6 +356,17 @@ class Bundle:
     report: str = field(default="", compare=False)
     """What explain() prints."""
 
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
+        own = (
+            self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
+            self.selections, [(unit.key, unit.digest) for unit in self.units],
+            [(part.stride, part.aligned, part.keys, part.bundle.digest) for part in self.parts],
+            self.chooser and self.chooser.digest,
+        )  # fmt: skip
+        return sha256(repr(own).encode()).hexdigest()
+
     def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
         """The source of one pass, the first where there is a choice, None where there is none."""
         return next(iter(self.choice(target, direction)), None)

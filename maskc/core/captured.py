@@ -149,6 +149,14 @@ class Held:
         """Whether no content can change."""
         return all(values.fixed for _, _, values in self.tables)
 
+    @cached_property
+    def identity(self) -> str:
+        """Text that is equal where two hold the same for ever: contents that may change are told
+        apart by who holds them, in this process."""
+        if not self.fixed:
+            return f"held at {id(self)}"
+        return sha256(repr((self.tables, self.heads)).encode()).hexdigest()
+
     def now(self) -> Held:
         """The contents of this moment; the same object as before where nothing was written."""
         if self.fixed:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from maskc.core.captured import Captured
-from maskc.core.errors import ReservedName
+from maskc.core.errors import DataUnknown, ReservedName
 from maskc.core.source import SourceLoc
 
+OPTIONS = (
+    "scale", "return_lse", "softcap", "alibi_slopes", "sink_logits", "normalizer", "alpha",
+    "nan_safe",
+)  # fmt: skip
+"""Keywords of a forward pass."""
+CALL = (*OPTIONS, "deterministic")
+"""Keywords of a call."""
+QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
+"""Keywords of questions about a mask: dense, count, layout."""
+
 RESERVED = frozenset({
-    "q", "k", "v", "h", "b", "out", "lse", "dout", "scale", "softcap", "alibi_slopes",
-    "sink_logits", "return_lse", "deterministic", "n_q", "n_kv", "n_heads", "head", "block", "mask",
-    "normalizer", "alpha", "nan_safe", "batch", "min", "max", "abs", "param", "member",
-    "scores", "index_q", "index_k", "index_w",
+    "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *QUESTION, "heads_kv", "mask", "self",
+    "min", "max", "abs", "param", "member", "scores", "index_q", "index_k", "index_w",
 })  # fmt: skip
-"""Keywords of the calls and words of the formula language."""
+"""Keywords of the calls and of questions, and words of the formula language."""
 
 
 class DataKind(Enum):
@@ -121,6 +130,22 @@ class CuSeqlens:
     array: object
     max_seqlen: object = None
     """Most tokens of a document; an integer, or None where nothing is promised."""
+
+
+def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> DataUnknown:
+    """The mistake of a keyword that is neither data, nor a parameter, nor an option.
+
+    Args:
+        known: names of data and parameters.
+        options: names of all other keywords.
+    """
+    from difflib import get_close_matches
+
+    known, options = sorted(known), tuple(options)
+    close = get_close_matches(name, [*known, *options], 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint += f"options are {', '.join(options)}"
+    return DataUnknown(name, ", ".join(known) or "none", hint, at=name)
 
 
 def check_name(name: object, at: SourceLoc | None) -> str:

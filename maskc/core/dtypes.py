@@ -35,5 +35,5 @@ class DType(Enum):
         aliases |= {kind.short: kind.value for kind in DType}
         text = aliases.get(text, text)
         if text not in DType.__members__:
-            raise UnknownDType(str(name), sorted(DType.__members__))
+            raise UnknownDType(str(name), ", ".join(sorted(DType.__members__)), at="dtype")
         return DType[text]

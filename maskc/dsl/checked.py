@@ -11,7 +11,6 @@ from maskc.core.errors import (
     BadIds,
     IntegerTooWide,
     NegativeWidth,
-    NotAMask,
     NotAnInteger,
     NotConstant,
     NotPositive,
@@ -23,6 +22,7 @@ from maskc.core.widths import INT64
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
 _HOST = {"n_q", "n_kv"}
@@ -116,7 +116,7 @@ def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
 
     if isinstance(value, Mask):
         return value
-    return mistake(NotAMask(where, type(value).__name__, at=at), Full(loc=at))
+    return mistake(not_a_mask(where, value, at), Full(loc=at))
 
 
 def _integer(value: object) -> int | None:

@@ -14,6 +14,7 @@ from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
 Count = int | Traced
@@ -173,11 +174,15 @@ def per_head(masks: Sequence[Mask]) -> Mask:
     """One mask per query head; equal ones are compiled once."""
     at = caller()
     if not isinstance(masks, Iterable):
-        wrong = NotAMask("each item of per_head([...])", type(masks).__name__, at=at)
+        wrong = not_a_mask("per_head", masks, at)
+        if isinstance(masks, Mask):
+            where, found = "each item of per_head([...])", "no list but a mask"
+            wrong = NotAMask(where, found, "give a list with one mask per query head", at=at)
         return mistake(wrong, nodes.Full(loc=at))
     found = tuple(checked.mask("per_head", item, at) for item in masks)
     if not found:
-        return mistake(NotAMask("per_head", "an empty list", at=at), nodes.Full(loc=at))
+        wrong = NotAMask("per_head", "an empty list", "give one mask per query head", at=at)
+        return mistake(wrong, nodes.Full(loc=at))
     return nodes.PerHead(found, loc=at)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maskc.core.errors import MaskUsedAsBool, NotAMask
+from maskc.core.errors import MaskUsedAsBool
 from maskc.core.source import caller
 from maskc.dsl.collect import mistake
+from maskc.dsl.not_a_mask import not_a_mask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,7 @@ class Mask:
     """
 
     __slots__ = ()
+    __array_ufunc__ = None  # NumPy leaves `array & mask` to this class, as a whole
 
     # -------------------------------------------------------------- algebra
 
@@ -39,7 +41,7 @@ class Mask:
         return self._combine("^", self, other)
 
     def _reflected(self, other: object) -> Mask:
-        return mistake(NotAMask("a mask operator", type(other).__name__, at=caller()), self)
+        return mistake(not_a_mask("a mask operator", other, caller()), self)
 
     __rand__ = __ror__ = __rsub__ = __rxor__ = _reflected
 
@@ -57,7 +59,7 @@ class Mask:
 
         at = caller()
         if not isinstance(right, Mask):
-            return mistake(NotAMask(f"{op}", type(right).__name__, at=at), left)
+            return mistake(not_a_mask(op, right, at), left)
         return Algebra(op, left, right, loc=at)
 
     def __str__(self) -> str:
@@ -145,12 +147,16 @@ class Mask:
         """Whether both are the same set at all lengths; None when that cannot be decided."""
         from maskc import driver
 
+        if not isinstance(other, Mask):
+            raise not_a_mask("equals", other, caller())
         return driver.equals(self, other)
 
     def subset_of(self, other: Mask) -> bool | None:
         """Whether every pair of this mask is one of `other`'s at all lengths; None if unknown."""
         from maskc import driver
 
+        if not isinstance(other, Mask):
+            raise not_a_mask("subset_of", other, caller())
         return driver.subset_of(self, other)
 
     def compile(

@@ -13,14 +13,13 @@ import numpy as np
 
 from maskc.core import random
 from maskc.core.captured import HELD
-from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents
+from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
 from maskc.core.errors import (
     BadLength,
     DataMissing,
     DataRange,
     DataShape,
     DataType,
-    DataUnknown,
 )
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SHAPES
@@ -76,6 +75,7 @@ def split_call_data(
     params: tuple[tuple[str, int], ...],
     data: Mapping[str, object],
     unread: Iterable[str] = (),
+    options: Iterable[str] = CALL,
 ) -> tuple[dict[str, int], dict[str, object]]:
     """Separate the keywords of a call into parameters and data.
 
@@ -84,6 +84,7 @@ def split_call_data(
         params: (name, default) of its parameters.
         data: what the caller passed by name.
         unread: names that the mask declares but its formula does not need; they may be passed.
+        options: what else the caller could have written, for messages.
 
     Returns:
         A value for every parameter, and the data still as given, in the order of `decls`.
@@ -94,7 +95,7 @@ def split_call_data(
     """
     wanted = [decl for decl in decls if decl.from_caller]
     known = [decl.name for decl in wanted] + [name for name, _ in params]
-    _refuse_unknown([name for name in data if name != HELD], [*known, *unread])
+    _refuse_unknown((name for name in data if name != HELD), [*known, *unread], options)
     values = {name: _parameter(name, data.get(name, default)) for name, default in params}
     for decl in wanted:
         if data.get(decl.name) is None:
@@ -106,10 +107,12 @@ def _expected(decl: DataDecl) -> str:
     return SHAPES[decl.name] if decl.kind is DataKind.scoring else EXPECTED[decl.kind]
 
 
-def _refuse_unknown(data: Iterable[str], known: list[str]) -> None:
+def _refuse_unknown(
+    data: Iterable[str], known: list[str], options: Iterable[str] = CALL
+) -> None:
     for name in data:
         if name not in known:
-            raise DataUnknown(name, ", ".join(sorted(set(known))) or "none", at=name)
+            raise unknown_keyword(name, known, options)
 
 
 def _parameter(name: str, value: object) -> int:

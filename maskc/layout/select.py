@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import HELD
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import QUESTION, DataDecl, DataKind
 from maskc.core.errors import DataMissing
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
@@ -66,7 +66,7 @@ def bind_ranked(
         if scores is None:
             raise DataMissing("scores", "what topk ranks", at="scores")
         decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
-    values, given_data = split_call_data(decls, params, asked, unread)
+    values, given_data = split_call_data(decls, params, asked, unread, QUESTION)
     found = bind_arrays(decls, given_data, n_q, n_kv)
     if (held := data.get(HELD)) is not None:
         found |= held_arrays(held, values, n_q, n_kv)  # type: ignore[arg-type]

@@ -7,13 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents
+from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
 from maskc.core.errors import (
     DataMissing,
     DataRange,
     DataShape,
     DataType,
-    DataUnknown,
     NotAnArray,
 )
 
@@ -29,7 +28,7 @@ def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> N
     """
     for name in data:
         if name not in wanted and name not in params:
-            raise DataUnknown(name, ", ".join(sorted([*wanted, *params])) or "none", at=name)
+            raise unknown_keyword(name, [*wanted, *params], QUESTION)
     for name, decl in wanted.items():
         if data.get(name) is None:
             raise DataMissing(name, decl.kind.value, at=name)

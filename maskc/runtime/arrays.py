@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from maskc.core.errors import NotAnArray, NotContiguous
+from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
 
 Shape = tuple[int, ...]
 Device = tuple[str, int]
@@ -180,6 +180,8 @@ class _Torch:
         try:
             pointer, strides = x.data_ptr(), x.stride()
         except RuntimeError as error:  # sparse, fake, or without storage
+            if x.is_nested:
+                raise NestedTensor(name, at=name) from None
             raise NotAnArray(name, f"torch tensor without memory ({error})", at=name) from None
         device = (x.device.type, x.device.index or 0)
         return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)

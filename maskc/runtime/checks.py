@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 
+from maskc.core.dtypes import DType
 from maskc.core.errors import (
     BadLength,
     BadOption,
@@ -25,6 +27,9 @@ from maskc.runtime.arrays import Array, Device, contiguous
 
 ALIGNMENT = 16
 """Bytes: CUDA kernels move rows in vectors of this size."""
+_STORED = f": kernels store {', '.join(sorted(DType.__members__))}, and compute in fp32"
+SOFTCAPS = 1e-30, 1e30
+"""The least and the largest soft-cap: beyond, its inverse or its double is no fp32 number."""
 _MAX_BLOCKS = (1 << 31) - 1
 """Blocks in the first dimension of a CUDA grid."""
 
@@ -88,7 +93,11 @@ def check_storage(name: str, array: Array, dtype: str, target: Target, device: D
     if array.device != device:
         raise WrongDevice(name, _place(array.device), "this call", _place(device), at=name)
     if array.dtype != dtype:
-        raise WrongDType(name, array.dtype, dtype, at=name)
+        hint = f"convert it to {dtype}"
+        if name in ("q", "k", "v"):
+            known = array.dtype in DType.__members__
+            hint += f", or compile(dtype={array.dtype!r})" if known else _STORED
+        raise WrongDType(name, array.dtype, dtype, hint, at=name)
     if 0 in array.shape:
         return  # nothing is read; libraries disagree about the strides of nothing
     if array.shape[-1] > 1 and array.strides[-1] != 1:
@@ -137,14 +146,18 @@ def number(name: str, value: object, positive: bool) -> float:
     """An option as the fp32 value a kernel gets.
 
     Raises:
-        BadOption: not a finite number, or not above zero where it must be, in fp32.
+        BadOption: not a finite number in fp32, or not one of SOFTCAPS where it must be positive.
     """
-    wanted = "a finite number > 0" if positive else "a finite number"
+    least, most = SOFTCAPS
+    wanted = f"a number in {least:g} .. {most:g}" if positive else "a finite number"
     plain = type(value) is float  # spares most calls the look at Real
     if not plain and (isinstance(value, bool) or not isinstance(value, Real)):
         raise BadOption(name, wanted, f"{type(value).__name__} {value!r}", at=name)
-    found = ctypes.c_float(float(value)).value
-    if not math.isfinite(found) or (positive and found <= 0):
+    try:
+        found = ctypes.c_float(float(value)).value
+    except OverflowError:  # an integer or a fraction beyond 64 bits of floating point
+        raise BadOption(name, wanted, f"one beyond {sys.float_info.max:.2g}", at=name) from None
+    if not math.isfinite(found) or (positive and not least <= value <= most):
         raise BadOption(name, wanted, value, at=name)
     return found
 
@@ -153,12 +166,14 @@ def numbers(scale: object, softcap: object) -> tuple[float | None, float | None]
     """Both options as kernels get them; None stays.
 
     Raises:
-        BadOption: see `number`.
+        BadOption: see `number`; or their quotient, which kernels multiply by, leaves fp32.
     """
-    return (
-        None if scale is None else number("scale", scale, positive=False),
-        None if softcap is None else number("softcap", softcap, positive=True),
-    )
+    factor = None if scale is None else number("scale", scale, positive=False)
+    cap = None if softcap is None else number("softcap", softcap, positive=True)
+    if factor is not None and cap is not None and abs(factor) > cap * SOFTCAPS[1]:
+        wanted = f"at least {abs(factor) / SOFTCAPS[1]:.3g} with scale={factor:g}"
+        raise BadOption("softcap", wanted, softcap, at="softcap")
+    return factor, cap
 
 
 def features_named(names: Iterable[Feature | str]) -> frozenset[Feature]:

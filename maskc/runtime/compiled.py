@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.runtime import checks
 from maskc.runtime.arrays import Library, zeros
+from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.lister import Unlisted
@@ -26,6 +26,7 @@ from maskc.runtime.prepare import Sound
 from maskc.runtime.selected import Called, Planned
 from maskc.runtime.signature import all_pointers, alpha_less_1, low_bits, read, with_heads
 
+_NOTHING: Mapping[str, Any] = {}
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -70,8 +71,8 @@ class CompiledMask:
             raise UnknownTarget(target, ", ".join(targets), at="target")
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
         self.held = held
-        self._report = report
         self._holding: CompiledMask | None = None
+        self._report, self._in_parts = report, in_parts
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
@@ -89,8 +90,8 @@ class CompiledMask:
             return self
         known = self._holding
         if known is None or known.held is not held:
-            known = copy.copy(self)
-            known.held, known._last, known._holding = held, (None, None), None
+            known = object.__new__(type(self))
+            vars(known).update(vars(self), held=held, _last=(None, None), _holding=None)
             self._holding = known
         return known
 
@@ -105,9 +106,12 @@ class CompiledMask:
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        **data: Any,
+        deterministic: bool = False, **data: Any,
     ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
+
+        torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
+        the same without a graph. Under torch.autocast q, k and v are cast to the kernel's dtype.
 
         Args:
             q: [B, Hq, Nq, D]; any strides with a contiguous last dimension, as for k and v.
@@ -121,6 +125,8 @@ class CompiledMask:
             alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 at a price; the CPU is always exact.
+            deterministic: gradients of torch tensors have the same bits on every run; also whenever
+                torch.use_deterministic_algorithms(True) is in force.
             **data: the mask's data and parameters by name, known by content: new data, new layout;
                 made on the host, which waits for a GPU, but for documents (Hopper), chosen blocks.
 
@@ -129,7 +135,35 @@ class CompiledMask:
             without a key has out 0 and lse -inf (or its sink logit).
 
         Raises:
+            TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
             MaskcError: MC3xx for data, MC4xx for tensors and options, MC5xx for builds.
+        """
+        if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
+            try:
+                return self.launch(
+                    q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
+                    alpha, nan_safe, data,
+                )  # fmt: skip
+            except UNFIT:
+                if not torch_answers(q):
+                    raise
+        options = dict(
+            scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
+            sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
+        )  # fmt: skip
+        dtype = self.bundle.problem.dtype.value
+        return through_torch(_itself, self, q, k, v, options, deterministic, dtype)
+
+    def launch(
+        self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        data: Mapping[str, Any] = _NOTHING,
+    ) -> Any:  # fmt: skip
+        """The forward pass alone, which torch neither sees nor records; arguments as of a call.
+
+        Args:
+            data: the mask's data and parameters by name.
         """
         names, given = _QKV, [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
@@ -305,6 +339,12 @@ class CompiledMask:
     # -------------------------------------------------------------- questions
 
     @property
+    def identity(self) -> str:
+        """Text that is equal where two of them compute the same in the same way, in any process."""
+        held = "" if self.held is None else self.held.identity
+        return f"{self.target.name} {self._in_parts} {self.bundle.digest} {held}"
+
+    @property
     def last_sources(self) -> tuple[str, ...]:
         """Names of the kernels that the latest call ran, in order, each with its mode: which of
         several sources, and how many parts. None where the host chose for run-time selections."""
@@ -338,3 +378,8 @@ class CompiledMask:
             data[HELD] = self.held.of_call(*self.held.extents)
         return mask_layout(self.bundle, self._binder, self.unit.tile, n_q, n_kv, block, head, batch,
                            data)  # fmt: skip
+
+
+def _itself(attn: CompiledMask, *_kernel: Any) -> CompiledMask:
+    """A compiled mask has but one kernel, whatever a call is made of."""
+    return attn

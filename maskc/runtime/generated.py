@@ -18,6 +18,7 @@ from maskc.core.plain import from_text
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
 from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import CUDA, runs
@@ -49,6 +50,10 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
+        if needs_torch(q, k, v, data=options) or torch_answers(q):
+            deterministic = options.pop("deterministic", False)
+            dtype = self.bundle.problem.dtype.value
+            return through_torch(_placed, self, q, k, v, options, deterministic, dtype)
         return self.on(q)(q, k, v, **options)
 
     def backward(
@@ -69,6 +74,8 @@ class GeneratedMask:
 
     def _compiled_for(self, device: tuple[str, int]) -> CompiledMask:
         kind, index = device
+        if kind == "meta":
+            return CompiledMask(self.bundle)
         targets = list(dict.fromkeys(unit.target for unit in self.bundle.units))
         for name in sorted(targets, key=_preference):
             target = Target.named(name)
@@ -115,6 +122,11 @@ class GeneratedMask:
     def explain(self) -> str:
         """See CompiledMask.explain."""
         return self.bundle.report
+
+
+def _placed(mask: GeneratedMask, *kernel: Any) -> CompiledMask:
+    """The callable for the device that ends what a call is made of."""
+    return mask._on(kernel[-1])
 
 
 def _preference(target: str) -> int:

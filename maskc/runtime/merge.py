@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.errors import BadShape
+from maskc.core.errors import BadShape, MixedLibraries
+from maskc.runtime.autograd import kind_of
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
@@ -26,11 +27,13 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
     Raises:
         BadShape: no pieces, or shapes that differ.
+        MixedLibraries: arrays of several libraries.
     """
     if not outs or len(outs) != len(lses):
         raise BadShape(
             "outs", f"({len(outs)} pieces)", f"{len(lses)} pieces, at least 1", at="outs"
         )
+    _check_libraries(outs, lses)
     for out, lse in zip(outs, lses, strict=True):
         if tuple(out.shape) != tuple(outs[0].shape):
             raise BadShape("outs", tuple(out.shape), tuple(outs[0].shape), at="outs")
@@ -49,6 +52,15 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         for out, weight in zip(outs, weights, strict=True)
     ]
     return _like(sum(terms[1:], terms[0]), outs[0]), lse
+
+
+def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:
+    """Refuse arrays of several libraries, which would lose gradients or results on the way."""
+    pieces = (("outs", outs), ("lses", lses))
+    (first, given), *others = ((f"{n}[{i}]", x) for n, xs in pieces for i, x in enumerate(xs))
+    for name, x in others:
+        if _namespace(x)[0] is not _namespace(given)[0]:
+            raise MixedLibraries(first, kind_of(given), name, kind_of(x), at=name)
 
 
 def _namespace(x: Any) -> tuple[Any, Any]:

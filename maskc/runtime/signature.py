@@ -9,6 +9,7 @@ from typing import Any
 from maskc.core.errors import BadOption
 from maskc.core.problem import Feature, Features
 from maskc.runtime.arrays import LIBRARIES, Library, library
+from maskc.runtime.autograd import refuse_lost_gradient
 from maskc.runtime.plans import POINTERS, Pointers
 
 _BACKWARD = 6
@@ -48,6 +49,8 @@ def read(
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise
+        if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(given[0])]:
+            refuse_lost_gradient(given[0], names[number], x)
         found.append(kind)
         places.append(place)
     return LIBRARIES[type(given[0])], tuple(found), tuple(places)

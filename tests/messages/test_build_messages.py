@@ -20,8 +20,9 @@ from maskc.core.errors import MaskcError, SharedMemoryExceeded
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.source import SourceLoc
 from maskc.core.target import TARGETS, Target
-from maskc.runtime import CompiledMask, checks, launch_cuda
+from maskc.runtime import CompiledMask, checks, launch_cuda, merge
 from maskc.runtime.arrays import Array, contiguous
+from maskc.runtime.autograd import through_torch
 from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import Plan
 from maskc.runtime.tensor_maps import tensor
@@ -63,6 +64,19 @@ def on_stream(usable):
     Plan.place(plan, SimpleNamespace(stream=lambda device: 7), None)
 
 
+def torch():
+    return pytest.importorskip("torch")
+
+
+def learned():
+    return torch().zeros(2, 2, requires_grad=True)
+
+
+def nested():
+    rows = [torch().zeros(n, 4) for n in (2, 3)]
+    return torch().nested.nested_tensor(rows, layout=torch().jagged)
+
+
 TEXTS = {
     "MC401": (
         lambda: call(k=zeros(2, 2, 7, 16)),
@@ -78,7 +92,8 @@ TEXTS = {
     "MC403": (
         lambda: call(v=np.zeros((2, 2, 7, 48))),
         "MC403 v  v is float64, but this kernel was compiled for float32\n"
-        "    hint: convert the tensor, or compile(dtype='float64')",
+        "    hint: convert it to float32: kernels store bfloat16, float16, float32, and compute in "
+        "fp32",
     ),
     "MC404": (
         lambda: on_gpu(device=("cpu", 0)),
@@ -97,7 +112,7 @@ TEXTS = {
     ),
     "MC407": (
         lambda: call(softcap=-1),
-        "MC407 softcap  softcap must be a finite number > 0, found -1\n"
+        "MC407 softcap  softcap must be a number in 1e-30 .. 1e+30, found -1\n"
         "    hint: see help(maskc.CompiledMask.__call__)",
     ),
     "MC408": (
@@ -117,10 +132,27 @@ TEXTS = {
         "multiprocessors at a time, and the stream may use 16\n"
         "    hint: use a stream of the whole device instead of a green context's, or leave it out",
     ),
+    "MC411": (
+        lambda: merge([zeros(1, 1, 2, 8)], [torch().zeros(1, 1, 2)]),
+        "MC411 lses[0]  outs[0] is a numpy.ndarray, and lses[0] is a torch.Tensor\n"
+        "    hint: convert one of them, so that both are of the same library",
+    ),
+    "MC412": (
+        lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
+        "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
+        "    hint: pass scores.detach()",
+    ),
+    "MC413": (
+        lambda: through_torch(None, None, *[nested()] * 3, {}, False),
+        "MC413 q  q is a nested tensor\n"
+        "    hint: pack the sequences into one, [1, heads, tokens, dim], and compile mask & "
+        "mc.documents('doc'), called with doc=mc.cu_seqlens(q.offsets())",
+    ),
     "MC501": (
         lambda: DType.parse("float8"),
-        "MC501  unknown dtype 'float8'; known: ['bfloat16', 'float16', 'float32']\n"
-        "    hint: write it as a string, for example dtype='bfloat16'",
+        "MC501 dtype  unknown dtype 'float8'; known: bfloat16, float16, float32\n"
+        "    hint: write one of these, as text or as a dtype of torch or NumPy; tensors of others "
+        "are converted first, for example with q.float(), as kernels compute in fp32",
     ),
     "MC502": (
         lambda: CompiledMask(bundle("band"), "sm_80"),

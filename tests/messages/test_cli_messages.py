@@ -135,8 +135,9 @@ MC502 target  unknown target 'sm_70'; known: cpu, sm_80, sm_90a, simt
     hint: target=None picks what this machine has
 """),
     (("near.py", "--dtype", "int8"), 2, """\
-MC501  unknown dtype 'int8'; known: ['bfloat16', 'float16', 'float32']
-    hint: write it as a string, for example dtype='bfloat16'
+MC501 dtype  unknown dtype 'int8'; known: bfloat16, float16, float32
+    hint: write one of these, as text or as a dtype of torch or NumPy; tensors of others are \
+converted first, for example with q.float(), as kernels compute in fp32
 """),
     (("--expr", "causal() and full()"), 2, """\
 MC115  cannot read the mask expression: `and` and `or` drop a mask; use & and |

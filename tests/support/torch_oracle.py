@@ -95,13 +95,17 @@ class Spy:
     def __init__(self, attn):
         self.attn, self.target, self.bundle = attn, attn.target, attn.bundle
         self.calls, self.passes = [], []
+        self.identity = f"spy {id(self)}"
 
     def __call__(self, q, k, v, **options):
-        self.calls.append((q, k, v))
         return self.attn(q, k, v, **options)
 
     def settled(self):
         return self
+
+    def launch(self, q, k, v, **options):
+        self.calls.append((q, k, v))
+        return self.attn.launch(q, k, v, **options)
 
     def backward(self, *tensors, deterministic, **options):
         self.passes.append((tensors, deterministic))

@@ -35,6 +35,9 @@ from maskc.core.errors.calls import DataType as DataType
 from maskc.core.errors.calls import DataUnknown as DataUnknown
 from maskc.core.errors.calls import HeadsDoNotDivide as HeadsDoNotDivide
 from maskc.core.errors.calls import Misaligned as Misaligned
+from maskc.core.errors.calls import MixedLibraries as MixedLibraries
+from maskc.core.errors.calls import NestedTensor as NestedTensor
+from maskc.core.errors.calls import NoGradient as NoGradient
 from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous

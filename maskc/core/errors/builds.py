@@ -9,7 +9,10 @@ class UnknownDType(MaskcError):
     code = "MC501"
     exit_code = 2
     message = "unknown dtype {0!r}; known: {1}"
-    hint = "write it as a string, for example dtype='bfloat16'"
+    hint = (
+        "write one of these, as text or as a dtype of torch or NumPy; tensors of others are "
+        "converted first, for example with q.float(), as kernels compute in fp32"
+    )
 
 
 class UnknownTarget(MaskcError):

@@ -14,7 +14,7 @@ class DataMissing(MaskcError):
 class DataUnknown(MaskcError):
     code = "MC302"
     message = "the mask has no data or parameter named {0!r}; it has: {1}"
-    hint = "remove the argument or correct its name"
+    hint = "{2}"
 
 
 class DataShape(MaskcError):
@@ -85,7 +85,7 @@ class HeadsDoNotDivide(MaskcError):
 class WrongDType(MaskcError):
     code = "MC403"
     message = "{0} is {1}, but this kernel was compiled for {2}"
-    hint = "convert the tensor, or compile(dtype={1!r})"
+    hint = "{3}"
 
 
 class WrongDevice(MaskcError):
@@ -135,3 +135,30 @@ class TooFewMultiprocessors(MaskcError):
         "stream may use {1}"
     )
     hint = "use a stream of the whole device instead of a green context's, or leave it out"
+
+
+class MixedLibraries(MaskcError, TypeError):
+    """Arrays of two libraries where gradients or results would get lost between them."""
+
+    code = "MC411"
+    message = "{0} is a {1}, and {2} is a {3}"
+    hint = "convert one of them, so that both are of the same library"
+
+
+class NoGradient(MaskcError):
+    """Data by which keys are chosen, which has no derivative."""
+
+    code = "MC412"
+    message = "{0} requires grad, and what is chosen by it has no gradient"
+    hint = "pass {0}.detach()"
+
+
+class NestedTensor(MaskcError):
+    """Sequences of different lengths in one torch tensor."""
+
+    code = "MC413"
+    message = "{0} is a nested tensor"
+    hint = (
+        "pack the sequences into one, [1, heads, tokens, dim], and compile mask & "
+        "mc.documents('doc'), called with doc=mc.cu_seqlens({0}.offsets())"
+    )

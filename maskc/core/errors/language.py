@@ -42,7 +42,7 @@ class MaskUsedAsBool(MaskcError, TypeError):
 class NotAMask(MaskcError, TypeError):
     code = "MC106"
     message = "{0} expects a mask, found {1}"
-    hint = "masks come from maskc's combinators: mc.causal(), mc.window(256), mc.where(...)"
+    hint = "{2}"
 
 
 class NotTraceable(MaskcError):

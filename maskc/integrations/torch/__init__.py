@@ -16,65 +16,131 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from maskc.core.errors import BadOption, BadShape
+from maskc.core.data import OPTIONS
+from maskc.core.errors import BadOption, BadShape, MixedLibraries
 from maskc.core.problem import Direction
 from maskc.integrations.torch.eager import function
-from maskc.integrations.torch.handles import check_dimensions, handle
+from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
-from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.arrays import LIBRARIES, Array, library
+from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
+from maskc.runtime.checks import check_inputs
 
-Compiler = Callable[..., Any]
-"""(mask, head_dim, head_dim_v, heads, dtype, target) -> CompiledMask, remembered."""
+Finder = Callable[..., Any]
+"""(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
 
 _DEVICES = ("cpu", "cuda")
 _TRAINABLE = ("alibi_slopes", "sink_logits")
 
 
 def attention(
-    compiled: Compiler, q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any],
+    find: Finder, q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any],
     deterministic: bool = False,
 ) -> Any:  # fmt: skip
     """A call of `maskc.attention` whose q is a torch tensor; see there.
 
     Args:
-        compiled: makes or finds the kernel.
+        find: makes or finds the kernel.
         options: keywords of the call; this function may change them.
         deterministic: gradients with the same bits on every run.
 
     Raises:
+        As `through_torch`.
+    """
+    if needs_torch(q, k, v, data=options) or torch_answers(q) or q.is_nested:
+        return through_torch(find, mask, q, k, v, options, deterministic)
+    return find(mask, *_sizes(q, v), q.dtype, _place(q))(q, k, v, **options)
+
+
+def through_torch(
+    find: Finder, owner: Any, q: Any, k: Any, v: Any, options: dict[str, Any],
+    deterministic: bool, dtype: str | None = None,
+) -> Any:  # fmt: skip
+    """A call that torch must see, see `maskc/runtime/autograd.py`.
+
+    Args:
+        find: makes or finds the kernel.
+        owner: what it is a kernel of: a mask, a compiled mask or a generated module's.
+        options: keywords of the call; this function may change them.
+        deterministic: gradients with the same bits on every run.
+        dtype: what autocast casts to; None: what it casts the operands of
+            scaled_dot_product_attention to.
+
+    Raises:
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
-        BadOption: k or v is no torch tensor and a gradient is wanted, or torch.func transforms q.
+        MixedLibraries: k, v, slopes or sinks are no torch tensors.
+        NestedTensor: a tensor is nested.
+        NoGradient: data require grad: what is chosen by them has no derivative.
+        BadOption: torch.func or forward-mode differentiation transforms a tensor.
         MaskcError: see CompiledMask.
     """
     import torch
 
-    place = q.device.type
-    if place in _DEVICES and torch.is_autocast_enabled(place):
-        q, k, v = (_cast(x, torch.get_autocast_dtype(place)) for x in (q, k, v))
-    wanted = torch.is_grad_enabled() and _requires_grad(q, k, v, options)
-    target = "cpu" if place == "cpu" else None
-    if torch.compiler.is_compiling() or _watched(q, k, v):
+    compiling, place = torch.compiler.is_compiling(), _place(q)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if isinstance(x, torch.Tensor) and x.is_nested:
+            refuse("nested", name, compiling)
+    if place[0] in _DEVICES and torch.is_autocast_enabled(place[0]):
+        to = torch.get_autocast_dtype(place[0]) if dtype is None else getattr(torch, dtype)
+        q, k, v = (_cast(x, to) for x in (q, k, v))
+    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options)
+    if compiling or q.is_meta or _watched(q, k, v):
         check_dimensions(q.dim(), v.dim())
+        if q.is_meta and not compiling:
+            _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
         # a dimension that is a symbol becomes a number: it chooses the kernel
         sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
         # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
-        key = handle(compiled, id(mask), *sizes, q.dtype, target, wanted)
+        key = handle(find, id(owner), *sizes, q.dtype, place, wanted)
         return _operator(key, q, k, v, options, deterministic)
-    attn = compiled(mask, *_sizes(q, v), q.dtype, target)
+    attn = find(owner, *_sizes(q, v), q.dtype, place)
     if not wanted:
-        return attn(q, k, v, **options)
+        own = {name: options.pop(name) for name in OPTIONS if name in options}
+        return attn.launch(q, k, v, **own, data=options)
     if Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
     return _recorded(attn, q, k, v, options, deterministic)
 
 
-def _requires_grad(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
-    if q.requires_grad or getattr(k, "requires_grad", False) or getattr(v, "requires_grad", False):
-        return True
-    return any(
-        name in options and getattr(options[name], "requires_grad", False) for name in _TRAINABLE
-    )
+def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
+    """Refuse tensors of the meta device that no call could take.
+
+    Raises:
+        As `check_inputs`.
+    """
+    here = ("cpu" if attn.target.language == "c" else "cuda", 0)
+    views = [
+        Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."),
+              here if x.is_meta else _place(x))
+        for x in (q, _tensor(k, "k"), _tensor(v, "v"))
+    ]  # fmt: skip
+    check_inputs(*views, attn.bundle.problem, attn.target)
+
+
+def _place(q: Any) -> tuple[str, int]:
+    device = q.device
+    return device.type, device.index or 0
+
+
+def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
+    """Whether there is something to differentiate.
+
+    Raises:
+        NoGradient: data require grad.
+    """
+    import torch
+
+    def wants(*parts: Any) -> bool:
+        return any(isinstance(x, torch.Tensor) and x.requires_grad for x in parts)
+
+    found = wants(q, k, v)
+    for name, given in options.items():
+        if wants(*given) if isinstance(given, tuple) else wants(given):
+            if name not in _TRAINABLE:
+                refuse("chosen by", name, torch.compiler.is_compiling())
+            found = True
+    return found
 
 
 def _recorded(
@@ -108,7 +174,7 @@ def _tensor(x: Any, name: str) -> Any:
 
     if x is None or isinstance(x, torch.Tensor):
         return x
-    raise BadOption(name, "a torch tensor, like q", type(x).__name__, at=name)
+    raise MixedLibraries("q", "torch.Tensor", name, kind_of(x), at=name)
 
 
 def _sizes(q: Any, v: Any) -> tuple[int, int, int]:

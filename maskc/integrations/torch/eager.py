@@ -13,9 +13,10 @@ def forward(
     attn: Any, call: Call, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any
 ) -> tuple[Any, Any]:
     """(out, lse) of a compiled mask."""
-    return attn(
-        q, k, v, return_lse=True, alibi_slopes=slopes, sink_logits=sinks, **call.keywords(data)
-    )
+    return attn.launch(
+        q, k, v, return_lse=True, alibi_slopes=slopes, sink_logits=sinks, data=call.data(data),
+        **call.options(),
+    )  # fmt: skip
 
 
 def backward(
@@ -28,7 +29,7 @@ def backward(
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
     return attn.backward(
         q, k, v, out, lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
-        deterministic=deterministic, **call.keywords(data),
+        deterministic=deterministic, **call.options(), **call.data(data),
     )  # fmt: skip
 
 

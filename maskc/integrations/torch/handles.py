@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from maskc.core.errors import BadOption, BadShape, MaskcError
+from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
 
@@ -20,25 +20,25 @@ the last of them goes."""
 
 
 def handle(
-    compiled: Callable[..., Any], mask_id: int, head_dim: int, head_dim_v: int, heads: int,
-    dtype: Any, target: str | None, wanted: bool,
+    find: Callable[..., Any], owner_id: int, head_dim: int, head_dim_v: int, heads: int,
+    dtype: Any, place: tuple[str, int], wanted: bool,
 ) -> str:  # fmt: skip
     """The name of a compiled mask, the same in every process: a digest of what it computes.
 
     While torch.compile traces, this runs as it is and its result becomes a constant of the graph,
-    guarded by the identity of `mask`. Errors get names too, and are raised when the graph runs:
+    guarded by the identity of its owner. Errors get names too, and are raised when the graph runs:
     a compiler would hide one behind an error of its own.
 
     Args:
-        compiled: see `maskc.integrations.torch.Compiler`; the next six are its arguments.
-        mask_id: `id` of the mask, which the caller keeps alive.
+        find: see `maskc.integrations.torch.Finder`; the next six are its arguments.
+        owner_id: `id` of the owner, which the caller keeps alive.
         wanted: whether the call needs a gradient.
     """
     found: Any
-    mask = ctypes.cast(mask_id, ctypes.py_object).value
+    owner = ctypes.cast(owner_id, ctypes.py_object).value
     try:
-        found = compiled(mask, head_dim, head_dim_v, heads, dtype, target)
-        text = repr((found.target.name, found.bundle.problem, mask))
+        found = find(owner, head_dim, head_dim_v, heads, dtype, place)
+        text = found.identity
         if wanted:
             found.target.check(found.bundle.problem, Direction.backward)
     except MaskcError as error:
@@ -63,8 +63,23 @@ def check_dimensions(of_q: int, of_v: int) -> None:
             raise MaskcError(str(error)) from error
 
 
+_REFUSED = {"nested": NestedTensor, "chosen by": NoGradient}
+
+
+def refuse(what: str, name: str, compiling: bool) -> None:
+    """Raise about one argument, also from inside a trace.
+
+    Raises:
+        NestedTensor, NoGradient: in a trace a MaskcError with their text, see `check_dimensions`.
+    """
+    error = _REFUSED[what](name, at=name)
+    if compiling:
+        raise MaskcError(str(error)) from error
+    raise error
+
+
 # What torch.compiler.assume_constant_result sets, without importing torch here.
-for _function in (handle, check_dimensions):
+for _function in (handle, check_dimensions, refuse):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

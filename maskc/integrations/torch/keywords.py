@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from maskc.core.data import CuSeqlens, Parents
+from maskc.core.errors import BadOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,19 @@ class Call:
         """Whether weights are others than softmax's."""
         return self.normalizer == "entmax" and self.alpha != 1
 
-    def keywords(self, tensors: Sequence[Any]) -> dict[str, Any]:
-        """What both methods of a CompiledMask take, with these data tensors."""
-        found: dict[str, Any] = {
+    def options(self) -> dict[str, Any]:
+        """Numbers and words that both passes of a CompiledMask take."""
+        return {
             "scale": self.scale, "softcap": self.softcap, "normalizer": self.normalizer,
             "alpha": self.alpha, "nan_safe": self.nan_safe,
         }  # fmt: skip
+
+    def data(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The mask's data and parameters, made of these data tensors."""
         if self.layout == _NOTHING:
-            return found
-        for name, place in _parsed(self.layout).items():
-            found[name] = _fill(place, tensors, self.values)
-        return found
+            return {}
+        places = _parsed(self.layout).items()
+        return {name: _fill(place, tensors, self.values) for name, place in places}
 
 
 _NOTHING = "{}"
@@ -77,10 +80,25 @@ def call_of(
     ]
     scale, softcap, normalizer, alpha, nan_safe = map(options.get, _OWN)
     if as_operator:
-        scale, softcap, alpha = (None if x is None else float(x) for x in (scale, softcap, alpha))
+        scale, softcap, alpha = (
+            _number(name, x)
+            for name, x in (("scale", scale), ("softcap", softcap), ("alpha", alpha))
+        )
     layout = "{" + ", ".join(places) + "}"
     numbers = (scale, softcap, "softmax" if normalizer is None else normalizer, alpha)
     return Call(layout, tuple(values), *numbers, bool(nan_safe), deterministic), tensors
+
+
+def _number(name: str, value: Any) -> float | None:
+    """An option as operators take it; the kernel's own check comes when it runs.
+
+    Raises:
+        BadOption: it is no number, or too large for one of 64 bits.
+    """
+    try:
+        return None if value is None else float(value)
+    except (OverflowError, TypeError, ValueError):
+        raise BadOption(name, "a finite number", repr(value), at=name) from None
 
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:

@@ -1,0 +1,103 @@
+"""Which calls torch must see: it then records, traces or answers them by itself.
+
+torch is never imported here: a process that has torch tensors has it already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from maskc.core.errors import MixedLibraries, NotAnArray, WrongDevice, WrongDType
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def needs_torch(
+    q: Any, k: Any, v: Any, slopes: Any = None, sinks: Any = None,
+    data: Mapping[str, Any] = _NOTHING,
+) -> bool:  # fmt: skip
+    """Whether torch must see a call before it is launched.
+
+    It must where a gradient is wanted, where a compiler traces, where a dispatch mode or a subclass
+    of Tensor takes part, and where forward-mode differentiation might. Every call pays for these
+    checks, some 0.3 us. What makes a launch fail is looked for afterwards, see `torch_answers`.
+
+    Args:
+        q, k, v, slopes, sinks: arrays of any library; None where there is none.
+        data: further keywords of the call.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch.compiler.is_dynamo_compiling():  # a constant for the compiler: the rest is not traced
+        return isinstance(q, torch.Tensor)
+    kind = torch.Tensor
+    if type(q) is kind and type(k) is kind and type(v) is kind:
+        wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    elif not isinstance(q, kind):
+        return False
+    elif any(isinstance(x, kind) and type(x) not in (kind, torch.nn.Parameter) for x in (q, k, v)):
+        return True
+    else:
+        wanted = any(map(_wants, (q, k, v)))
+    if slopes is not None or sinks is not None:
+        wanted = wanted or _wants(slopes) or _wants(sinks)
+    if data:
+        wanted = wanted or any(map(_wants, data.values()))
+    return (
+        (wanted and torch.is_grad_enabled())
+        or bool(torch._C._len_torch_dispatch_stack())
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _wants(x: Any) -> bool:
+    if type(x) is tuple:  # a pair of ranking tensors
+        return any(map(_wants, x))
+    return getattr(x, "requires_grad", False) is True
+
+
+UNFIT = (NotAnArray, WrongDevice, WrongDType)
+"""What a launch says of tensors that torch may still have an answer for."""
+
+
+def torch_answers(q: Any) -> bool:
+    """Whether a call whose tensors are unfit for a launch is one for torch: autocast casts them,
+    the meta device answers with shapes, and a transform of torch.func is refused as such."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and (
+            q.is_meta
+            or torch._C._is_any_autocast_enabled()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+        )
+    )
+
+
+def through_torch(*call: Any) -> Any:
+    """`maskc.integrations.torch.through_torch`, loaded when a call needs it: the one door there."""
+    from maskc.integrations import torch
+
+    return torch.through_torch(*call)
+
+
+def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
+    """Refuse a tensor that requires grad beside a q of another library, which has no graph.
+
+    Raises:
+        MixedLibraries.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and x.requires_grad and torch.is_grad_enabled():
+        kinds = kind_of(q), kind_of(x)
+        raise MixedLibraries("q", kinds[0], name, f"{kinds[1]} that requires grad", at=name)
+
+
+def kind_of(x: Any) -> str:
+    """How messages name the type of an array: `numpy.ndarray`, `torch.Tensor`."""
+    kind = type(getattr(x, "source", x))
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
