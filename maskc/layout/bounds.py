@@ -33,7 +33,7 @@ from maskc.layout.ranges import Bounds, Extremes, extremes_of
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """Boxes of pairs, inclusive bounds, int64 [boxes] each."""
+    """Boxes of pairs, inclusive bounds, int64 [boxes] each (or broadcasting to all boxes)."""
 
     q_low: np.ndarray
     q_high: np.ndarray
@@ -61,9 +61,14 @@ class Analyst:
         self._extremes: dict[int, Extremes] = {}
 
     def verdict(self, keep: Expr, boxes: Boxes) -> Verdict:
-        """Bool [boxes] twice: some pair may be live; every pair certainly is."""
+        """Bool [boxes] twice: some pair may be live; every pair certainly is.
+
+        Boxes whose rows are [rows, 1] and whose columns are [1, columns] have answers [rows,
+        columns].
+        """
         may, must = self._truth(keep, boxes)
-        return np.broadcast_to(may, len(boxes)), np.broadcast_to(must, len(boxes))
+        shape = np.broadcast_shapes(boxes.q_low.shape, boxes.k_low.shape)
+        return np.broadcast_to(may, shape), np.broadcast_to(must, shape)
 
     def bounds(self, expr: Expr, boxes: Boxes) -> Bounds:
         """Least and greatest value an integer formula may take."""

@@ -14,7 +14,7 @@ from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.widths import INT32, SAFE
-from maskc.layout import diagonals
+from maskc.layout import diagonals, matching, rows
 from maskc.layout.bounds import Analyst, Boxes
 from maskc.layout.data import check_lengths
 from maskc.layout.elements import Elements, magnitude
@@ -50,8 +50,9 @@ def build(
 ) -> BlockLayout:  # fmt: skip
     """The live tiles of one sequence and head.
 
-    Three ways, the first that applies: the recipe's closed forms; a table over k - q; bounds of
-    the formula on boxes of tiles, and the formula itself where bounds do not decide.
+    The first way that applies: the recipe's closed forms; a table over k - q; where the live
+    stretches of every row begin and end; which blocks hold which ids; bounds of the formula on
+    boxes of tiles, and the formula itself where bounds do not decide.
 
     Args:
         recipe: the mask and its tile.
@@ -67,13 +68,13 @@ def build(
     """
     n_q, n_kv = check_lengths(n_q, n_kv)
     tile = tile_shape((recipe.tile.q, recipe.tile.k))
-    rows, columns = -(-n_q // tile.q), -(-n_kv // tile.k)
-    if not rows or not columns:
-        nothing = np.zeros(rows, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8)
+    grid = -(-n_q // tile.q), -(-n_kv // tile.k)
+    if 0 in grid:
+        nothing = np.zeros(grid[0], np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8)
         return layout_of(n_q, n_kv, tile, [RowLists(*nothing)])
     values = values_of(recipe, n_q, n_kv, params)
     if loops_hold(recipe, values):
-        return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops or (), values, rows, columns)])
+        return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops or (), values, *grid)])
     keep = _with_values(recipe.keep, values)
     check_loads(keep, n_q, n_kv, arrays)
     check_width(keep, n_q, n_kv, arrays)
@@ -82,8 +83,16 @@ def build(
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
         parts = [diagonals.difference_rows(live, n_q, n_kv, tile)]
     else:
-        parts = refined_rows(Elements(keep, arrays, n_q, n_kv), n_q, n_kv, tile, exact)
+        mask = Elements(keep, arrays, n_q, n_kv)
+        parts = _exact_rows(mask, n_q, n_kv, tile) if exact else None
+        parts = refined_rows(mask, n_q, n_kv, tile, exact) if parts is None else parts
     return layout_of(n_q, n_kv, tile, parts)
+
+
+def _exact_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
+    """Tile rows from stretches of keys, or from sets of ids; None for other masks."""
+    found = rows.tile_rows(mask.keep, mask.arrays, n_q, n_kv, tile)
+    return matching.tile_rows(mask, n_q, n_kv, tile) if found is None else found
 
 
 def count(
@@ -103,7 +112,8 @@ def count(
     if formula is not None:
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
         return diagonals.count_differences(live, n_q, n_kv)
-    return count_pairs(Elements(keep, arrays, n_q, n_kv), n_q, n_kv)
+    found = rows.count_pairs(keep, arrays, n_q, n_kv)
+    return count_pairs(Elements(keep, arrays, n_q, n_kv), n_q, n_kv) if found is None else found
 
 
 def loops_hold(recipe: LayoutRecipe, values: Mapping[str, int]) -> bool:

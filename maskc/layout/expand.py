@@ -59,7 +59,8 @@ class RowLists:
 
 
 def layout_of(n_q: int, n_kv: int, tile: TileShape, parts: list[RowLists]) -> BlockLayout:
-    """The layout whose rows are those of `parts`, one after another."""
+    """The layout whose rows are those of `parts`, one after another; the list is emptied, so that
+    its arrays and the layout's are not in memory together."""
     rows = -(-n_q // tile.q)
     ptr = np.zeros(rows + 1, dtype=np.int32)
     if parts:
@@ -67,9 +68,12 @@ def layout_of(n_q: int, n_kv: int, tile: TileShape, parts: list[RowLists]) -> Bl
     if len(parts) == 1:
         col, kind = parts[0].col, parts[0].kind
     else:
-        empty = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-        col = np.concatenate([empty[0], *(part.col for part in parts)])
-        kind = np.concatenate([empty[1], *(part.kind for part in parts)])
+        col, kind = np.empty(ptr[-1], np.int32), np.empty(ptr[-1], np.uint8)
+        stop = int(ptr[-1])
+        while parts:
+            part = parts.pop()
+            first = stop - len(part.col)
+            col[first:stop], kind[first:stop], stop = part.col, part.kind, first
     return BlockLayout(n_q, n_kv, tile, *map(frozen, (ptr, col, kind)))
 
 

@@ -84,12 +84,27 @@ class Refinement:
         q_high, k_high = np.minimum(q_low + height, n_q), np.minimum(k_low + width, n_kv)
         return Boxes(q_low, q_high - 1, k_low, k_high - 1)
 
-    def leaves(self) -> Iterator[Leaves]:
-        """All tile rows, top to bottom."""
+    def _coarse(self) -> int:
+        """Tiles along a side of the boxes to start from."""
         size, (rows, columns) = 1, self.grid(1)
         while rows * columns > _COARSE:
             size *= _CUT
             rows, columns = self.grid(size)
+        return size
+
+    def scattered(self, parts: int) -> bool:
+        """Whether bounds leave more than one in so many of the coarse boxes undecided."""
+        size = self._coarse()
+        row, col = (np.arange(count) for count in self.grid(size))
+        may, must = self.mask.analyst.verdict(
+            self.mask.keep, self.boxes(row[:, None], col[None, :], size)
+        )
+        return parts * np.count_nonzero(may & ~must) > may.size
+
+    def leaves(self) -> Iterator[Leaves]:
+        """All tile rows, top to bottom."""
+        size = self._coarse()
+        rows, columns = self.grid(size)
         row, col = (axis.ravel() for axis in np.indices((rows, columns)))
         none = np.zeros(0, dtype=np.int64)
         yield from self._descend(size, 0, rows, row, col, Stretches(none, none, none))

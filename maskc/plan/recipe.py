@@ -17,7 +17,7 @@ from maskc.core.bundle import LayoutRecipe, TileLoop
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.widths import widest
-from maskc.ir.sets import TooHard, budget, token_universe
+from maskc.ir.sets import TooHard, budget, token_universe, unstopped
 
 _COUNTER = "counter"
 """Name of isl's loop counter; no parameter has it as its own."""
@@ -42,10 +42,12 @@ def tile_loops(
         along: 0 to scan the columns of each row, 1 to scan the rows of each column.
 
     Raises:
-        NotALoop: isl's code has a shape that recipes cannot hold.
+        NotALoop: isl's code has a shape that recipes cannot hold, or would take too long: isl
+            cannot be stopped while it makes the code, see `unstopped`.
     """
     if tiles.is_empty():
         return []
+    _check_effort(tiles, 1 - along)
     outer = "ti" if along == 0 else "tj"
     count = tiles.dim(isl.dim_type.param)
     scanned = tiles.move_dims(isl.dim_type.param, count, isl.dim_type.set, along, 1)
@@ -58,11 +60,44 @@ def tile_loops(
         scanned.get_space().map_from_set()).intersect_domain(scanned))  # fmt: skip
     counter = isl.IdList.from_id(isl.Id(_COUNTER))
     builder = isl.AstBuild.from_context(context).set_iterators(counter)
-    tree = builder.node_from_schedule_map(schedule)
-    return [
-        TileLoop(guard, first, last, step, full)
-        for guard, first, last, step in _Reader(defaults).loops(tree, E.ALWAYS, {})
-    ]
+    with unstopped():
+        tree = builder.node_from_schedule_map(schedule)
+        return [
+            TileLoop(guard, first, last, step, full)
+            for guard, first, last, step in _Reader(defaults).loops(tree, E.ALWAYS, {})
+        ]
+
+
+_EFFORT = 2600
+"""Constraints times (floors + 8) of a set that isl makes loops of in less than a second."""
+
+_MOST_FLOORS = 2
+"""Floors of the scanned dimension in one conjunction; with more, isl seldom finds loops."""
+
+
+def _check_effort(tiles: isl.Set, scanned: int) -> None:
+    """Refuse what isl might make loops of for seconds.
+
+    Raises:
+        NotALoop: the set is too large, or floors of its scanned dimension are nested too deep.
+    """
+    parts = tiles.compute_divs().get_basic_sets()
+    floors = sum(part.dim(isl.dim_type.div) for part in parts)
+    if (floors + 8) * sum(part.n_constraint() for part in parts) > _EFFORT:
+        raise NotALoop("too many constraints and floors")
+    if any(_floors_of(part, scanned) > _MOST_FLOORS for part in parts):
+        raise NotALoop("too many floors of one tile column")
+
+
+def _floors_of(part: isl.BasicSet, dim: int) -> int:
+    """How many floors of a conjunction depend on one of its dimensions."""
+    space, found = part.get_local_space(), set()
+    for index in range(space.dim(isl.dim_type.div)):
+        floor = space.get_div(index)
+        inner = any(floor.involves_dims(isl.dim_type.div, other, 1) for other in found)
+        if floor.is_nan() or inner or floor.involves_dims(isl.dim_type.in_, dim, 1):
+            found.add(index)
+    return len(found)
 
 
 _OPERATIONS = 300_000

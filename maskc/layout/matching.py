@@ -1,0 +1,181 @@
+"""Tiles of masks that compare identities in no order: documents of hash buckets, routing, clusters.
+
+Bounds say nothing where the ids of a block are scattered, and most tiles are live. The tiles that
+share an id follow from which blocks hold which id: for an id of many blocks of keys a set of bits,
+for one of few a list. What else the mask says is bounded twice, for equal ids and for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.errors import TooManyTiles
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import FULL, MAX_TILES, PARTIAL
+from maskc.core.problem import TileShape
+from maskc.layout.elements import Elements
+from maskc.layout.expand import RowLists
+from maskc.layout.refine import Refinement
+
+_TILES = 1 << 19
+"""Tiles looked at together."""
+
+_MANY = 16
+"""Blocks of keys from which on an id has a set of bits."""
+
+_SCATTERED = 8
+"""One in so many coarse boxes must be undecided: else bounds find the few that are."""
+
+
+def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
+    """All tile rows, exact; None where the mask compares no ids, or several, or bounds do as well.
+
+    Raises:
+        TooManyTiles: more than 2^30 live tiles.
+    """
+    refinement = Refinement(mask, n_q, n_kv, tile)
+    comparison = _only_comparison(mask.keep)
+    if comparison is None or not refinement.scattered(_SCATTERED):
+        return None
+    grid = _Grid(mask, comparison, refinement)
+    parts: list[RowLists] = []
+    total = 0
+    for part in grid.parts():
+        total += len(part.col)
+        if total > MAX_TILES:
+            raise TooManyTiles(f"at least {total}")
+        parts.append(part)
+    return parts
+
+
+def _only_comparison(keep: Expr) -> Expr | None:
+    """The sum that the mask compares with zero, of data of the query and data of the key."""
+    found = {node for node in E.walk(keep) if isinstance(node, E.Cmp) and node.op != ">="}
+    sums = {node.lhs for node in found if E.symbols(node) == {"q", "k"}}
+    apart = all(len(E.symbols(term)) == 1 for value in sums for _, term in E.split_linear(value)[1])
+    return next(iter(sums)) if len(sums) == 1 and apart else None
+
+
+def _side(value: Expr, name: str, length: int, mask: Elements) -> np.ndarray:
+    """The terms of a sum over one symbol, int64 [length]."""
+    terms = [term for term in E.split_linear(value)[1] if E.symbols(term[1]) == {name}]
+    found = evaluate(E.linear(0, terms), {**mask.arrays, name: np.arange(length)})
+    return np.broadcast_to(found, length).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    """Which ids the blocks of one side hold."""
+
+    ptr: np.ndarray
+    """int64 [blocks + 1]: where those of each block begin."""
+    ids: np.ndarray
+    """int64: the ids of a block, each once; ids that the other side lacks are missing."""
+    only: np.ndarray
+    """int64 [blocks]: the one id of all of its tokens; -1 where there are several, or none that the
+    other side has."""
+
+
+def _blocks(slots: np.ndarray, size: int, ids: int) -> _Blocks:
+    """From the ids of all tokens, as numbers below `ids`; -1 is an id that the other side lacks."""
+    count = -(-len(slots) // size)
+    block = np.arange(len(slots)) // size
+    held = np.unique((block * ids + slots)[slots >= 0])
+    ptr = np.searchsorted(held, np.arange(count + 1) * ids)
+    first = np.arange(0, len(slots), size)
+    least, greatest = (pick.reduceat(slots, first) for pick in (np.minimum, np.maximum))
+    return _Blocks(ptr, held % ids, np.where(least == greatest, least, -1))
+
+
+class _Grid:
+    """All tiles of one mask."""
+
+    def __init__(self, mask: Elements, comparison: Expr, refinement: Refinement) -> None:
+        self.mask, self.refinement = mask, refinement
+        (n_q, n_kv), tile = refinement.lengths, refinement.tile
+        self.rows, self.columns = refinement.grid(1)
+        constant = E.split_linear(comparison)[0]
+        of_key = _side(comparison, "k", n_kv, mask)
+        wanted = -constant - _side(comparison, "q", n_q, mask)
+        known, keys = np.unique(of_key, return_inverse=True)
+        slots = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        slots = np.where(known[slots] == wanted, slots, -1)
+        self.queries = _blocks(slots, tile.q, len(known))
+        self.keys = _blocks(keys.reshape(-1), tile.k, len(known))
+        self._index(len(known))
+        self.if_same, self.if_other = (
+            E.transform(mask.keep, {E.Cmp("==", comparison): E.Truth(same),
+                                    E.Cmp("!=", comparison): E.Truth(not same)}.get)
+            for same in (True, False)
+        )  # fmt: skip
+
+    def _index(self, ids: int) -> None:
+        """The blocks of keys of every id: as bits where there are many, as a list else."""
+        owner = np.repeat(np.arange(self.columns), np.diff(self.keys.ptr))
+        order = np.argsort(self.keys.ids, kind="stable")
+        self.list_ptr = np.searchsorted(self.keys.ids[order], np.arange(ids + 1))
+        self.lists = owner[order]
+        many = np.diff(self.list_ptr) >= _MANY
+        self.bit_row = np.where(many, np.cumsum(many) - 1, -1)
+        bits = np.zeros((np.count_nonzero(many), -(-self.columns // 64) * 8), dtype=np.uint8)
+        own = many[self.keys.ids]
+        np.bitwise_or.at(
+            bits, (self.bit_row[self.keys.ids[own]], owner[own] >> 3),
+            (1 << (owner[own] & 7)).astype(np.uint8),
+        )  # fmt: skip
+        self.bits = bits.view(np.uint64)
+
+    def parts(self) -> Iterator[RowLists]:
+        """Some tile rows at a time, top to bottom."""
+        step = max(1, _TILES // self.columns)
+        for top in range(0, self.rows, step):
+            kind = self._kinds(top, min(top + step, self.rows))
+            place = np.flatnonzero(kind)
+            counts = np.count_nonzero(kind, axis=1)
+            col = (place % self.columns).astype(np.int32)
+            yield RowLists(counts, col, kind.ravel()[place])
+
+    def _kinds(self, top: int, bottom: int) -> np.ndarray:
+        """uint8 [rows, columns] of tile rows top .. bottom - 1."""
+        some = self._some_alike(top, bottom)
+        only = self.queries.only[top:bottom, None]
+        other = ~((only >= 0) & (only == self.keys.only))
+        row, col = np.arange(top, bottom)[:, None], np.arange(self.columns)[None, :]
+        boxes = self.refinement.boxes(row, col)
+        live, dead = np.zeros((2, *some.shape), dtype=bool)
+        unknown = np.zeros(some.shape, dtype=bool)
+        for there, formula in ((some, self.if_same), (other, self.if_other)):
+            may, must = self.mask.analyst.verdict(formula, boxes)
+            live |= there & must
+            dead |= there & ~may
+            unknown |= there & may & ~must
+        kind = np.where(live, np.where(dead, PARTIAL, FULL), 0).astype(np.uint8)
+        row, col = np.nonzero(unknown & ~(live & dead))
+        if len(row):
+            kind[row, col] = self.mask.kinds(self.refinement.boxes(row + top, col))
+        return kind
+
+    def _some_alike(self, top: int, bottom: int) -> np.ndarray:
+        """bool [rows, columns]: a query and a key of the tile have the same id."""
+        found = np.zeros((bottom - top, self.columns), dtype=bool)
+        ptr = self.queries.ptr[top : bottom + 1]
+        ids = self.queries.ids[ptr[0] : ptr[-1]]
+        owner = np.repeat(np.arange(bottom - top), np.diff(ptr))
+        for row in range(bottom - top):
+            mine = self.bit_row[ids[ptr[row] - ptr[0] : ptr[row + 1] - ptr[0]]]
+            mine = mine[mine >= 0]
+            if len(mine):
+                words = np.bitwise_or.reduce(self.bits[mine], axis=0)
+                found[row] = np.unpackbits(
+                    words.view(np.uint8), count=self.columns, bitorder="little"
+                )
+        few = self.bit_row[ids] < 0
+        first, size = self.list_ptr[ids[few]], np.diff(self.list_ptr)[ids[few]]
+        entry = np.arange(size.sum()) + np.repeat(first - (np.cumsum(size) - size), size)
+        found[np.repeat(owner[few], size), self.lists[entry]] = True
+        return found
