@@ -169,7 +169,7 @@ def _entry(name: str, value: Pattern | Mask, settings: dict[str, str]) -> tuple[
         names = {label for label, _, _ in value.parameters}
         mask = _called(value, {key: text for key, text in settings.items() if key in names})
         title = value.doc.split("\n")[0] or name
-    of_call = call_parameters(mask) - names
+    of_call = default_parameters(mask).keys() - names
     params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
     return Entry(name, mask, title, params=params), names | of_call
 
@@ -188,12 +188,16 @@ def _called(pattern: Pattern, settings: dict[str, str]) -> Mask:
         raise failed(error, file, pattern.loc) from None
 
 
-def call_parameters(mask: Mask) -> set[str]:
-    """Names of the mask's parameters, mc.param(...)."""
+def default_parameters(mask: Mask) -> dict[str, int]:
+    """Names and defaults of the mask's parameters, mc.param(...)."""
     from maskc.core.expr import params
     from maskc.reference.dense import formulas, walk
 
-    return {name for node in walk(mask) for part in formulas(node) for name in params(part)}
+    found: dict[str, int] = {}
+    for node in walk(mask):
+        for part in formulas(node):
+            found |= params(part)
+    return found
 
 
 def _integer(name: str, text: str) -> int:

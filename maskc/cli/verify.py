@@ -22,11 +22,9 @@ from maskc.cli.output import one_by_one, write_json, write_table
 from maskc.core.errors import CheckFailed, DataRange, DataShape, UsageMistake
 
 if TYPE_CHECKING:
+    from maskc.cli.lengths import Lengths
     from maskc.cli.probes import Check, Probe
     from maskc.runtime.compiled import CompiledMask
-
-LENGTHS = ((1, 1), (64, 64), (129, 129), (257, 257), (75, 203), (203, 75))
-"""Where masks are checked when nobody says: one token, whole tiles, odd, rectangular."""
 
 Report = dict[str, Any]
 
@@ -35,37 +33,50 @@ Report = dict[str, Any]
 @mask_source
 @problem_options
 @length_options(None)
+@click.option(
+    "--cases", type=click.IntRange(0), default=20, show_default=True, metavar="N",
+    help="Random cases, besides the lengths that the mask's constants ask for.",
+)  # fmt: skip
 @seed_option
 @json_option
 def verify(
-    found: list[Entry], asked: Asked, n: int | None, n_kv: int | None, seed: int, as_json: bool
-) -> None:
+    found: list[Entry], asked: Asked, n: int | None, n_kv: int | None, cases: int, seed: int,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
 
-    Random inputs, forward and (where the target has it) backward; then probes: zero queries read
-    the mask back through one-hot values, and a NaN planted in a key stays with the queries that
-    see it. Exits with 3 where something differs.
+    At short lengths, and past the largest window, block and stride of the mask: random inputs,
+    forward and (where the target has it) backward; then probes: zero queries read the mask back
+    through one-hot values, and a NaN planted in a key stays with the queries that see it. After
+    that, without --n, random cases: lengths around the mask's constants, batches, heads, options,
+    strides, data and parameters. A wrong one is made as small as possible and printed as a program
+    that shows it. Exits with 3 where something differs.
     """
-    lengths = LENGTHS if n is None or n_kv is None else ((n, n_kv),)
+    shape = None if n is None or n_kv is None else (n, n_kv)
     reports = []
     for entry in one_by_one(found, "verifying"):
-        reports.append(_report(entry, asked, lengths, seed))
+        reports.append(_report(entry, asked, shape, cases, seed))
         if not as_json:
             _write(reports[-1])
     if as_json:
         write_json({"patterns": reports})
     rows = [(report["name"], row) for report in reports for row in report["rows"]]
     wrong = [f"{name} {row['case']} ({row['check']})" for name, row in rows if not row["ok"]]
-    if wrong:
+    drawn = [report["name"] for report in reports if report["drawn"]["counterexample"]]
+    if wrong or drawn:
         shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
-        raise CheckFailed(f"{len(wrong)} of {len(rows)} checks failed: {shown}")
+        told = [f"{len(wrong)} of {len(rows)} checks failed: {shown}"] if wrong else []
+        told += [f"a random case of {', '.join(drawn)} is wrong"] if drawn else []
+        raise CheckFailed("; ".join(told))
 
 
-def _report(entry: Entry, asked: Asked, lengths: tuple[tuple[int, int], ...], seed: int) -> Report:
-    """The checks of one pattern at all lengths that it has."""
+def _report(
+    entry: Entry, asked: Asked, shape: tuple[int, int] | None, cases: int, seed: int
+) -> Report:
+    """The checks of one pattern at all lengths that it has, and random cases."""
     from maskc import driver
+    from maskc.cli.lengths import Lengths, lengths_for
     from maskc.runtime import CompiledMask
-    from maskc.runtime.parts import hold
 
     heads = asked.heads_for(entry.mask)
     problem = asked.problem(entry.mask)
@@ -77,24 +88,65 @@ def _report(entry: Entry, asked: Asked, lengths: tuple[tuple[int, int], ...], se
     ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False)}
     if attn.bundle.parts:  # tried at all lengths, whether or not they pay there
         ways[", in parts"] = CompiledMask(attn.bundle, target.name, in_parts=True)
+    lengths = Lengths((shape,), ()) if shape else lengths_for(entry.mask, heads, entry.params)
+    checked = _checked(entry, ways, heads or 2, lengths.shapes, seed)
+    drawn = _drawn(entry, attn, heads, lengths, 0 if shape else cases, seed)
+    return {
+        "name": entry.name, "formula": str(entry.mask), "target": target.name,
+        "dtype": asked.dtype, "head_dim": asked.head_dim, "heads": heads or 2, **checked,
+        "unreached": list(lengths.unreached), "drawn": drawn,
+    }  # fmt: skip
+
+
+def _checked(
+    entry: Entry, ways: dict[str, CompiledMask], heads: int, shapes: tuple[tuple[int, int], ...],
+    seed: int,
+) -> Report:  # fmt: skip
+    """All checks at these lengths, and what the mask is there."""
+    from maskc.cli.lengths import seen
+    from maskc.runtime.parts import hold
+
     rows: list[Check] = []
-    skipped = []
-    for n_q, n_kv in lengths:
+    skipped, found = [], []
+    for n_q, n_kv in shapes:
         try:
             for note, way in ways.items():
-                if not note or hold(attn.bundle, n_q, n_kv):
-                    rows += _probe(entry, way, heads or 2, n_q, n_kv, seed, note).checks()
+                if not note or hold(way.bundle, n_q, n_kv):
+                    probe = _probe(entry, way, heads, n_q, n_kv, seed, note)
+                    rows += probe.checks()
+                    found += [] if note else [asdict(seen(probe.keep, probe.label))]
         except (DataShape, DataRange) as refusal:  # a table of its own fits some lengths only
             skipped.append({"case": f"{n_q} x {n_kv}", "reason": refusal.finding})
     if not rows:
+        why = skipped[0]["reason"] if skipped else "its tables have no lengths in common"
         raise UsageMistake(
-            f"{entry.name} fits none of the lengths: {skipped[0]['reason']}",
+            f"{entry.name} fits none of the lengths: {why}",
             "give lengths that fit with --n and --n-kv", at="--n",
         )  # fmt: skip
+    return {"rows": [asdict(row) for row in rows], "skipped": skipped, "seen": found}
+
+
+def _drawn(
+    entry: Entry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
+) -> Report:
+    """What random cases show."""
+    from maskc.cli.cases import Outcome, Subject, try_cases
+    from maskc.cli.counterexample import script
+    from maskc.cli.entries import default_parameters
+
+    free = {n: v for n, v in default_parameters(entry.mask).items() if n not in entry.params}
+    params = tuple(sorted(free.items()))
+    subject = Subject(
+        entry.name, entry.mask, attn, lengths, heads, params, tuple(entry.params.items())
+    )
+    done = try_cases(subject, cases, seed) if cases else Outcome(0, 0, "", None, True)
+    wrong = done.mismatch
     return {
-        "name": entry.name, "formula": str(entry.mask), "target": target.name,
-        "dtype": asked.dtype, "head_dim": asked.head_dim, "heads": heads or 2,
-        "rows": [asdict(row) for row in rows], "skipped": skipped,
+        "cases": done.cases, "refused": done.refused, "reason": done.reason, "shrunk": done.shrunk,
+        "counterexample": None if wrong is None else {
+            **asdict(wrong.case), "part": wrong.part, "error": wrong.error,
+            "allowed": wrong.allowed, "script": script(wrong, subject),
+        },
     }  # fmt: skip
 
 
@@ -128,7 +180,38 @@ def _write(report: Report) -> None:
     write_table(
         ("queries x keys", "check", "error", "allowed", ""), list(_cells(report)), numbers=(2, 3)
     )
-    click.echo()
+    click.echo("".join(f"{line}\n" for line in (*_seen(report), *_cases(report))))
+
+
+def _seen(report: Report) -> Iterator[str]:
+    """From which lengths on the mask is one of its own, and what was not reached."""
+    found = report["seen"]
+    for plain in ("causal", "full"):
+        other = [each["case"] for each in found if each["looks"] not in (plain, "full")]
+        if plain == "full":
+            other = [each["case"] for each in found if each["looks"] != "full"]
+        if len(other) == len(found):
+            continue
+        until = f"from {other[0]} on" if other else "at none of these lengths"
+        yield f"differs from {plain} {until}"
+    tiles = {kind: sum(each[kind] for each in found) for kind in ("full", "partial", "empty")}
+    yield "tiles of 64 x 64: " + ", ".join(f"{count} {kind}" for kind, count in tiles.items())
+    if report["unreached"]:
+        first = report["unreached"][0]
+        yield f"not reached: what changes from {first} tokens on (give --n and --n-kv)"
+
+
+def _cases(report: Report) -> Iterator[str]:
+    drawn = report["drawn"]
+    wrong = drawn["counterexample"]
+    if drawn["cases"] or drawn["refused"]:
+        refused = f", {drawn['refused']} refused ({drawn['reason']})" if drawn["refused"] else ""
+        how = "one is wrong" if wrong else "all right"
+        yield f"random cases: {drawn['cases']} compared, {how}{refused}"
+    if (drawn["cases"] or drawn["refused"]) and not drawn["shrunk"]:
+        yield "cases do not shrink without Hypothesis: pip install 'maskc[test]'"
+    if wrong:
+        yield f"the smallest wrong case:\n\n{wrong['script']}"
 
 
 def _cells(report: Report) -> Iterator[tuple[str, ...]]:
