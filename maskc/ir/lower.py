@@ -186,7 +186,7 @@ class _Lowering:
                 return E.ne(E.Load(decl.name, (row, col)), E.ZERO)
             case N.Flags(decl, on):
                 self._declare(decl, mask)
-                return E.ne(E.Load(decl.name, (E.Q if on == "q" else E.K,)), E.ZERO)
+                return E.ne(E.Load(decl.arrays[0], (E.Q if on == "q" else E.K,)), E.ZERO)
             case N.Documents(decl):
                 self._declare(decl, mask)
                 of_q, of_k = decl.arrays
