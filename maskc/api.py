@@ -92,8 +92,8 @@ def _remembered(
 
 
 def diff(
-    a: Mask, b: Mask, /, *, n: int | None = None, n_kv: int | None = None,
-    n_heads: int | None = None, **data: Any,
+    a: Mask, b: Mask, /, *, n: int | None = None, n_q: int | None = None,
+    n_kv: int | None = None, n_heads: int | None = None, **data: Any,
 ) -> Difference | None:  # fmt: skip
     """A pair that tells two masks apart, and the data that make it differ; None where none does.
 
@@ -105,6 +105,7 @@ def diff(
     Args:
         a, b: the masks; they may name the same data.
         n: queries; n_kv: keys, n when None. Without both the question is about all lengths.
+        n_q: the same as n, which beside it is a parameter of that name.
         n_heads: query heads, where heads differ and the masks do not say how many there are.
         data: arrays and parameters that the masks name. Parameters may come without arrays; of
             arrays all or none.
@@ -119,7 +120,9 @@ def diff(
     """
     from maskc.questions import diff as find
 
-    return find(a, b, n=n, n_kv=n_kv, n_heads=n_heads, **data)
+    if n_q is not None and n is not None:
+        data["n"] = n
+    return find(a, b, n if n_q is None else n_q, n_kv, n_heads, data)
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:

@@ -41,7 +41,7 @@ from maskc.layout import build, check_lengths
 from maskc.layout.held import with_content
 from maskc.questions.asked import Asked, bound, pairs_of, selects
 from maskc.questions.drawn import data_of, draws, lengths
-from maskc.reference.dense import row
+from maskc.reference.dense import declarations, row, walk
 
 _TRIED_HEADS = 8
 """Heads that are looked at where formulas compute with the head."""
@@ -81,8 +81,8 @@ def _answer(left: Mask, right: Mask, one_way: bool) -> bool | None:
 
 
 def diff(
-    a: Mask, b: Mask, /, *, n: int | None = None, n_kv: int | None = None,
-    n_heads: int | None = None, **data: object,
+    a: Mask, b: Mask, n: int | None, n_kv: int | None, n_heads: int | None,
+    data: Mapping[str, object],
 ) -> Difference | None:  # fmt: skip
     """See maskc.api.diff."""
     for mask in (a, b):
@@ -152,9 +152,11 @@ class Both:
 
     @cached_property
     def decls(self) -> tuple[DataDecl, ...]:
-        """All that either mask reads, on any head."""
-        every = (decl for pair in self.irs for ir in pair for decl in ir.data)
-        return tuple({decl.name: decl for decl in every}.values())
+        """All that either mask names, read by its formula or not, on any head."""
+        every = [decl for pair in self.irs for ir in pair for decl in ir.data]
+        every += [d for mask in self.masks for node in walk(mask) for d in declarations(node)]
+        first = {decl.name: decl for decl in reversed(every)}
+        return tuple(first[name] for name in sorted(first))
 
     @property
     def params(self) -> dict[str, int]:
@@ -175,7 +177,8 @@ class Both:
     @property
     def reads_data(self) -> bool:
         """Whether arrays must be given."""
-        return self.ranks or any(decl.from_caller for decl in self.decls)
+        every = (decl for pair in self.irs for ir in pair for decl in ir.data)
+        return self.ranks or any(decl.from_caller for decl in every)
 
     # -------------------------------------------------------------- what isl is asked
 
@@ -284,7 +287,9 @@ class Both:
             return None
         q, k, head, batch = first
         many = heads if heads > 1 else None
-        found = Difference(q, k, n_q, n_kv, "a", head, batch, many, dict(data), total)
+        unread = [decl for decl in self.decls if decl.name not in data]
+        filled = {**data, **data_of(Candidate(n_q, n_kv, q, k, {}, {}, False), unread)}
+        found = Difference(q, k, n_q, n_kv, "a", head, batch, many, filled, total)
         kept = self._kept(found)
         if kept[0] == kept[1]:
             raise CheckFailed(f"query {q}, key {k}: formulas of two masks differ, the masks do not")

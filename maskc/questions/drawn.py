@@ -14,7 +14,8 @@ from maskc.core.expr import Expr
 
 def data_of(found: Candidate, decls: Sequence[DataDecl]) -> dict[str, object]:
     """Arrays that have the elements of a candidate, and zeros elsewhere; its parameters."""
-    arrays = {decl.name: _with_cells(decl, found) for decl in decls if decl.from_caller}
+    named = [d for d in decls if d.from_caller and d.kind is not DataKind.scoring]
+    arrays = {decl.name: _with_cells(decl, found) for decl in named}
     return {**found.params, **arrays}
 
 

@@ -3,7 +3,7 @@
 A mask is drawn from all combinators, traced formulas and the set algebra, with small constants so
 that small lengths meet every case. Data atoms have fixed names (one name means one array):
 `doc`, `seen` (flags on keys), `awake` (flags on queries), `span`, `walk` and `grid1`, `grid3`, ...
-(tables by block size); parameters are those of PARAMS. Masks that differ by head are for HEADS
+(tables by block size), and `late`, `early`, `reach`, `roots`, aligned at the start; parameters are those of PARAMS. Masks that differ by head are for HEADS
 query heads.
 """
 
@@ -162,6 +162,10 @@ def data_atoms() -> st.SearchStrategy[mc.Mask]:
         mc.documents("doc"), mc.flags("seen"), mc.flags("awake", on="q"), mc.intervals("span"),
         mc.tree("walk"), mc.block_table("grid1", 1), mc.block_table("grid3", 3),
         mc.block_table("grid4", 4),
+    ]) | st.sampled_from([
+        mc.documents("doc"), mc.tree("walk"), mc.documents("late", align="start"),
+        mc.flags("early", on="q", align="start"), mc.intervals("reach", align="start"),
+        mc.tree("roots", align="start"),
     ])  # fmt: skip
 
 
@@ -260,19 +264,26 @@ def _vector(low: int, high: int, length: int) -> st.SearchStrategy[np.ndarray]:
 
 @st.composite
 def _array_for(draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool = False) -> object:
-    """One array, or a pair; `plain` leaves out cu_seqlens and parents."""
+    """One array, or a pair; `plain` leaves out cu_seqlens, parents and entries of all tokens."""
     match decl.kind:
         case DataKind.documents:
             return draw(_documents(n_q, n_kv, plain))
         case DataKind.flags:
-            return draw(_vector(0, 1, n_q if decl.options == (1,) else n_kv)) != 0
+            length = per_query(n_q, n_kv, draw(st.booleans()) and not plain)
+            return draw(_vector(0, 1, length if decl.options[:1] == (1,) else n_kv)) != 0
         case DataKind.intervals:
-            return draw(_vector(-2, n_kv + 2, n_q)), draw(_vector(-2, n_kv + 2, n_q))
+            length = per_query(n_q, n_kv, draw(st.booleans()) and not plain)
+            return draw(_vector(-2, n_kv + 2, length)), draw(_vector(-2, n_kv + 2, length))
         case DataKind.tree:
             parents = draw(_parents(max(n_q, n_kv)))
             return walk_times(parents) if plain or draw(st.booleans()) else mc.parents(parents)
     rows, columns = -(-n_q // decl.block), -(-n_kv // decl.block)
     return draw(_vector(0, 1, rows * columns)).reshape(rows, columns) != 0
+
+
+def per_query(n_q: int, n_kv: int, of_tokens: bool) -> int:
+    """Entries of an array that queries read: one for each, or one for every token."""
+    return n_kv if of_tokens and n_q < n_kv else n_q
 
 
 @st.composite
@@ -285,8 +296,8 @@ def _documents(draw: st.DrawFn, n_q: int, n_kv: int, plain: bool) -> object:
             return mc.cu_seqlens(np.array([0, *ends, length], dtype=np.int32))
         return np.sort(ids) if kind == "sorted" else ids
 
-    if n_q == n_kv and not plain and draw(st.booleans()):
-        return one(n_q)
+    if not plain and draw(st.booleans()):
+        return one(max(n_q, n_kv))
     return one(n_q), one(n_kv)
 
 

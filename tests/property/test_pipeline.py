@@ -186,4 +186,4 @@ def test_equal_masks_however_written():
     assert mc.causal().equals(mc.causal(align="start")) is False
     assert mc.window(5).subset_of(mc.causal()) is True
     assert mc.causal().subset_of(mc.window(5)) is False
-    assert mc.documents("one").equals(mc.documents("two")) is None
+    assert mc.documents("one").equals(mc.documents("two")) is False

@@ -214,4 +214,4 @@ def test_what_a_difference_says():
     assert str(mc.diff(CAUSAL, heads, n=2, n_kv=3)) == (
         "query 0 sees key 0 on head 1 of 2 only in a, at 2 x 3; 2 pairs differ"
     )
-    assert str(mc.diff(TREE, DOC & TREE)).endswith("tree = mc.parents([1, -1])\n    doc = [2, 1]")
+    assert str(mc.diff(TREE, DOC & TREE)).endswith("doc = [2, 1]\n    tree = mc.parents([1, -1])")

@@ -174,3 +174,45 @@ def test_queries_and_keys_with_lengths_of_their_own(hopper):
     want = torch.softmax(scores, -1) @ v.double()
     assert torch.equal(*outs)
     torch.testing.assert_close(outs[0].double(), want, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("align", ["end", "start"])
+def test_one_array_of_all_tokens(hopper, align):
+    """Fewer queries than keys: the device's lists take the queries' part of the array."""
+    ids = np.repeat(np.arange(4), [70, 3, 50, 37])
+    mask = mc.documents("doc", align=align) & mc.causal(align=align)
+    q, k, v, _ = tensors(
+        60, 160, 64, torch.bfloat16, 0, batch=1, heads=2, kv_heads=1, device="cpu"
+    )  # fmt: skip
+    attn = compiled(mask)
+    out = attn(q, k, v, doc=torch.tensor(ids, dtype=torch.int32))
+    assert isinstance(attn._last[1], ListedPlan)
+    assert torch.equal(out, attn(q, k, v, doc=ids))
+    first = 0 if align == "start" else 100
+    live = np.array([[ids[q + first] == ids[k] and k <= q + first for k in range(160)]
+                     for q in range(60)])  # fmt: skip
+    scores = q.double() @ k.double().transpose(-1, -2) * 64**-0.5
+    scores = scores.masked_fill(~torch.tensor(live), -torch.inf)
+    exact = torch.softmax(scores, -1) @ v.double()
+    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["tree", "intervals", "flags"])
+def test_other_data_of_all_tokens(hopper, name):
+    """A draft of nine tokens behind a cache, with what else may have an entry per token."""
+    n_q, n_kv, rng = 9, 140, np.random.default_rng(0)
+    parents = np.array([rng.integers(-1, t) if t else -1 for t in range(n_kv)])
+    low = rng.integers(0, 70, n_kv)
+    mask, given = {
+        "tree": (mc.tree("x"), mc.parents(parents)),
+        "intervals": (mc.intervals("x"), (low, low + 70)),
+        "flags": (mc.flags("x", on="q") | mc.sinks(2), rng.random(n_kv) < 0.5),
+    }[name]
+    q, k, v, _ = tensors(
+        n_q, n_kv, 64, torch.bfloat16, 0, batch=1, heads=2, kv_heads=1, device="cpu"
+    )  # fmt: skip
+    out = compiled(mask)(q, k, v, x=given)
+    live = torch.tensor(mask.dense(n_q, n_kv, x=given))
+    scores = (q.double() @ k.double().transpose(-1, -2) * 64**-0.5).masked_fill(~live, -torch.inf)
+    exact = torch.softmax(scores, -1) @ v.double()
+    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
