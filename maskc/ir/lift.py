@@ -95,6 +95,7 @@ class _Lifter:
         self.lists: list[IdList] = []
         self.sources: dict[Expr, Expr] = {}
         self.known: dict[Expr, Expr] = {}
+        self.inside: dict[Expr, Expr] = {}
 
     def _argument(self, value: Expr, rest: Expr | None = None) -> Expr:
         """A new argument; offsets between lengths alone are shared."""
@@ -166,9 +167,16 @@ class _Lifter:
         """
         if _is_host(expr):
             return expr if expr == E.ZERO else self._argument(expr)
+        if isinstance(expr, E.Sym):
+            return expr
+        if isinstance(expr, E.Sum):
+            return self._sum(expr, below)
+        if expr not in self.inside:  # the same term twice is computed once
+            self.inside[expr] = self._term(expr)
+        return self.inside[expr]
+
+    def _term(self, expr: Expr) -> Expr:
         match expr:
-            case E.Sym():
-                return expr
             case E.Load(array, index):
                 return E.Load(array, tuple(map(self._inner, index)))
             case E.FloorDiv(num, den):
@@ -179,6 +187,9 @@ class _Lifter:
                 return E.Min(tuple(map(self._inner, args)))
             case E.Max(args):
                 return E.Max(tuple(map(self._inner, args)))
+        raise TypeError(f"not an integer formula: {expr!r}")
+
+    def _sum(self, expr: Expr, below: bool) -> Expr:
         host, rest = _split(expr)
         if host != E.ZERO:
             known = E.as_const(host) is not None
