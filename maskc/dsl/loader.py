@@ -11,7 +11,7 @@ from maskc.core.errors import FileMissing, MaskcError, NoPattern, PatternFailed
 from maskc.core.source import SourceLoc, raised_at
 from maskc.dsl.collect import collecting, mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.pattern import Pattern
+from maskc.dsl.pattern import FILE, Pattern
 
 
 def load(path: str | Path) -> dict[str, Pattern | Mask]:
@@ -27,7 +27,7 @@ def load(path: str | Path) -> dict[str, Pattern | Mask]:
     file = Path(path)
     if not file.is_file():
         raise FileMissing(str(path))
-    module = ModuleType("maskc_pattern_file")
+    module = ModuleType(FILE)
     module.__file__ = str(file)
     with collecting():
         _run(file, module)
