@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from maskc.core.bundle import Bundle
@@ -46,16 +46,39 @@ def compile(
     mask, held = emptied(mask)
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
     chosen = Target.named(target or default_target(wanted))
-    plan = cache(lambda: planned(mask, wanted, chosen))
+    recipe = Recipe(mask, wanted, chosen, name)
+    inputs = (mask, tuple(_places(mask)), wanted, chosen.name, name)
+    bundle = remembered(inputs, lambda: bundled(recipe.plan, name))
+    return CompiledMask(bundle, chosen.name, recipe, held=held)
 
-    def report() -> str:
+
+class Recipe:
+    """What a compiled mask was made of: explains it, and makes it again where a pickle is stale."""
+
+    def __init__(self, mask: Mask, problem: Problem, target: Target, name: str) -> None:
+        self._made_of = mask, problem, target, name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Recipe, self._made_of
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Made once."""
+        return planned(*self._made_of[:3])
+
+    def __call__(self) -> str:
+        """The text of CompiledMask.explain."""
         from maskc.plan.explain import explain
 
-        return explain(plan())
+        return explain(self.plan)
 
-    inputs = (mask, tuple(_places(mask)), wanted, chosen.name, name)
-    bundle = remembered(inputs, lambda: bundled(plan(), name))
-    return CompiledMask(bundle, chosen.name, report, held=held)
+    def compile(self) -> CompiledMask:
+        """The same mask compiled by the package as it is now."""
+        mask, wanted, target, name = self._made_of
+        return compile(
+            mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
+            dtype=wanted.dtype, target=target.name, name=name,
+        )  # fmt: skip
 
 
 def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:

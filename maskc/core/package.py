@@ -25,3 +25,13 @@ def state() -> str:
             found = file.stat()
             digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+@cache
+def contents() -> str:
+    """A digest of all code, data and templates, hexadecimal: the same on every machine."""
+    digest = sha256()
+    for file in sorted({*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}):
+        if file.suffix in (".py", ".toml", ".j2"):
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return digest.hexdigest()

@@ -78,6 +78,9 @@ class _Window:
         """attention-gym's sliding_window(size): size + 1 keys."""
         return self(size, 0)
 
+    def __reduce__(self) -> str:
+        return "window"  # there is one
+
 
 window = _Window()
 

@@ -25,9 +25,7 @@ from maskc.core.errors import (
 from maskc.core.source import SourceLoc, keep_text, raised_at, seen_from
 from maskc.dsl.collect import collecting, mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.pattern import Pattern, check_pattern_name, noting_patterns
-
-_MODULE = "maskc_pattern_file"
+from maskc.dsl.pattern import FILE, Pattern, check_pattern_name, noting_patterns
 
 
 def load(path: str | Path) -> dict[str, Pattern | Mask]:
@@ -104,20 +102,20 @@ def undisturbed() -> Iterator[None]:
 @contextmanager
 def _running(file: Path) -> Iterator[ModuleType]:
     """The module of a file, known to Python while it runs, with neighbours it can import."""
-    module = ModuleType(_MODULE)
+    module = ModuleType(FILE)
     module.__file__ = str(file)
     finder = _Neighbours(file.resolve().parent)
-    before = sys.modules.get(_MODULE)
-    sys.modules[_MODULE] = module  # dataclasses look here for the types of fields
+    before = sys.modules.get(FILE)
+    sys.modules[FILE] = module  # dataclasses look here for the types of fields
     sys.meta_path.insert(0, finder)
     try:
         yield module
     finally:
         with suppress(ValueError):  # the file took it out itself
             sys.meta_path.remove(finder)
-        del sys.modules[_MODULE]
+        del sys.modules[FILE]
         if before is not None:
-            sys.modules[_MODULE] = before
+            sys.modules[FILE] = before
 
 
 _THEIRS = frozenset(sys.stdlib_module_names) | {

@@ -50,6 +50,12 @@ class Mask:
 
         return Complement(self, loc=caller())
 
+    def __copy__(self) -> Mask:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Mask:
+        return self  # a value: compiled graphs know it by identity
+
     def __bool__(self) -> bool:
         return mistake(MaskUsedAsBool("mask", at=caller()), True)
 

@@ -49,7 +49,7 @@ def _hint(value: object) -> str:
         case "bool" | "bool_":
             return "mc.full() keeps every pair and ~mc.full() none"
         case "int":
-            return f"mc.window({value}) keeps {value} keys before a query, mc.sinks({value}) the first"
+            return f"mc.window({value}) keeps the {value} keys before a query, and the query's own"
         case "str":
             return "mc.parse(text) reads a mask; mc.documents(name) and others name data"
         case "list" | "tuple":

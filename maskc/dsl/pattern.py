@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 
 from maskc.core.errors import (
     BadParameter,
     BadParameterValue,
     BadPatternName,
     NotAMaskReturned,
+    NotPicklable,
 )
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.mask import Mask
@@ -54,6 +58,26 @@ class Pattern:
             raise NotAMaskReturned(self.name, type(mask).__name__, at=self.loc)
         return mask
 
+    def __copy__(self) -> Pattern:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Pattern:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A pattern is pickled as its place, like a function.
+
+        Raises:
+            NotPicklable: it stands neither at the top level of a module nor in a pattern file.
+        """
+        module, name = self.function.__module__, self.function.__qualname__
+        if module == FILE:
+            path = Path.cwd() / self.function.__code__.co_filename
+            return _from_file, (str(path), self.name)
+        if getattr(sys.modules.get(module), name, None) is not self:
+            raise NotPicklable(self.name, name.rpartition(".")[0] or module, at=self.loc)
+        return _from_module, (module, name)
+
     def with_text(self, settings: dict[str, str]) -> Mask:
         """The mask for parameter values written as text (`--set name=value`)."""
         kinds = {name: kind for name, kind, _ in self.parameters}
@@ -61,6 +85,20 @@ class Pattern:
             name: _read(self, name, kinds[name], text) if name in kinds else text
             for name, text in settings.items()
         })  # fmt: skip
+
+
+FILE = "maskc_pattern_file"
+"""The name of a pattern file as a module, which no import finds."""
+
+
+def _from_file(path: str, name: str) -> Pattern:
+    from maskc.dsl.loader import load
+
+    return load(path)[name]  # type: ignore[return-value]
+
+
+def _from_module(module: str, name: str) -> Pattern:
+    return getattr(import_module(module), name)
 
 
 def pattern(function: Callable[..., Mask]) -> Pattern:

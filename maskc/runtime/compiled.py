@@ -20,6 +20,7 @@ from maskc.runtime.binding import Binder, Bound, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.lister import Unlisted
 from maskc.runtime.making import all_reports
+from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planning import Planner
 from maskc.runtime.plans import Recent
 from maskc.runtime.prepare import Sound
@@ -336,6 +337,23 @@ class CompiledMask:
         runs in parts), mode and features."""
         return all_reports(self._whole, self._planner.parts, self._planner.chooser)
 
+    # -------------------------------------------------------------- copies
+
+    def __copy__(self) -> CompiledMask:
+        return self
+
+    def __deepcopy__(self, memo: object) -> CompiledMask:
+        return self  # nothing of it ever changes, and kernels are built once
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Bundle and target, and the mask where it is known: a new process builds anew.
+
+        Where the package that reads it is not the one that wrote it, kernels and runtime may not
+        fit; then the mask is compiled again, and without it StalePickle is raised.
+        """
+        recipe = self._report if hasattr(self._report, "compile") else None
+        return _restored, (pickled(self.bundle), self.target.name, recipe, self._in_parts, self.held)
+
     # -------------------------------------------------------------- questions
 
     @property
@@ -378,6 +396,20 @@ class CompiledMask:
             data[HELD] = self.held.of_call(*self.held.extents)
         return mask_layout(self.bundle, self._binder, self.unit.tile, n_q, n_kv, block, head, batch,
                            data)  # fmt: skip
+
+
+def _restored(
+    kept: tuple[str, bytes], target: str, recipe: Any, in_parts: bool | None, held: Held | None
+) -> CompiledMask:
+    """What was pickled.
+
+    Raises:
+        StalePickle: see CompiledMask.__reduce__.
+    """
+    bundle = unpickled(kept, "a compiled mask") if recipe is None else unpickled(kept)
+    if bundle is None:
+        bundle = recipe.compile().bundle
+    return CompiledMask(bundle, target, recipe, in_parts=in_parts, held=held)
 
 
 def _itself(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

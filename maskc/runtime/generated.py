@@ -22,6 +22,7 @@ from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import CUDA, runs
+from maskc.runtime.pickles import Kept, pickled, unpickled
 
 
 class GeneratedMask:
@@ -119,9 +120,23 @@ class GeneratedMask:
             found[sequence, head] = evaluate(variant.keep, {**env, **own})
         return found.reshape(tuple(n for n in (batch, heads) if n > 1) + (n_q, n_kv))
 
+    def __copy__(self) -> GeneratedMask:
+        return self
+
+    def __deepcopy__(self, memo: object) -> GeneratedMask:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Its bundle, as a CompiledMask has it."""
+        return _restored, (pickled(self.bundle),)
+
     def explain(self) -> str:
         """See CompiledMask.explain."""
         return self.bundle.report
+
+
+def _restored(kept: Kept) -> GeneratedMask:
+    return GeneratedMask(unpickled(kept, "a generated module"))  # type: ignore[arg-type]
 
 
 def _placed(mask: GeneratedMask, *kernel: Any) -> CompiledMask:

@@ -91,7 +91,7 @@ REFUSED = {
     "softcap far below scale": (
         {"softcap": 1e-25, "scale": 1e10}, BadOption, "softcap must be at least 1e-20 with scale=",
     ),
-    "scale beyond fp64": ({"scale": 10**400}, BadOption, "must be a finite number, found one beyond"),
+    "scale beyond fp64": ({"scale": 10**400}, BadOption, "a finite number, found one beyond"),
     "scale minus infinity": ({"scale": -float("inf")}, BadOption, "found -inf"),
     "scale nan": ({"scale": float("nan")}, BadOption, "found nan"),
     "scale text": ({"scale": "1"}, BadOption, "found str '1'"),

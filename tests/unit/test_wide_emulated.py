@@ -9,10 +9,10 @@ import maskc as mc
 
 pytest.importorskip("torch")
 
-from maskc.core.problem import Feature  # noqa: E402
-from tests.emulator import machine  # noqa: E402
-from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
-from tests.support.hopper import check, compiled, half  # noqa: E402
+from maskc.core.problem import Feature
+from tests.emulator import machine
+from tests.support.exact_attention import live_pairs, tensors
+from tests.support.hopper import check, compiled, half
 
 TIMES = np.array([-2_000_000_000, 5, 1_900_000_000, 2_000_000_000] * 50)
 IDS = list(range(3, 200, 7))

@@ -41,7 +41,9 @@ from maskc.core.errors.calls import NoGradient as NoGradient
 from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
+from maskc.core.errors.calls import NotPicklable as NotPicklable
 from maskc.core.errors.calls import OneOfSeveral as OneOfSeveral
+from maskc.core.errors.calls import StalePickle as StalePickle
 from maskc.core.errors.calls import TooFewMultiprocessors as TooFewMultiprocessors
 from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork

@@ -18,6 +18,8 @@ class MaskcError(Exception):
     exit_code = 1
     message = "{}"
     hint = ""
+    _excerpt: str | None = None
+    """The quoted line of a pickled error: its file may not be where it is read."""
 
     def __init__(self, *args: object, at: SourceLoc | str | None = None) -> None:
         self.args = args
@@ -32,11 +34,56 @@ class MaskcError(Exception):
     def __str__(self) -> str:
         place = f" {self.at}" if self.at is not None else ""
         lines = [f"{self.code}{place}  {self.finding}"]
-        if isinstance(self.at, SourceLoc) and (excerpt := self.at.excerpt()):
+        if excerpt := self._quoted():
             lines.append(excerpt)
         if self.hint:
             lines.append(f"    hint: {self.hint.format(*self.args)}")
         return "\n".join(lines)
+
+    def _quoted(self) -> str:
+        if self._excerpt is not None:
+            return self._excerpt
+        return self.at.excerpt() if isinstance(self.at, SourceLoc) else ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Code, place and text survive, whatever the message was made of."""
+        state = {**self.__dict__, "_excerpt": self._quoted()}
+        return _restored, (type(self), tuple(map(_portable, self.args)), state)
+
+
+def _restored(
+    kind: type[MaskcError], args: tuple[object, ...], state: dict[str, object]
+) -> MaskcError:
+    found = kind.__new__(kind, *args)
+    found.args = args
+    found.__dict__.update(state)
+    return found
+
+
+class _Shown(str):
+    """Some object as messages show it, in its place."""
+
+    def __new__(cls, text: str, representation: str) -> _Shown:
+        found = super().__new__(cls, text)
+        found.representation = representation
+        return found
+
+    representation: str
+
+    def __repr__(self) -> str:
+        return self.representation
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        return str(self), self.representation
+
+
+def _portable(value: object) -> object:
+    """What another process can read and show in the same way."""
+    if isinstance(value, tuple):
+        return tuple(map(_portable, value))
+    if value is None or type(value) in (bool, int, float, str, _Shown):
+        return value
+    return value if isinstance(value, MaskcError) else _Shown(str(value), repr(value))
 
 
 class SeveralErrors(MaskcError):

@@ -162,3 +162,19 @@ class NestedTensor(MaskcError):
         "pack the sequences into one, [1, heads, tokens, dim], and compile mask & "
         "mc.documents('doc'), called with doc=mc.cu_seqlens({0}.offsets())"
     )
+
+
+class NotPicklable(MaskcError, TypeError):
+    """A pattern that no other process could find."""
+
+    code = "MC414"
+    message = "pattern {0} cannot be pickled, as it was made inside of {1}"
+    hint = "define it at the top level of a module or of a pattern file, or pickle its mask, {0}()"
+
+
+class StalePickle(MaskcError):
+    """Kernels of another state of this package, which may not fit it."""
+
+    code = "MC415"
+    message = "{0} was pickled by another version of maskc, and nothing says which mask it is of"
+    hint = "compile the mask again, or generate the module again"
