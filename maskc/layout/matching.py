@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.errors import TooManyTiles
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
-from maskc.core.layout import FULL, MAX_TILES, PARTIAL
+from maskc.core.layout import FULL, MAX_TILES
 from maskc.core.problem import TileShape
 from maskc.layout.elements import Elements
 from maskc.layout.expand import RowLists
@@ -85,7 +85,8 @@ def _blocks(slots: np.ndarray, size: int, ids: int) -> _Blocks:
     """From the ids of all tokens, as numbers below `ids`; -1 is an id that the other side lacks."""
     count = -(-len(slots) // size)
     block = np.arange(len(slots)) // size
-    held = np.unique((block * ids + slots)[slots >= 0])
+    held = np.sort((block * ids + slots)[slots >= 0])
+    held = held[np.diff(held, prepend=-1) > 0]
     ptr = np.searchsorted(held, np.arange(count + 1) * ids)
     first = np.arange(0, len(slots), size)
     least, greatest = (pick.reduceat(slots, first) for pick in (np.minimum, np.maximum))
@@ -99,14 +100,16 @@ class _Grid:
         self.mask, self.refinement = mask, refinement
         (n_q, n_kv), tile = refinement.lengths, refinement.tile
         self.rows, self.columns = refinement.grid(1)
+        self.column = np.arange(self.columns, dtype=np.int32)
         constant = E.split_linear(comparison)[0]
         of_key = _side(comparison, "k", n_kv, mask)
         wanted = -constant - _side(comparison, "q", n_q, mask)
-        known, keys = np.unique(of_key, return_inverse=True)
+        known = np.sort(of_key)
+        known = known[np.append(True, known[1:] != known[:-1])]
         slots = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
         slots = np.where(known[slots] == wanted, slots, -1)
         self.queries = _blocks(slots, tile.q, len(known))
-        self.keys = _blocks(keys.reshape(-1), tile.k, len(known))
+        self.keys = _blocks(np.searchsorted(known, of_key), tile.k, len(known))
         self._index(len(known))
         self.if_same, self.if_other = (
             E.transform(mask.keep, {E.Cmp("==", comparison): E.Truth(same),
@@ -135,10 +138,9 @@ class _Grid:
         step = max(1, _TILES // self.columns)
         for top in range(0, self.rows, step):
             kind = self._kinds(top, min(top + step, self.rows))
-            place = np.flatnonzero(kind)
-            counts = np.count_nonzero(kind, axis=1)
-            col = (place % self.columns).astype(np.int32)
-            yield RowLists(counts, col, kind.ravel()[place])
+            live = kind > 0
+            col = np.broadcast_to(self.column, kind.shape)[live]
+            yield RowLists(np.count_nonzero(live, axis=1), col, kind[live])
 
     def _kinds(self, top: int, bottom: int) -> np.ndarray:
         """uint8 [rows, columns] of tile rows top .. bottom - 1."""
@@ -147,16 +149,19 @@ class _Grid:
         other = ~((only >= 0) & (only == self.keys.only))
         row, col = np.arange(top, bottom)[:, None], np.arange(self.columns)[None, :]
         boxes = self.refinement.boxes(row, col)
-        live, dead = np.zeros((2, *some.shape), dtype=bool)
-        unknown = np.zeros(some.shape, dtype=bool)
+        live, dead, unknown = np.zeros((3, *some.shape), dtype=bool)
         for there, formula in ((some, self.if_same), (other, self.if_other)):
+            if isinstance(formula, E.Truth):
+                certain = live if formula.value else dead
+                certain |= there
+                continue
             may, must = self.mask.analyst.verdict(formula, boxes)
             live |= there & must
             dead |= there & ~may
             unknown |= there & may & ~must
-        kind = np.where(live, np.where(dead, PARTIAL, FULL), 0).astype(np.uint8)
-        row, col = np.nonzero(unknown & ~(live & dead))
-        if len(row):
+        kind = live.view(np.uint8) * (np.uint8(FULL) - dead)
+        if unknown.any():
+            row, col = np.nonzero(unknown & ~(live & dead))
             kind[row, col] = self.mask.kinds(self.refinement.boxes(row + top, col))
         return kind
 

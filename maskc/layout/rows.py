@@ -225,7 +225,7 @@ class Sweep:
     def _codes(self, codes: np.ndarray) -> list[int]:
         if len(self._known) <= _MOST_CODES:
             return np.flatnonzero(np.bincount(codes)).tolist()
-        return np.unique(codes).tolist()
+        return sorted(set(codes.tolist()))
 
     def _left(self, code: int) -> Expr:
         """What the mask says of keys where the comparisons have these truth values."""
@@ -340,7 +340,8 @@ def _runs(
         return np.minimum(tile.q, n_q - places // width * tile.q)
 
     full = _deep(base + whole_first[some], base + whole_stop[some], height)
-    places = np.unique(np.concatenate([*live, *full]))
+    places = np.sort(np.concatenate([*live, *full]))
+    places = places[np.diff(places, prepend=-1) > 0]
     inside, whole = (
         np.searchsorted(begins, places, side="right") > np.searchsorted(ends, places, side="right")
         for begins, ends in (live, full)
