@@ -30,6 +30,14 @@ def _planned_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("maskc.build.bundles.remembered", lambda inputs, make: make())
 
 
+@pytest.fixture(autouse=True)
+def _nothing_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls build what they run and nothing else, in their own thread; those marked `builds_ahead`
+    are about what else is built."""
+    if "builds_ahead" not in request.keywords:
+        monkeypatch.setattr("maskc.runtime.ahead.start", lambda jobs: None)
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest):
     """Compare a text with tests/golden/<name>; --update-golden accepts the new one."""

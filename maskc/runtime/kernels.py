@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from maskc.build import BuildReport, build
+from maskc.build import Binary, BuildReport, build
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import NoCompiler, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Features
@@ -29,6 +28,8 @@ _REMEDY = "leave nan_safe out, or use target='{}'"
 
 Key = tuple[str, str, Features, int]
 """Source, mode, features, device."""
+Form = tuple[SourceUnit, str, Features]
+"""A source, the mode it runs in, and the features it is built with."""
 
 
 class Kernels:
@@ -37,6 +38,8 @@ class Kernels:
     def __init__(self, bundle: Bundle, target: Target) -> None:
         self._bundle, self._target = bundle, target
         self._made: dict[Key, Kernel] = {}
+        self._binaries: dict[Key, Binary] = {}
+        """Compiled ahead, and not yet loaded."""
         self._building: dict[Key, threading.Lock] = {}
         self._lock = threading.Lock()
         self._reports: dict[Key, BuildReport] = {}
@@ -96,24 +99,42 @@ class Kernels:
         key = (unit.key, mode, features, device)
         kernel = self._made.get(key)
         if kernel is None:
-            with self._lock:
-                building = self._building.setdefault(key, threading.Lock())
-            with building:
+            with self._alone(key):
                 kernel = self._made.get(key)
                 if kernel is None:
                     kernel = self._made[key] = self._make(unit, key)
         return kernel
 
+    def build(self, unit: SourceUnit, mode: str, features: Features, device: int) -> None:
+        """Compile without loading, for a later `get`; nothing where that is done."""
+        key = (unit.key, mode, features, device)
+        with self._alone(key):
+            if not self.has(unit, mode, features, device):
+                self._binaries[key] = self._built(unit, key)
+
+    def has(self, unit: SourceUnit, mode: str, features: Features, device: int) -> bool:
+        """Whether it is compiled."""
+        key = (unit.key, mode, features, device)
+        return key in self._made or key in self._binaries
+
+    def _alone(self, key: Key) -> threading.Lock:
+        """Held while one kernel is built."""
+        with self._lock:
+            return self._building.setdefault(key, threading.Lock())
+
+    def _built(self, unit: SourceUnit, key: Key) -> Binary:
+        _, mode, features, device = key
+        arch = device_arch(unit.target, device)
+        return build(unit, features, unit.directions, arch, mode)
+
     def _make(self, unit: SourceUnit, key: Key) -> Kernel:
         _, mode, features, device = key
-        passes = unit.directions
         if self._target.language == "cuda":
-            arch = device_arch(unit.target, device)
-            binary = build(unit, features, passes, arch, mode)
+            binary = self._binaries.pop(key, None) or self._built(unit, key)
             self._reports[key] = binary.report
             return CudaKernel(unit, unit.mode(mode), binary, device, features)
         try:
-            binary = build(unit, features, passes)
+            binary = build(unit, features, unit.directions)
         except NoCompiler as error:
             warnings.warn(
                 f"{error.finding}: this mask runs in NumPy, slower",
@@ -124,30 +145,28 @@ class Kernels:
         self._reports[key] = binary.report
         return CpuKernel(binary)
 
-    def build_all(self, features: Features, device: int) -> None:
-        """Every mode of every pass, side by side.
+    def forms(self, features: Features, directions: Sequence[Direction]) -> tuple[Form, ...]:
+        """Every source that calls with these features may run, in every mode of theirs: which it is
+        depends on lengths and data.
 
         Raises:
-            TargetNotBuilt: no forward pass has these features; NoDevice, BuildFailed.
+            TargetNotBuilt: no forward pass has these features.
         """
-        units = self.units(Direction.forward, features)
-        lists = self._bundle.list_source(units[0].target)
+        units: tuple[SourceUnit, ...] = ()
+        if Direction.forward in directions:
+            units += self.units(Direction.forward, features)
+        if Direction.backward in directions:
+            with suppress(TargetNotBuilt):  # a call of it says so
+                units += self.units(Direction.backward, features)
+        lists = self._bundle.list_source(units[0].target) if units else None
         units += () if lists is None else (lists,)
-        with suppress(TargetNotBuilt):  # a call of it says so
-            units += self.units(Direction.backward, features)
-        jobs = {
+        found = {
             (unit.key, mode): (unit, mode, features if unit.directions else frozenset())
             for unit in units
             if unit.offers(features)
             for mode in modes_of(unit, features)
         }
-        if len(jobs) == 1:
-            (job,) = jobs.values()
-            self.get(*job, device)
-            return
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            for _ in pool.map(lambda job: self.get(*job, device), jobs.values()):
-                pass
+        return tuple(found.values())
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -12,11 +14,13 @@ from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.runtime import checks
+from maskc.runtime import ahead, checks
+from maskc.runtime.ahead import Ahead, processors
 from maskc.runtime.arrays import LIBRARIES, Array, singles
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.checks import Sizes
 from maskc.runtime.chooser import Chooser
+from maskc.runtime.kernels import Form, Kernels
 from maskc.runtime.launch_cuda import current_device
 from maskc.runtime.lister import Lister
 from maskc.runtime.making import Arrays, Maker
@@ -37,6 +41,10 @@ from maskc.runtime.tables import NOTHING
 
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
+
+
+def _call(job: Callable[[], object]) -> None:
+    job()
 
 
 class Planner:
@@ -60,6 +68,9 @@ class Planner:
         """Makes tile lists on the device."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
+        self._ahead: set[tuple[Direction, Features]] = set()
+        """Passes whose other sources are built, or being built."""
+        self._lock = threading.Lock()
 
     def plan(self, asked: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
         """Check everything, build what is missing, prepare.
@@ -84,6 +95,7 @@ class Planner:
         ordered = LIBRARIES[type(given[0])].ordered
         wanted = Pass(direction, features, any(deterministic), views["q"].device, alpha)
         rest = (wanted, views, sizes, bound, ordered)
+        others = self._build_ahead(wanted)
         try:
             return self._planned(unit, *rest)
         except NotAddressable:
@@ -91,17 +103,57 @@ class Planner:
             if direction is Direction.backward or spare is None or bound.given is not None:
                 raise
             return self._planned(spare, *rest)
+        finally:
+            if others is not None:
+                others.wait_as_long_again()
 
     def build_all(self, features: Iterable[Feature | str]) -> None:
         """See CompiledMask.warmup."""
         wanted = checks.features_named(features)
         device = current_device() if self.target.language == "cuda" else 0
-        self.whole.kernels.build_all(wanted, device)
-        own = self.whole.kernels.unit(Direction.forward, wanted).target == self.target.name
-        for number, maker in enumerate(self.parts if own and Feature.entmax not in wanted else ()):
-            maker.kernels.build_all(wanted - {Feature.sinks} if number else wanted, device)
+        jobs = [partial(kernels.get, *form, device) for kernels, form in self._forms(wanted)]
+        alone = len(jobs) == 1 or self.target.language == "c"  # what it says, it says to the caller
+        with ThreadPoolExecutor(1 if alone else min(len(jobs), 2 * processors())) as pool:
+            for _ in map(_call, jobs) if alone else pool.map(_call, jobs):
+                pass
+
+    def _forms(
+        self, features: Features, directions: Sequence[Direction] = tuple(Direction)
+    ) -> Iterator[tuple[Kernels, Form]]:
+        """What lengths and data choose from for calls with these features, and whose it is.
+
+        Raises:
+            TargetNotBuilt: no forward pass has them.
+        """
+        whole = self.whole.kernels
+        yield from ((whole, form) for form in whole.forms(features, directions))
+        own = whole.unit(Direction.forward, features).target == self.target.name
+        for number, maker in enumerate(
+            self.parts if own and Feature.entmax not in features else ()
+        ):
+            kernels, ours = maker.kernels, features - {Feature.sinks} if number else features
+            yield from ((kernels, form) for form in kernels.forms(ours, directions))
         if self.chooser is not None:
-            self.chooser.kernels.build_all(frozenset(), device)
+            kernels = self.chooser.kernels
+            forms = kernels.forms(frozenset(), (Direction.forward,))
+            yield from ((kernels, form) for form in forms)
+
+    def _build_ahead(self, wanted: Pass) -> Ahead | None:
+        """Start to build what other calls of such a pass may need, at the first one."""
+        if self.target.language != "cuda":
+            return None
+        with self._lock:
+            key = (wanted.direction, wanted.features)
+            if key in self._ahead:
+                return None
+            self._ahead.add(key)
+        device = wanted.device[1]
+        forms = [
+            (kernels, form)
+            for kernels, form in self._forms(wanted.features, (wanted.direction,))
+            if not kernels.has(*form, device)
+        ]
+        return ahead.start([partial(kernels.build, *form, device) for kernels, form in forms])
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,

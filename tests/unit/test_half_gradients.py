@@ -1,5 +1,5 @@
-"""dq and dk in half precision where rows have few keys: at most twice the error of PyTorch's unfused
-computation in that dtype, as delta does not come from the rounded out.
+"""dq and dk in half precision where rows have few keys: at most twice the error of PyTorch's
+unfused computation in that dtype, as delta does not come from the rounded out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""What lengths choose is built at the first call, and after `warmup` nothing is: builds are counted
+over two hundred lengths, where no GPU is.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.runtime import ahead, kernels, planning
+from tests.support.fake_cuda import Map
+from tests.support.fake_hopper import Machine, Tensor, backward, given
+
+pytestmark = pytest.mark.builds_ahead
+STRIDED = mc.window.hf(128) | mc.dilated(mc.n_kv, stride=128)
+MASKS = {
+    "large and small tiles": mc.causal() & (mc.sinks(5) | mc.window(70)),
+    "16 x 16 tiles": mc.block_diagonal(16),
+    "parts": STRIDED,
+    "keys of a residue": mc.causal() & (mc.window(200) | mc.strided(64, 63)),
+    "boxes": mc.where(
+        lambda q, k: (q % 20 - k % 20 <= 3) & (k % 20 - q % 20 < 4) & (q // 20 >= k // 20)
+    ),
+    "heads": mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)]),
+}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine(monkeypatch)
+    made.driver.cuTensorMapEncodeTiled = lambda *_: (0, Map(bytes(128)))
+    return made
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Everything that was begun ahead."""
+    found, start = [], ahead.start
+    monkeypatch.setattr(ahead, "start", lambda jobs: found.append(start(jobs)) or found[-1])
+
+    def over():
+        for each in filter(None, found):
+            for thread in each._threads:
+                thread.join(60)
+        return [each for each in found if each is not None]
+
+    return over
+
+
+def lengths(number=200):
+    """Short and long ones, equal and not, few heads and many."""
+    rng = np.random.default_rng(7)
+    for _ in range(number):
+        n = int(2 ** rng.uniform(0, 11))
+        other = n if rng.random() < 0.6 else int(2 ** rng.uniform(0, 11))
+        n = max(20, n // 20 * 20) if rng.random() < 0.2 else n
+        yield n, other, int(rng.integers(1, 4)), (4, int(rng.choice([1, 2, 4])))
+
+
+def at(n, n_kv, batch, heads):
+    return given(n, n_kv, batch=batch, heads=heads)
+
+
+def both(mask, tensors, deterministic):
+    mask(*tensors)
+    backward(mask, *tensors, deterministic=deterministic)
+
+
+def all_lengths(mask, count=200):
+    """Both passes at all lengths; the names of what ran."""
+    ran = set()
+    for number, each in enumerate(lengths(count)):
+        tensors = at(*each)
+        mask(*tensors)
+        ran |= set(mask.last_sources)
+        backward(mask, *tensors, deterministic=number % 5 == 0)
+        ran |= set(mask.last_sources)
+    return ran
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_after_the_first_call_of_each_pass_no_length_builds(machine, begun, name):
+    mask = MASKS[name].compile(64, n_heads=4, target="sm_90a")
+    both(mask, given(n=300), False)
+    assert len(begun()) == 2
+    before = len(machine.built)
+    assert before == len({(text, mode, tuple(x)) for text, mode, x in machine.built})
+    ran = all_lengths(mask)
+    assert len(machine.built) == before
+    assert len(ran) > 2
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_after_warmup_no_length_builds(machine, begun, name):
+    mask = MASKS[name].compile(64, n_heads=4, target="sm_90a")
+    mask.warmup()
+    before = len(machine.built)
+    all_lengths(mask, 200 if name == "parts" else 40)
+    assert len(machine.built) == before
+    assert not begun()
+
+
+@pytest.mark.parametrize("name", ["parts", "heads"])
+def test_other_features_are_other_kernels(machine, begun, name):
+    mask = MASKS[name].compile(64, n_heads=4, target="sm_90a")
+    both(mask, given(n=300), False)
+    begun()
+    built = len(machine.built)
+    sinks = Tensor((4,), pointer=7 << 20, dtype="float32")
+    mask(*given(n=300), sink_logits=sinks)
+    assert len(begun()) == 3
+    assert len(machine.built) > built
+    built = len(machine.built)
+    for n in (31, 700, 5000):
+        mask(*given(n=n), sink_logits=sinks)
+    assert len(machine.built) == built
+
+
+def test_a_call_waits_for_what_is_being_built_and_builds_what_is_not(machine, begun, monkeypatch):
+    """One build each, whoever begins; the first call does not wait for all of them."""
+    monkeypatch.setattr(ahead, "processors", lambda: 2)  # one thread beside the call's
+    hold, real = threading.Event(), machine.build
+
+    def slow(*args):
+        if threading.current_thread() is not threading.main_thread():
+            assert hold.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(kernels, "build", slow)
+    mask = MASKS["large and small tiles"].compile(64, target="sm_90a")
+    mask(*given(n=1))
+    first = len(machine.built)
+    assert first >= 1, "the call's own, while the other thread waits"
+    hold.set()
+    for each in lengths(40):
+        mask(*at(*each))
+    begun()
+    assert len(machine.built) == len({(text, mode) for text, mode, _ in machine.built})
+
+
+def test_what_cannot_be_built_is_an_error_of_the_call_that_needs_it(machine, begun, monkeypatch):
+    real = machine.build
+
+    def broken(unit, features, directions, arch, mode):
+        if threading.current_thread() is not threading.main_thread():
+            raise mc.MaskcError
+        return real(unit, features, directions, arch, mode)
+
+    monkeypatch.setattr(kernels, "build", broken)
+    monkeypatch.setattr(mc.MaskcError, "__init__", lambda self: None)
+    mask = MASKS["16 x 16 tiles"].compile(64, target="sm_90a")
+    mask(*given(n=64))
+    assert len(begun()) == 1
+    mask(*given(n=3000))
+
+
+def test_warmup_is_one_pool_for_all_parts(machine, monkeypatch):
+    pools = []
+
+    class Pool(planning.ThreadPoolExecutor):
+        def __init__(self, workers):
+            pools.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr(planning, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(planning, "processors", partial(int, 16))
+    mask = STRIDED.compile(64, target="sm_90a")
+    mask.warmup()
+    assert pools == [min(32, len(machine.built))]
