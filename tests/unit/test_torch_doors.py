@@ -59,7 +59,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Door]:
     def module(mask: mc.Mask, dtype: str) -> Door:
         folder = tmp_path_factory.mktemp("generated")
         problem = driver.problem(DIM, DIM_V, HEADS, dtype)
-        files = driver.generate(mask, "made", problem, (Target.named("cpu"),), "A mask.")
+        files = driver.generate(
+            mask, "made", [driver.plan_module(mask, problem, Target.named("cpu"))], "A mask."
+        )
         for name, text in files.items():
             (folder / name).write_text(text)
         spec = importlib.util.spec_from_file_location("made", folder / "made.py")
