@@ -7,6 +7,7 @@ oracle is dense attention in fp64, differentiated by torch itself.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,13 +60,11 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Door]:
     def module(mask: mc.Mask, dtype: str) -> Door:
         folder = tmp_path_factory.mktemp("generated")
         problem = driver.problem(DIM, DIM_V, HEADS, dtype)
-        files = driver.generate(
-            mask, "made", [driver.plan_module(mask, problem, Target.named("cpu"))], "A mask."
-        )
-        for name, text in files.items():
+        plan, own = driver.plan_module(mask, problem, Target.named("cpu")), f"made_{len(made)}"
+        for name, text in driver.generate(mask, own, [plan], "A mask.").items():
             (folder / name).write_text(text)
-        spec = importlib.util.spec_from_file_location("made", folder / "made.py")
-        found = importlib.util.module_from_spec(spec)
+        spec = importlib.util.spec_from_file_location(own, folder / f"{own}.py")
+        sys.modules[own] = found = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(found)
         return found.attention
 
@@ -272,7 +271,7 @@ def test_determinism_is_an_option_everywhere(door, way: str):
 @pytest.mark.parametrize("way", DOORS[1:])
 def test_no_backward_kernels_is_said_at_the_call(door, way: str, monkeypatch):
     call = door(way, MASKS["causal"])
-    attn = call if way == "compiled" else call.__self__.on(np.zeros(1))
+    attn = call if way == "compiled" else call.__globals__["_MASK"].on(np.zeros(1))
     missing = replace(attn.target, directions=(Direction.forward,), missing="none yet")
     monkeypatch.setattr(attn, "target", missing)
     inputs = tensors(5)
