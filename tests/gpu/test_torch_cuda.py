@@ -10,8 +10,10 @@ import math
 import pytest
 
 import maskc as mc
+from maskc.core.errors import TargetNotBuilt
 from maskc.integrations.torch import handles
 from maskc.integrations.torch.keywords import call_of
+from maskc.runtime import GeneratedMask
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -116,7 +118,7 @@ def test_checkpoint():
 def test_opcheck(name: str):
     inputs, n = tensors(140), 140
     key = handles.handle(
-        mc.api._compiled, id(MASKS[name]), DIM, DIM, HEADS, torch.bfloat16, "sm_90a", True
+        mc.api._compiled, id(MASKS[name]), DIM, DIM, HEADS, torch.bfloat16, ("cuda", 0), True
     )
     call, data = call_of(data_of(name, n), False, as_operator=True)
     rest = (None, None, data, key, *call.numbers())
@@ -137,3 +139,47 @@ def test_nothing_waits_for_the_device():
     with no_waiting():
         for _ in range(3):
             gradients(inputs, mc.attention(*inputs, MASKS["in parts"]))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_compiled_masks_and_generated_modules_are_differentiable(name: str):
+    n, mask = 333, MASKS[name]
+    inputs, data = tensors(n), data_of(name, n)
+    attn = mask.compile(DIM, n_heads=HEADS)
+    want = mc.attention(*inputs, mask, deterministic=True, **data)
+    wanted = gradients(inputs, want)
+    for call in (attn, GeneratedMask(attn.bundle).attention):
+        found = call(*inputs, deterministic=True, **data)
+        assert torch.equal(found, want)
+        assert all(map(torch.equal, gradients(inputs, found), wanted))
+        with torch.no_grad():
+            assert torch.equal(call(*inputs, **data), want)
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda q, k, v, data, call=call: call(q, k, v, deterministic=True, **data),
+            fullgraph=True, dynamic=True,
+        )  # fmt: skip
+        found = compiled(*inputs, data)
+        assert torch.equal(found, want)
+        assert all(map(torch.equal, gradients(inputs, found), wanted))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_autocast_casts_for_a_compiled_mask(wanted: bool):
+    inputs = [x.detach().float().requires_grad_(wanted) for x in tensors(200)]
+    attn = MASKS["causal"].compile(DIM)
+    with torch.autocast("cuda", dtype=torch.float16):  # its own dtype counts
+        out = attn(*inputs)
+    half = [x.detach().bfloat16() for x in inputs]
+    assert torch.equal(out, attn(*half))
+    if wanted:
+        assert all(x.dtype == torch.float32 for x in gradients(inputs, out))
+
+
+def test_a_target_without_a_backward_pass_says_so_at_the_call():
+    inputs = tensors(200)
+    attn = MASKS["causal"].compile(DIM, target="sm_80")
+    with pytest.raises(TargetNotBuilt, match="no backward kernels"):
+        attn(*inputs)
+    with torch.no_grad():
+        assert not attn(*inputs).requires_grad

@@ -86,6 +86,8 @@ def test_torch(mask, qkv):
 def test_parameters_that_require_grad(mask, qkv):
     given = [torch.nn.Parameter(torch.from_numpy(x)) for x in qkv]
     out = mask(*given)
+    assert out.requires_grad
+    out = mask.launch(*given)  # which has no graph
     assert not out.requires_grad
     np.testing.assert_array_equal(out.numpy(), mask(*qkv))
 

@@ -245,7 +245,7 @@ def test_the_operators_are_sound() -> None:
     from maskc.integrations.torch.keywords import call_of
 
     mask, inputs = mc.causal(), leaves()
-    key = handles.handle(mc.api._compiled, id(mask), 16, 16, 2, torch.float32, "cpu", True)
+    key = handles.handle(mc.api._compiled, id(mask), 16, 16, 2, torch.float32, ("cpu", 0), True)
     call, data = call_of({"normalizer": "entmax", "alpha": 2}, False, as_operator=True)
     rest = (None, None, data, key, *call.numbers())
     out, lse = torch.ops.maskc.attention(*inputs, *rest)
