@@ -118,6 +118,9 @@ class Grid(Enum):
     """The same of tile columns, where tiles of keys begin with documents."""
     lists = "lists"
     """The same of the lists that a pass reads: by rows, by columns or both."""
+    few = "few"
+    """One per tile row, head and sequence where a call has few pairs; else the launch is left
+    out."""
     results = "results"
     """`resident` per multiprocessor: they share what there is to write."""
 

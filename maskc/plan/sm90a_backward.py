@@ -319,12 +319,13 @@ def _mode(
 ) -> Mode:  # fmt: skip
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
     mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax)
+    few = Launch("attention_backward_few", Grid.few, THREADS)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     own = -(-tile.k // key_blocks)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=own)
     more = () if macro == "ONCE" else (finish,)
-    return Mode((prepare, mean, backward, *more, keys), macro)
+    return Mode((prepare, mean, few, backward, *more, keys), macro)
 
 
 def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:

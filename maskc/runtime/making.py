@@ -29,6 +29,7 @@ from maskc.runtime.prepare import (
     Pass,
     Place,
     apart,
+    few_pairs,
     make_plan,
     mode_of,
     ordered,
@@ -176,7 +177,7 @@ class Maker:
         the same bits on every run."""
         if wanted.direction is Direction.forward or APART not in dict(unit.modes):
             return False
-        if wanted.features & OF_HEADS:
+        if wanted.features & OF_HEADS or few_pairs(sizes):
             return False
         tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
         tally, adders = tables.tally, tables.adders

@@ -30,6 +30,10 @@ from maskc.runtime.plans import ATTENTION, Kernel, Plan
 from maskc.runtime.tables import Tables
 from maskc.runtime.tensor_maps import tensors
 
+_FEW_PAIRS = 1 << 14
+"""Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
+find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
+is no longer what errors of dq and dk come from."""
 _ALIGNED = 32
 """Words of four bytes that what lies behind thresholds is aligned to."""
 
@@ -214,6 +218,8 @@ def _blocks(
             columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
             keys = columns * sizes.heads_kv * sizes.batch
             return -(-max(queries, keys) // launch.per_block)
+        case Grid.few:
+            return queries // unit.tile.q if few_pairs(sizes) else 0
         case Grid.keys:
             return merged * -(-unit.tile.k // launch.per_block)
         case Grid.merges:
@@ -223,6 +229,12 @@ def _blocks(
         case Grid.stream if work is not None:
             return max(1, min(work.filled, multiprocessors * launch.resident))
     return queries // unit.tile.q
+
+
+def few_pairs(sizes: Sizes) -> bool:
+    """Whether a call has so few pairs that dq and dk show how `out` was rounded, and that a sum over
+    all of them costs next to nothing."""
+    return sizes.batch * sizes.heads_q * sizes.n_q * sizes.n_kv <= _FEW_PAIRS
 
 
 def uncut(unit: SourceUnit) -> SourceUnit:

@@ -119,18 +119,19 @@ def test_launches_in_order():
              for each in modes["usual"].launched(frozenset())]  # fmt: skip
     assert grids == [
         ("_prepare", Grid.queries, 64),
+        ("_few", Grid.few, 1),
         ("", Grid.stream, 1),
         ("_finish", Grid.queries, 64),
         ("_finish_keys", Grid.keys, 16),
     ]
     entries = {name: [each.entry for each in mode.launches] for name, mode in modes.items()}
     assert entries["deterministic"] == entries["usual"]
-    assert entries["usual"].pop(3) == "attention_backward_finish"
+    assert entries["usual"].pop(4) == "attention_backward_finish"
     assert entries["once"] == entries["usual"]
-    rooms = [modes[name].launches[2].shared_bytes for name in ("usual", "deterministic", "once")]
+    rooms = [modes[name].launches[3].shared_bytes for name in ("usual", "deterministic", "once")]
     assert rooms == sorted(set(rooms), reverse=True), "zeros, and dq, where these are"
     entmax = [each.entry for each in modes["usual"].launched(frozenset({Feature.entmax}))]
-    assert entmax[:3] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "")]
+    assert entmax[:4] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "_few", "")]
     assert modes["deterministic"].macro == "DETERMINISTIC"
 
 

@@ -1,0 +1,99 @@
+"""dq and dk on Hopper where there are few rows: within twice the error of PyTorch's unfused
+computation in the same dtype, whichever source runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import maskc as mc  # noqa: E402
+from tests.emulator import machine  # noqa: E402
+from tests.support.exact_attention import called, dense, tensors, vectors  # noqa: E402
+from tests.support.hopper import compiled, half, modes  # noqa: E402
+
+EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+FEW = mc.window(2) | mc.sinks(1) & mc.where(lambda q, k: q % 3 == 0)
+SHORT = mc.block_diagonal(4) & mc.where(lambda q, k: (q + k) % 3 > 0)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    return machine.install(monkeypatch)
+
+
+def by_autograd(made, live, kind, **features):
+    leaves = [x.detach().to(kind).requires_grad_() for x in made[:3]]
+    group = made[0].shape[1] // made[1].shape[1]
+    repeated = [x.repeat_interleave(group, 1) for x in leaves[1:]]
+    out = dense(leaves[0], *repeated, live, **features)[0]
+    return [x.double() for x in torch.autograd.grad(out, leaves, made[3].to(kind))]
+
+
+def judge(attn, made, live, dtype, **features):
+    """The worst error of dq and dk over what is allowed."""
+    found = called(attn, *made, **features)
+    exact = by_autograd(made, live, torch.float64, **features)
+    rough = by_autograd(made, live, half(dtype), **features)
+    worst = 0.0
+    for name, wanted, peer in zip(("dq", "dk"), exact, rough, strict=False):
+        allowed = 2 * (peer - wanted).abs().max() + EPS[dtype] * wanted.abs().max() + 1e-4
+        worst = max(worst, float((found[name].double() - wanted).abs().max() / allowed))
+    return worst
+
+
+CASES = [
+    (FEW, "large", {}), (FEW, "small", {}), (FEW, "small", {"softcap": 2.0}),
+    (FEW, "large", {"scale": -0.6}), (FEW, None, {"deterministic": True}),
+    (SHORT, "tiny", {}), (SHORT, "tiny", {"softcap": 2.0}), (SHORT, "small", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", EPS)
+@pytest.mark.parametrize(("mask", "mode", "features"), CASES)
+def test_few_rows(hopper, mask, mode, features, dtype):
+    features, ordered = dict(features), "deterministic" in features
+    features.pop("deterministic", None)
+    attn = compiled(mask, 64, dtype, mode=mode)
+    for seed in range(8):
+        n_q, n_kv = (1, 9, 3, 20)[seed % 4], (40, 9, 70, 20)[seed % 4]
+        made = tensors(n_q, n_kv, 64, half(dtype), seed, batch=1, heads=1, kv_heads=1)
+        live = torch.tensor(mask.dense(n_q, n_kv))[None]
+        if ordered:
+            called(attn, *made, deterministic=True)
+        worst = judge(attn, made, live, dtype, **features)
+        assert worst <= 1, (seed, n_q, n_kv, worst)
+    found = {name for name, mode in modes(attn) if "backward" in name}
+    if mode == "tiny":
+        assert any("tiny" in name for name in found)
+    else:
+        assert "attention_backward_few" in {entry for entry, _ in hopper.launches}
+
+
+def test_alibi(hopper):
+    attn = compiled(FEW, 64, mode="small")
+    made = tensors(3, 30, 64, torch.bfloat16, 4, batch=1, heads=2, kv_heads=1)
+    live = torch.tensor(FEW.dense(3, 30))[None]
+    assert judge(attn, made, live, "bfloat16", **vectors(["alibi_slopes"], 2)) <= 1
+
+
+def test_many_rows_take_delta_from_out(hopper):
+    attn = compiled(FEW, 64, mode="small")
+    made = tensors(140, 140, 64, torch.bfloat16, 4, batch=1, heads=2, kv_heads=1)
+    assert judge(attn, made, torch.tensor(FEW.dense(140))[None], "bfloat16") <= 1
+    assert "attention_backward_few" not in {entry for entry, _ in hopper.launches}
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(FEW, "small"), (SHORT, "tiny")])
+def test_an_out_that_is_not_of_these_keys_decides(mask, mode):
+    """Gradients of lse come from a pass in which out is said to be 0."""
+    attn = compiled(mask, 64, mode=mode)
+    q, k, v, dout = tensors(20, 20, 64, torch.bfloat16, 5, batch=1, heads=1, kv_heads=1)
+    out, lse = attn(q, k, v, return_lse=True)
+    dq = attn.backward(q, k, v, torch.zeros_like(out), lse, dout)[0]
+    live = torch.tensor(mask.dense(20))
+    scores = (q.double() @ k.double().transpose(-1, -2) / 8).masked_fill(~live, -torch.inf)
+    p = torch.softmax(scores, -1)
+    wanted = (p * (dout.double() @ v.double().transpose(-1, -2))).nan_to_num(0) @ k.double() / 8
+    assert (dq.double() - wanted).abs().max() < 2**-6 * wanted.abs().max()
