@@ -327,7 +327,7 @@ class _Watch:
         self.cases = self.refused = 0
         self.reason = ""
         self.best: Mismatch | None = None
-        self._until = monotonic() + _SECONDS
+        self._until: float | None = None  # known after the first case, which builds the kernel
 
     def tried(self, case: Drawn) -> bool:
         """Whether a case is right; a refused one is.
@@ -335,7 +335,7 @@ class _Watch:
         Raises:
             _Enough: looking for a wrong case, or for a smaller one, has taken too long.
         """
-        if monotonic() > self._until:
+        if self._until is not None and monotonic() > self._until:
             raise _Enough
         try:
             found = mismatch(case, self.subject)
@@ -343,11 +343,13 @@ class _Watch:
             self.refused += 1
             self.reason = self.reason or f"{refusal.code} {refusal.finding}"
             return True
+        finally:
+            self._until = self._until or monotonic() + _SECONDS
         self.cases += self.best is None
         if found is None:
             return True
         if self.best is None:
-            self._until = monotonic() + _SECONDS
+            self._until: float | None = None  # known after the first case, which builds the kernel
         if self.best is None or case.size < self.best.case.size:
             self.best = found
         return False
