@@ -310,4 +310,3 @@ _METHODS = frozenset(_FUNCTIONS) - {
     "and", "or", "mod", "invert", "pos", "truediv", "floordiv", "rfloordiv", "positive", "fix",
     "ones_like", "zeros_like", "full_like", "where", "isin",
 }  # fmt: skip
-

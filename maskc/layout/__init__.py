@@ -16,7 +16,7 @@ from maskc.layout.classes import views as views
 from maskc.layout.data import bind_arrays as bind_arrays
 from maskc.layout.data import check_lengths as check_lengths
 from maskc.layout.data import split_call_data as split_call_data
-from maskc.layout.held import decisive as decisive
+from maskc.layout.held import below_0 as below_0
 from maskc.layout.held import held_arrays as held_arrays
 from maskc.layout.distances import distance_words as distance_words
 from maskc.layout.documents import beside_documents as beside_documents

@@ -71,7 +71,9 @@ def dense(
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
     batch = given.batch_of(wanted, arrays)
-    captured = [leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables]
+    captured = [
+        leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables
+    ]
     if any(sequences > 1 for sequences, _ in captured):
         batch = max(batch or 1, *(sequences for sequences, _ in captured))
     for each in ranking.values():
@@ -211,7 +213,9 @@ def _heads(
             if (count := leading(decl)[1]) > 1:
                 found = found or count
                 if count < found:
-                    raise DataShape("a captured array", decl.array.shape, f"{found} heads", at=node.loc)
+                    raise DataShape(
+                        "a captured array", decl.array.shape, f"{found} heads", at=node.loc
+                    )
         if isinstance(node, N.TopK) and (count := _ranked_heads(scores[node])):
             found = found or count
             if count != found:
