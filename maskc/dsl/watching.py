@@ -51,9 +51,9 @@ def _mode(torch: Any) -> type:
             named = named or {}
             if any(map(_is_traced, (*args, *named.values()))):
                 return call("torch", function, args, named)
-            if any(each is device() for each in (*args, *named.values())):
-                if getattr(function, "__name__", "") == "to":
-                    return args[0]
+            moved = getattr(function, "__name__", "") == "to"
+            if moved and any(each is device() for each in (*args, *named.values())):
+                return args[0]
             return function(*args, **named)
 
     return Tracing

@@ -16,14 +16,14 @@ from maskc.layout.classes import views as views
 from maskc.layout.data import bind_arrays as bind_arrays
 from maskc.layout.data import check_lengths as check_lengths
 from maskc.layout.data import split_call_data as split_call_data
-from maskc.layout.held import below_0 as below_0
-from maskc.layout.held import held_arrays as held_arrays
 from maskc.layout.distances import distance_words as distance_words
 from maskc.layout.documents import beside_documents as beside_documents
 from maskc.layout.documents import check_documents as check_documents
 from maskc.layout.documents import document_lists as document_lists
 from maskc.layout.documents import most_runs as most_runs
 from maskc.layout.documents import room_of as room_of
+from maskc.layout.held import below_0 as below_0
+from maskc.layout.held import held_arrays as held_arrays
 from maskc.layout.host import to_host as to_host
 from maskc.layout.lists import build_batch as build_batch
 from maskc.layout.lists import extents as extents

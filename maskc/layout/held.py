@@ -221,8 +221,8 @@ def decisive(
 
 
 def _refuse_decisive(
-    reading: Reading, raw: Expr, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, np.ndarray],
-    ranks: Mapping[str, int], n_q: int, n_kv: int, held: Held,
+    reading: Reading, raw: Expr, shapes: Mapping[str, tuple[int, ...]],
+    own: Mapping[str, np.ndarray], ranks: Mapping[str, int], n_q: int, n_kv: int, held: Held,
 ) -> None:  # fmt: skip
     pairs = decisive(raw, shapes)
     arrays = {n: _flat(_longer(a, (1,) * ranks[n]), ranks[n]) for n, a in own.items()}

@@ -1,4 +1,4 @@
-"""Captured arrays are data: replaced without planning or building anything, read where they count."""
+"""Captured arrays are data: replaced without planning, read where they decide."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_numpy_arrays_are_copied() -> None:
 
 def test_copies_and_pickles() -> None:
     torch = pytest.importorskip("torch")
-    mask = mc.from_mask_mod(lambda b, h, q, k, doc=torch.from_numpy(DOC): doc[q] == doc[k])
+    doc = torch.from_numpy(DOC)
+    mask = mc.from_mask_mod(lambda b, h, q, k: doc[q] == doc[k])
     mask.compile(D, dtype="float32")
     for other in (copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
         assert other == mask

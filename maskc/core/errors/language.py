@@ -58,8 +58,8 @@ class BatchUsed(MaskcError):
     code = "MC108"
     message = "the mask depends on the batch index b"
     hint = (
-        "b may only index a captured array, as in doc[b, q]; or pass per-sequence information as data: "
-        "mc.documents, mc.intervals, mc.flags"
+        "b may only index a captured array, as in doc[b, q]; or pass per-sequence information as "
+        "data: mc.documents, mc.intervals, mc.flags"
     )
 
 
