@@ -144,10 +144,10 @@ def _check_below_0(held: Held) -> None:
         DataRange.
     """
     from maskc.ir.simplify import simplify
-    from maskc.layout import decisive
+    from maskc.layout import below_0
 
-    for reading in held.readings:
-        if simplify(decisive(reading.raw, None)) != NEVER:
+    for reading, pairs in below_0(held):
+        if simplify(pairs) != NEVER:
             found = "an index may be below 0 where nothing in the formula rules it out"
             hint = "guard it, as (q >= 1) & (doc[q - 1] == doc[k]) does, or clamp it with max"
             raise DataRange("a captured array", found, hint, at=reading.at)

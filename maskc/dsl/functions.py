@@ -102,6 +102,13 @@ def _own(value: Any) -> Traced:
     return Traced(lift(value))
 
 
+def _unary(apply: Callable[[Any], object]) -> Function:
+    def function(input: Any) -> object:
+        return apply(_own(input))
+
+    return function
+
+
 def _swapped(apply: Callable[[Any, Any], object]) -> Function:
     def function(input: Any, other: Any) -> object:
         return apply(_own(other), _own(input))
@@ -145,6 +152,10 @@ def _clamp(input: Any, min: Any = None, max: Any = None, **bounds: Any) -> Trace
     if low is not None:
         value = E.maximum(value, lift_int(low, "clamp"))
     return Traced(value if high is None else E.minimum(value, lift_int(high, "clamp")))
+
+
+def _clamp_max(input: Any, max: Any) -> Traced:
+    return _clamp(input, None, max)
 
 
 def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> object:
@@ -229,7 +240,10 @@ def _to(input: Any, *args: Any, **named: Any) -> object:
 
 
 def _caster(name: str) -> Function:
-    return lambda input: _cast(_own(input), name)
+    def function(input: Any) -> Traced:
+        return _cast(_own(input), name)
+
+    return function
 
 
 def _filled(amount: Any) -> Function:
@@ -260,6 +274,10 @@ def _filled_with(like: Any, amount: Any, dtype: Any) -> Traced:
     return _cast(_own(amount), _dtype_name(dtype))
 
 
+def _no_dimensions(input: Any) -> int:
+    return 0
+
+
 def _same(input: Any, *_: Any, **__: Any) -> Traced:
     return _own(input)
 
@@ -267,7 +285,7 @@ def _same(input: Any, *_: Any, **__: Any) -> Traced:
 # ------------------------------------------------------------------ the table
 
 _AND, _OR = _operator(operator.and_), _operator(operator.or_)
-_XOR, _NOT = _operator(operator.xor), lambda input: ~_own(input)
+_XOR, _NOT = _operator(operator.xor), _unary(operator.invert)
 _SUB, _DIVIDE = _scaled(operator.sub), _divide
 _FUNCTIONS: dict[str, Function] = {
     "add": _scaled(operator.add), "sub": _SUB, "subtract": _SUB, "rsub": _swapped(operator.sub),
@@ -277,14 +295,13 @@ _FUNCTIONS: dict[str, Function] = {
     "rfloordiv": _swapped(operator.floordiv), "remainder": _operator(operator.mod),
     "mod": _operator(operator.mod), "rmod": _swapped(operator.mod), "fmod": _trunc_remainder,
     "div": _DIVIDE, "divide": _DIVIDE, "true_divide": _DIVIDE, "truediv": _DIVIDE,
-    "neg": lambda input: -_own(input), "negative": lambda input: -_own(input),
+    "neg": _unary(operator.neg), "negative": _unary(operator.neg),
     "positive": _same, "pos": _same,
-    "abs": lambda input: abs(_own(input)), "absolute": lambda input: abs(_own(input)),
+    "abs": _unary(abs), "absolute": _unary(abs),
     "minimum": _extreme(E.minimum), "maximum": _extreme(E.maximum),
     "min": _extreme(E.minimum), "max": _extreme(E.maximum),
     "clamp": _clamp, "clip": _clamp,
-    "clamp_min": lambda input, min: _clamp(input, min),
-    "clamp_max": lambda input, max: _clamp(input, None, max),
+    "clamp_min": _clamp, "clamp_max": _clamp_max,
     "where": _where, "isin": _is_in, "fix": _same, "floor": _same, "ceil": _same,
     "eq": _operator(operator.eq), "equal": _operator(operator.eq),
     "ne": _operator(operator.ne), "not_equal": _operator(operator.ne),
@@ -303,11 +320,10 @@ _FUNCTIONS: dict[str, Function] = {
     "new_ones": _filled(1), "new_zeros": _filled(0), "new_full": _full,
     "ones_like": _filled(1), "zeros_like": _filled(0), "full_like": _full_like,
     "clone": _same, "contiguous": _same, "detach": _same, "cpu": _same, "cuda": _same,
-    "dim": lambda input: 0, "getitem": read,
+    "dim": _no_dimensions, "getitem": read,
 }  # fmt: skip
 _METHODS = frozenset(_FUNCTIONS) - {
     "equal", "getitem", "radd", "rmul", "rmod", "rand", "ror", "rxor", "iand", "ior", "ixor",
     "and", "or", "mod", "invert", "pos", "truediv", "floordiv", "rfloordiv", "positive", "fix",
     "ones_like", "zeros_like", "full_like", "where", "isin",
 }  # fmt: skip
-

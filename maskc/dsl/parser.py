@@ -182,7 +182,7 @@ def _loaded(formula: Expr, given: dict[str, Captured]) -> tuple[Expr, tuple[Data
             raise BadExpression(f"{node.array}[...] is not an array given here; given: {known}")
     names: dict[str, str] = {}
     tables: list[DataDecl] = []
-    for name, rank in ranks.items():
+    for name, rank in ((name, ranks[name]) for name in given if name in ranks):
         decls = (d for d in tables if d.rank == rank and d.values == given[name])
         decl = next(decls, None)
         if decl is None:

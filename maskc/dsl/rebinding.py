@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ class Rebinder:
         """A copy of an object with a `__dict__`; its methods are those of a class of its own."""
         kind = type(value)
         held = getattr(value, "__dict__", None)
-        known = users(kind.__module__) or kind.__name__ == "SimpleNamespace"
+        known = users(kind.__module__) or kind is SimpleNamespace
         if type(held) is not dict or not known:
             return value
         methods = {
@@ -126,7 +126,7 @@ class Rebinder:
         if not methods and not any(map(_matters, held.values())):
             return value
         try:
-            copy = object.__new__(kind)
+            copy = SimpleNamespace() if kind is SimpleNamespace else object.__new__(kind)
         except TypeError:  # made in another way
             return value
         self._kept(value, copy)

@@ -178,9 +178,9 @@ def _load(array: Any, index: list[Expr]) -> Traced:
         BATCH.name in E.symbols(each) for axis, each in enumerate(index) if axis not in of_batch
     ):
         raise BatchUsed(at=caller())
-    of_heads = [
-        axis for axis, each in enumerate(index) if each == E.H and array.shape[axis] > 1
-    ][:1]
+    of_heads = [axis for axis, each in enumerate(index) if each == E.H and array.shape[axis] > 1][
+        :1
+    ]
     leading = [*of_batch, *of_heads]
     own = [axis for axis in range(len(index)) if axis not in leading]
     order = [*leading, *own]

@@ -26,17 +26,33 @@ def _refuse(what: str) -> NoReturn:
     raise NotTraceable(what, at=caller())
 
 
-_tracing: ContextVar[bool] = ContextVar("maskc_tracing", default=False)
+Running = list[object]
+"""Functions in C that run now, the innermost last."""
+
+_tracing: ContextVar[Running | None] = ContextVar("maskc_tracing", default=None)
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
-    """While a formula is traced, whatever Python would decide about a traced value is refused."""
-    token = _tracing.set(True)
+def tracing() -> Iterator[Running]:
+    """While a formula is traced, whatever Python would decide about a traced value is refused.
+
+    Yields:
+        Where to note the functions in C that the formula calls.
+    """
+    running: Running = []
+    token = _tracing.set(running)
     try:
-        yield
+        yield running
     finally:
         _tracing.reset(token)
+
+
+def _asked_by_torch(running: Running) -> bool:
+    """Whether torch looks for plain numbers among its arguments, before it hands them over."""
+    inner = running[-1] if running else None
+    owners = inner, type(getattr(inner, "__self__", None)), getattr(inner, "__objclass__", None)
+    modules = (getattr(owner, "__module__", None) or "" for owner in owners)
+    return any(module.partition(".")[0] == "torch" for module in modules)
 
 
 def lift(value: object) -> Expr:
@@ -307,7 +323,8 @@ class Traced:
 
     @property
     def __class__(self) -> type:  # what isinstance() reads where the type does not decide
-        if _tracing.get():
+        running = _tracing.get()
+        if running is not None and not _asked_by_torch(running):
             _refuse("isinstance() asks what a traced value is, which would be decided for good")
         return Traced
 
@@ -325,7 +342,7 @@ class Traced:
     def __repr__(self) -> str:
         from maskc.core.expr_text import to_python
 
-        if _tracing.get():
+        if _tracing.get() is not None:
             _refuse("the text of a traced value would be decided for good")
         return to_python(self.expr)
 

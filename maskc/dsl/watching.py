@@ -11,9 +11,9 @@ import builtins
 import dis
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,7 +21,7 @@ from maskc.core.errors import NotTraceable
 from maskc.core.source import located
 from maskc.dsl.functions import call, device
 from maskc.dsl.tables import Rows
-from maskc.dsl.traced import Traced, tracing
+from maskc.dsl.traced import Running, Traced, tracing
 
 _LIBRARIES = frozenset({"maskc", "torch", "numpy", "cupy", *sys.stdlib_module_names}) - {"__main__"}
 _DECIDES = (builtins.id, operator.is_, operator.is_not)
@@ -32,8 +32,8 @@ def watched() -> Iterator[None]:
     """While a function is traced."""
     torch = sys.modules.get("torch")
     before = sys.getprofile()
-    with tracing(), _mode(torch)() if torch is not None else nullcontext():
-        sys.setprofile(_entered)
+    with tracing() as running, _mode(torch)() if torch is not None else nullcontext():
+        sys.setprofile(partial(_entered, running))
         try:
             yield
         finally:
@@ -51,9 +51,9 @@ def _mode(torch: Any) -> type:
             named = named or {}
             if any(map(_is_traced, (*args, *named.values()))):
                 return call("torch", function, args, named)
-            if any(each is device() for each in (*args, *named.values())):
-                if getattr(function, "__name__", "") == "to":
-                    return args[0]
+            moved = getattr(function, "__name__", "") == "to"
+            if moved and any(each is device() for each in (*args, *named.values())):
+                return args[0]
             return function(*args, **named)
 
     return Tracing
@@ -74,8 +74,12 @@ def users(module: object) -> bool:
 # ------------------------------------------------------------------ `is`, `type`, `id`
 
 
-def _entered(frame: FrameType, event: str, function: Any) -> None:
-    if event == "c_call":
+def _entered(running: Running, frame: FrameType, event: str, function: Any) -> None:
+    if event in ("c_return", "c_exception"):
+        if running:
+            running.pop()
+    elif event == "c_call":
+        running.append(function)
         if any(function is each for each in _DECIDES) and users(frame.f_globals.get("__name__")):
             _refuse(f"{function.__name__}() would be decided for good", frame, frame.f_lasti)
     elif event == "call" and users(frame.f_globals.get("__name__")):
@@ -84,10 +88,15 @@ def _entered(frame: FrameType, event: str, function: Any) -> None:
 
 def _look_through(frame: FrameType) -> None:
     code = frame.f_code
-    for offset, operands in _identities(code):
-        if any(_may_be_traced(frame, names) for names in operands):
-            _refuse("`is` would be decided for good; compare with ==", frame, offset)
-    offset = _reads_type(code)
+    identities, offset = _identities(code), _reads_type(code)
+    if not identities and offset is None:
+        return
+    here = frame.f_locals  # parameters, and what is captured
+    if not any(map(_is_traced, here.values())):
+        return
+    for where, operands in identities:
+        if any(_may_be_traced(here, names) for names in operands):
+            _refuse("`is` would be decided for good; compare with ==", frame, where)
     if offset is not None and frame.f_globals.get("type", type) is type:
         _refuse("type() asks what a traced value may be, in a function that is not followed",
                 frame, offset)  # fmt: skip
@@ -160,9 +169,6 @@ def _names(part: list[dis.Instruction], stored: set[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _may_be_traced(frame: FrameType, names: frozenset[str]) -> bool:
-    """Whether an operand may be a traced value: parameters and captured names are known here."""
-    if _ANY in names:
-        return True
-    here = frame.f_locals
-    return any(type(here.get(name)) in (Traced, Rows) or name not in here for name in names)
+def _may_be_traced(here: Mapping[str, object], names: frozenset[str]) -> bool:
+    """Whether an operand may be a traced value, by what the names hold when the function begins."""
+    return any(name == _ANY or name not in here or _is_traced(here[name]) for name in names)

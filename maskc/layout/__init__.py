@@ -22,7 +22,7 @@ from maskc.layout.documents import check_documents as check_documents
 from maskc.layout.documents import document_lists as document_lists
 from maskc.layout.documents import most_runs as most_runs
 from maskc.layout.documents import room_of as room_of
-from maskc.layout.held import decisive as decisive
+from maskc.layout.held import below_0 as below_0
 from maskc.layout.held import held_arrays as held_arrays
 from maskc.layout.host import to_host as to_host
 from maskc.layout.lists import build_batch as build_batch

@@ -8,7 +8,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -22,6 +22,7 @@ from maskc.core.errors import DataRange
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
+from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
 from maskc.layout.bounds import Analyst, Boxes
 from maskc.layout.build import build
@@ -142,6 +143,10 @@ class _Domain(Analyst):
             for load in loads
         }  # type: ignore[misc]
 
+    def least(self, index: Expr) -> int:
+        """The least value of an index."""
+        return int(self.bounds(index, self._box)[0])
+
     def inside(self, formula: Expr, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether every index certainly is inside its array."""
         return all(
@@ -163,12 +168,31 @@ class _Domain(Analyst):
 # ------------------------------------------------------------------ what an index outside decides
 
 
-def decisive(raw: Expr, shapes: Mapping[str, tuple[int, ...]] | None) -> Expr:
+def below_0(held: Held) -> list[tuple[Reading, Expr]]:
+    """The formulas, each with the pairs for which an index below 0 may decide, at any lengths."""
+    own = {name: values.array for name, _, values in held.tables}
+    ranks = {name: rank for name, rank, _ in held.tables}
+    box = _Domain(own, ranks, MAX_LENGTH, MAX_LENGTH, MAX_LENGTH)
+
+    def sure(index: Expr) -> bool:
+        numbers = {**E.params(index), "n_q": 0, "n_kv": 0}
+        known = not E.params(index) and not E.symbols(index) & {"n_q", "n_kv"}
+        return known and box.least(_with_values(index, numbers)) >= 0
+
+    return [(reading, decisive(reading.raw, None, sure)) for reading in held.readings]
+
+
+def decisive(
+    raw: Expr,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    sure: Callable[[Expr], bool] = lambda index: False,
+) -> Expr:
     """The pairs for which an element outside an array decides.
 
     Args:
         raw: the formula as the user wrote it.
         shapes: of the arrays, without sequences and heads; None: only indices below 0 count.
+        sure: whether an index is known never to be below 0.
 
     A comparison that reads one is neither true nor false: the formula is decided where it comes
     out the same with all such comparisons true and with all of them false. There is no `not`
@@ -192,7 +216,7 @@ def decisive(raw: Expr, shapes: Mapping[str, tuple[int, ...]] | None) -> Expr:
     def inside(atom: Expr) -> Expr:
         found = []
         for load in (node for node in E.walk(atom) if isinstance(node, E.Load)):
-            found += [E.ge(safe(part), E.ZERO) for part in load.index]
+            found += [E.ge(safe(part), E.ZERO) for part in load.index if not sure(part)]
             if shapes is not None:
                 sizes = zip(load.index, shapes[load.array], strict=True)
                 found += [E.lt(safe(part), E.const(size)) for part, size in sizes]
@@ -210,8 +234,8 @@ def decisive(raw: Expr, shapes: Mapping[str, tuple[int, ...]] | None) -> Expr:
 
 
 def _refuse_decisive(
-    reading: Reading, raw: Expr, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, np.ndarray],
-    ranks: Mapping[str, int], n_q: int, n_kv: int, held: Held,
+    reading: Reading, raw: Expr, shapes: Mapping[str, tuple[int, ...]],
+    own: Mapping[str, np.ndarray], ranks: Mapping[str, int], n_q: int, n_kv: int, held: Held,
 ) -> None:  # fmt: skip
     pairs = decisive(raw, shapes)
     arrays = {n: _flat(_longer(a, (1,) * ranks[n]), ranks[n]) for n, a in own.items()}
@@ -285,5 +309,3 @@ def _place_of(raw: Expr, held: Held) -> object:
     """Where the formula reads the first array that an index may miss."""
     names = E.arrays(raw)
     return next((v.at for name, _, v in held.tables if name in names and v.at), None)
-
-

@@ -129,7 +129,9 @@ def _at(
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
     count = given.batch_of(wanted, arrays)
-    captured = [leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables]
+    captured = [
+        leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables
+    ]
     if any(sequences > 1 for sequences, _ in captured):
         count = max(count or 1, *(sequences for sequences, _ in captured))
     for each in ranking.values():
@@ -288,7 +290,9 @@ def _heads(
             if (count := leading(decl)[1]) > 1:
                 found = found or count
                 if count < found:
-                    raise DataShape("a captured array", decl.array.shape, f"{found} heads", at=node.loc)
+                    raise DataShape(
+                        "a captured array", decl.array.shape, f"{found} heads", at=node.loc
+                    )
         if isinstance(node, N.TopK) and (count := _ranked_heads(scores[node])):
             found = found or count
             if count != found:

@@ -52,9 +52,7 @@ def integer(expr: Expr, scope: Scope, outside: list[np.ndarray] | None = None) -
     raise TypeError(f"not an integer formula: {expr!r}")
 
 
-def _element(
-    array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarray]
-) -> np.ndarray:
+def _element(array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarray]) -> np.ndarray:
     inside = []
     for part, size in zip(index, array.shape, strict=True):
         outside.append((part < 0) | (part >= size))

@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[..., object], type[MaskcError]]] = {
     "length": (lambda q, k: len(q) == 1, NotTraceable),
     "hash": (lambda q, k: hash(q) == 3, NotTraceable),
     "key_of_a_dict": (lambda q, k: {0: True}.get(q, False), NotTraceable),
-    "iteration": (lambda q, k: [x for x in q] == [], NotTraceable),
+    "iteration": (lambda q, k: [x + 1 for x in q] == [], NotTraceable),
     "inside": (lambda q, k: k in q, NotTraceable),
     "attribute_test": (lambda q, k: hasattr(q, "item"), NotTraceable),
     "equals_text": (lambda q, k: q == "x", NotTraceable),

@@ -57,7 +57,10 @@ class NotTraceable(MaskcError):
 class BatchUsed(MaskcError):
     code = "MC108"
     message = "the mask depends on the batch index b"
-    hint = "pass per-sequence information as data instead: mc.documents, mc.intervals, mc.flags"
+    hint = (
+        "b may only index a captured array, as in doc[b, q]; or pass per-sequence information as "
+        "data: mc.documents, mc.intervals, mc.flags"
+    )
 
 
 class BadAlign(MaskcError):

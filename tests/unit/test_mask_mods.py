@@ -1,0 +1,350 @@
+"""mask_mods as they are published: each against its own eager evaluation on grids of indices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core.errors import BatchUsed, NotTraceable
+
+torch = pytest.importorskip("torch")
+
+N, HEADS, SEQUENCES = 12, 2, 2
+Mod = Callable[..., object]
+
+
+def eager(mod: Mod, n: int = N) -> np.ndarray:
+    """What FlexAttention makes of it: bool [sequences, heads, n, n]."""
+    i = torch.arange(n)
+    found = torch.zeros(SEQUENCES, HEADS, n, n, dtype=torch.bool)
+    for b in range(SEQUENCES):
+        for h in range(HEADS):
+            kept = mod(torch.tensor(b), torch.tensor(h), i[:, None], i[None])
+            found[b, h] = torch.as_tensor(kept)
+    return found.numpy()
+
+
+def found(mask: mc.Mask, n: int = N) -> np.ndarray:
+    """The same of a mask, whose dimensions say what differs."""
+    dense = mask.dense(n, n_heads=HEADS)
+    if dense.ndim == 3:
+        dense = dense[:, None] if _by_sequence(mask) else dense[None]
+    return np.broadcast_to(dense, (SEQUENCES, HEADS, n, n))
+
+
+def _by_sequence(mask: mc.Mask) -> bool:
+    """Whether the only dimension in front is that of sequences."""
+    return all(
+        decl.array.ndim - decl.rank in (0, 1 + (decl.rank > 1)) for decl in mask.tables
+    ) and (any(decl.array.ndim > decl.rank for decl in mask.tables))
+
+
+def check(mod: Mod, n: int = N) -> mc.Mask:
+    mask = mc.from_mask_mod(mod)
+    right = eager(mod, n)
+    np.testing.assert_array_equal(found(mask, n), right)
+    if (right == right[:1, :1]).all():
+        assert mask.count(n) == right[0, 0].sum()
+        assert mc.parse(str(mask)) == mask
+    return mask
+
+
+FUNCTIONS: dict[str, Mod] = {
+    "abs": lambda b, h, q, k: torch.abs(q - k) <= 4,
+    "absolute_method": lambda b, h, q, k: (q - k).abs() <= 4,
+    "where_of_conditions": lambda b, h, q, k: torch.where(q < 9, q >= k, k < 3),
+    "where_of_integers": lambda b, h, q, k: torch.where(q < 5, q + 2, q - k) >= 3,
+    "where_inside_where": lambda b, h, q, k: torch.where(
+        q < 5, torch.where(k < 3, q, 2), torch.where(k > 7, k, 9)
+    ) == 2,
+    "where_mixed": lambda b, h, q, k: torch.where(q < 5, k, q >= k) == 1,
+    "where_with_a_number": lambda b, h, q, k: torch.where(q >= k, 1, 0) > 0,
+    "minimum": lambda b, h, q, k: torch.minimum(q, k) < 5,
+    "maximum": lambda b, h, q, k: torch.maximum(q, k) >= 8,
+    "min": lambda b, h, q, k: torch.min(q, k) < 5,
+    "max_method": lambda b, h, q, k: torch.maximum(q, k).maximum(torch.tensor(3)) == 3,
+    "clamp_method": lambda b, h, q, k: q.clamp(3, 8) - k <= 3,
+    "clamp": lambda b, h, q, k: torch.clamp(q - k, min=0) < 3,
+    "clamp_max": lambda b, h, q, k: torch.clamp(q, max=4) >= k,
+    "clip": lambda b, h, q, k: torch.clip(q - k, -2, 2) == 2,
+    "clamp_min": lambda b, h, q, k: (q - k).clamp_min(1) == 1,
+    "logical_and": lambda b, h, q, k: torch.logical_and(q >= k, k < 9),
+    "logical_or": lambda b, h, q, k: torch.logical_or(q >= k, k < 2),
+    "logical_xor": lambda b, h, q, k: (q >= k).logical_xor(k < 2),
+    "logical_not": lambda b, h, q, k: torch.logical_not(q >= k),
+    "logical_of_integers": lambda b, h, q, k: torch.logical_and(q % 3, k % 2),
+    "remainder": lambda b, h, q, k: torch.remainder(q - k, 3) == 1,
+    "floor_divide": lambda b, h, q, k: torch.floor_divide(q - k, 3) == -1,
+    "div_floor": lambda b, h, q, k: torch.div(q - 20, 3, rounding_mode="floor") + 4 < k,
+    "div_trunc": lambda b, h, q, k: torch.div(q - k, 3, rounding_mode="trunc") == 0,
+    "div_method": lambda b, h, q, k: q.div(4, rounding_mode="floor") == k.floor_divide(4),
+    "fmod": lambda b, h, q, k: torch.fmod(q - k, 3) == -2,
+    "add_sub_mul": lambda b, h, q, k: torch.add(q, 3) - torch.mul(k, 2) >= torch.sub(1, k),
+    "alpha": lambda b, h, q, k: torch.add(q, k, alpha=-2) >= 1,
+    "neg": lambda b, h, q, k: torch.neg(q).add(k) <= 0,
+    "eq_ne": lambda b, h, q, k: torch.eq(q, k) | torch.ne(q, 3),
+    "lt_le_gt_ge": lambda b, h, q, k: torch.lt(q, k) | torch.gt(q, 8) & torch.le(k, 5) | q.ge(11),
+    "long_names": lambda b, h, q, k: torch.greater_equal(q, k) & torch.less(k, 7),
+    "bitwise": lambda b, h, q, k: torch.bitwise_or(
+        torch.bitwise_and(q >= k, k < 5), torch.bitwise_not(torch.bitwise_xor(q < 3, k < 3))
+    ),
+    "isin": lambda b, h, q, k: torch.isin(q - k, torch.tensor([0, 1, 2, 4, 8])),
+    "new_ones": lambda b, h, q, k: q.new_ones((), dtype=torch.bool) & (q >= k),
+    "new_zeros": lambda b, h, q, k: q.new_zeros((), dtype=torch.bool) | (q >= k),
+    "new_full": lambda b, h, q, k: q.new_full((), 3) + k > q,
+    "ones_like": lambda b, h, q, k: (torch.ones_like(q) + q > k),
+    "scalars": lambda b, h, q, k: torch.ones((), dtype=torch.bool) & (q - torch.tensor(2) < k),
+    "to_bool": lambda b, h, q, k: (q % 2).to(torch.bool) & (k % 3).bool(),
+    "casts": lambda b, h, q, k: q.long() - k.to(torch.int32).int() < 2,
+    "condition_as_integer": lambda b, h, q, k: (q >= k).int() + (k < 3).to(torch.int64) == 2,
+    "device_and_dtype": lambda b, h, q, k: (
+        (q >= k).to(q.device) & torch.tensor(True).to(q.device) & (k.to(q.dtype) < 9)
+    ),
+    "shape": lambda b, h, q, k: (q >= k) if q.ndim in (0, 2) else (q < k),
+    "reflected": lambda b, h, q, k: (5 - q <= k) & (torch.tensor(3) <= q),
+    "augmented": lambda b, h, q, k: _augmented(q, k),
+    "and_masks": lambda b, h, q, k: _flex("and_masks", _causal, _near)(b, h, q, k),
+    "or_masks": lambda b, h, q, k: _flex("or_masks", _near, lambda b, h, q, k: k < 2)(b, h, q, k),
+    "partial": functools.partial(lambda size, b, h, q, k: q - k < size, 3),
+    "default": lambda b, h, q, k, size=4: abs(q - k) < size,
+    "heads": lambda b, h, q, k: q - k <= 3 * h,
+}  # fmt: skip
+
+
+def _causal(b, h, q, k):
+    return q >= k
+
+
+def _near(b, h, q, k):
+    return q - k <= 3
+
+
+def _augmented(q, k):
+    keep = q >= k
+    keep &= q - k < 5
+    keep |= k < 2
+    return keep
+
+
+def _flex(name: str, *mods: Mod) -> Mod:
+    from torch.nn.attention import flex_attention
+
+    return getattr(flex_attention, name)(*mods)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_and_methods_of_torch(name: str) -> None:
+    check(FUNCTIONS[name])
+
+
+def test_what_flex_attention_offers() -> None:
+    from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
+
+    check(and_masks(_causal, _near))
+    check(or_masks(and_masks(_causal, _near), lambda b, h, q, k: k < 2))
+    assert mc.from_mask_mod(noop_mask).dense(N).all()
+
+
+def test_wrapped_and_callable_objects() -> None:
+    def counted(function: Mod) -> Mod:
+        @functools.wraps(function)
+        def wrapper(*args, **options):
+            return function(*args, **options)
+
+        return wrapper
+
+    class Rule:
+        def __init__(self, size: int) -> None:
+            self.size = size
+            self.limits = np.array([2, 4, 6])
+
+        def close(self, q, k):
+            return max(q, k) - min(q, k) < self.size
+
+        def __call__(self, b, h, q, k):
+            return self.close(q, k) & (self.limits[k % 3] > 2)
+
+    assert mc.from_mask_mod(counted(_causal)) == mc.where(lambda q, k: q >= k)
+    rule, i = Rule(4), np.arange(N)
+    right = (abs(i[:, None] - i) < 4) & (rule.limits[i % 3] > 2)
+    np.testing.assert_array_equal(mc.from_mask_mod(rule).dense(N), right)
+    np.testing.assert_array_equal(
+        mc.where(lambda q, k: rule.close(q, k)).dense(4), [[True] * 4] * 4
+    )
+
+
+REFUSED: dict[str, Mod] = {
+    "equal": lambda b, h, q, k: torch.equal(q, k),
+    "is_tensor": lambda b, h, q, k: torch.is_tensor(q) & (q >= k),
+    "sin": lambda b, h, q, k: torch.sin(q) > k,
+    "true_division": lambda b, h, q, k: torch.div(q, 2) > k,
+    "float": lambda b, h, q, k: q.float() > k,
+    "to_float": lambda b, h, q, k: q.to(torch.float32) > k,
+    "narrow": lambda b, h, q, k: q.to(torch.int8) > k,
+    "item": lambda b, h, q, k: q.item() > k,
+    "vector": lambda b, h, q, k: q.new_ones((3,)) > k,
+    "whole_array": lambda b, h, q, k: torch.arange(12) + q > k,
+    "float_array": lambda b, h, q, k: torch.ones(12)[q] > 0,
+    "row": lambda b, h, q, k: torch.ones(12, 12, dtype=torch.int64)[q] == 1,
+    "condition_as_index": lambda b, h, q, k: torch.arange(12)[q >= k] > 1,
+    "new_dimension": lambda b, h, q, k: torch.arange(12)[None, q] > 1,
+    "sum": lambda b, h, q, k: torch.sum(q) > k,
+    "stack": lambda b, h, q, k: torch.stack([q, k]) > 1,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_would_do_otherwise_is_refused(name: str) -> None:
+    with pytest.raises(NotTraceable):
+        mc.from_mask_mod(REFUSED[name])
+
+
+# ------------------------------------------------------------------ captured tensors
+
+DOC = torch.arange(24).reshape(2, 12) // 5
+BIAS = torch.arange(2 * 2 * 12 * 12).reshape(2, 2, 12, 12) * 7 % 11
+OWN = SimpleNamespace(doc=DOC[0], inner=SimpleNamespace(doc=DOC), numpy=DOC[0].numpy())
+LISTED = {"doc": DOC[0], "rows": [DOC[0], DOC[1]], "numpy": [DOC[1].numpy()]}
+LENGTHS, REACH = torch.tensor([4, 9]), torch.tensor([1, 5])
+
+PLACES: dict[str, Mod] = {
+    "attribute": lambda b, h, q, k: OWN.doc[q] == OWN.doc[k],
+    "attribute_of_numpy": lambda b, h, q, k: OWN.numpy[q] == OWN.numpy[k],
+    "nested": lambda b, h, q, k: OWN.inner.doc[1][q] == OWN.inner.doc[1, k],
+    "dict": lambda b, h, q, k: LISTED["doc"][q] == LISTED["rows"][1][k],
+    "row": lambda b, h, q, k: DOC[0][q] == DOC[1, k],
+    "slice": lambda b, h, q, k: DOC[:, 2:][0, q.clamp(max=9)] == DOC[..., -1][0],
+    "batch": lambda b, h, q, k: DOC[b, q] == DOC[b, k],
+    "batch_in_steps": lambda b, h, q, k: DOC[b][q] == DOC[b][k],
+    "batch_last": lambda b, h, q, k: DOC.T[q, b] == DOC.T[k, b],
+    "batch_of_one": lambda b, h, q, k: DOC[:1][0 * b, q] == DOC[:1][0, k],
+    "lengths": lambda b, h, q, k: (k < LENGTHS[b]) & (q >= k),
+    "reach_of_heads": lambda b, h, q, k: q - k < REACH[h],
+    "heads_of_a_formula": lambda b, h, q, k: q - k < REACH[1 - h],
+    "vector_of_heads": lambda b, h, q, k: DOC[h, q] == DOC[h, k],
+    "three": lambda b, h, q, k: BIAS[0][h, q, k] > 5,
+    "four": lambda b, h, q, k: BIAS[b, h, q, k] > 5,
+    "four_in_another_order": lambda b, h, q, k: BIAS[:, 1][b, k, q] > BIAS[b][h][q, k],
+    "of_formulas": lambda b, h, q, k: BIAS[0, 1, q // 2, (q - k) % 12] > 5,
+    "rank_three": lambda b, h, q, k: BIAS[:, :, 0][q % 2, k // 6, q] > 5,
+    "booleans": lambda b, h, q, k: (BIAS > 5)[b, h, q, k] & ~(DOC > 2)[b, k],
+    "table_of_table": lambda b, h, q, k: REACH[DOC[0, q] % 2] < k,
+    "chosen_index": lambda b, h, q, k: DOC[0, torch.where(q >= k, q, k)] == 1,
+    "relative": lambda b, h, q, k: BIAS[0, 0, 3][(q - k).clamp(-5, 5) + 5] > 4,
+    "zero_dimensions": lambda b, h, q, k: q - k < LENGTHS[0],
+    "computed": lambda b, h, q, k: (DOC + 1)[b, q] > DOC.max(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_captured_tensors_of_any_rank_and_place(name: str) -> None:
+    check(PLACES[name])
+
+
+def test_b_may_only_index() -> None:
+    for mod in (
+        lambda b, h, q, k: DOC[b + 1, q] == 1,
+        lambda b, h, q, k: (q >= k) & (b == 0),
+        lambda b, h, q, k: BIAS[b, 0][b, q] == 1,
+    ):
+        with pytest.raises(BatchUsed):
+            mc.from_mask_mod(mod)
+
+
+def test_attention_by_sequences_and_heads() -> None:
+    q = torch.randn(SEQUENCES, HEADS, N, 16)
+    for name in ("batch", "lengths", "reach_of_heads", "vector_of_heads", "four", "rank_three"):
+        mask = mc.from_mask_mod(PLACES[name])
+        right = torch.from_numpy(eager(PLACES[name]))
+        scores = (q @ q.mT / 4).masked_fill(~right, -torch.inf)
+        wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ q
+        torch.testing.assert_close(mc.attention(q, q, q, mask), wanted, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------ transformers
+
+PADDING = torch.tensor([0, 3])
+GROUPS = torch.tensor([[0, 0, 1, 1, -1, -1, 2, 2, 2, -1, 3, 3], [-1] * 6 + [0] * 6])
+POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], list(range(12))])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "bidirectional", "window", "both_ways", "chunked", "padding", "packed", "images",
+     "remapped", "offsets"],
+)  # fmt: skip
+def test_mask_functions_of_transformers(name: str) -> None:
+    mu = pytest.importorskip("transformers.masking_utils")
+    check({
+        "causal": lambda: mu.causal_mask_function,
+        "bidirectional": lambda: mu.bidirectional_mask_function,
+        "window": lambda: mu.sliding_window_causal_mask_function(4),
+        "both_ways": lambda: mu.sliding_window_bidirectional_mask_function(4),
+        "chunked": lambda: mu.chunked_causal_mask_function(5, PADDING),
+        "padding": lambda: mu.and_masks(mu.causal_mask_function,
+                                        mu.padding_mask_function(GROUPS >= 0)),
+        "packed": lambda: mu.and_masks(mu.causal_mask_function,
+                                       mu.packed_sequence_mask_function(DOC)),
+        "images": lambda: mu.or_masks(mu.causal_mask_function, mu.blockwise_overlay(GROUPS)),
+        "remapped": lambda: mu.and_masks(
+            mu.remap_positions_for_packed_sequence(
+                mu.chunked_causal_mask_function(3, PADDING), POSITIONS),
+            mu.packed_sequence_mask_function(DOC)),
+        "offsets": lambda: mu.add_offsets_to_mask_function(
+            mu.sliding_window_causal_mask_function(4), 3, 1),
+    }[name]())  # fmt: skip
+
+
+# ------------------------------------------------------------------ random ones
+
+_INTEGERS = st.recursive(
+    st.sampled_from(["q", "k", "DOC[b, q]", "DOC[b, k]", "REACH[h]", "(q + 3)", "(k - 2)", "5"]),
+    lambda part: st.one_of(
+        st.builds("({} + {})".format, part, part),
+        st.builds("({} - {})".format, part, part),
+        st.builds("torch.minimum({} + 0 * k, {} + 0 * q)".format, part, part),
+        st.builds("({} + 0 * q).clamp(min=-1, max={})".format, part, st.integers(0, 9)),
+        st.builds("torch.remainder({} + 0 * k, {})".format, part, st.integers(2, 5)),
+        st.builds("({} // {})".format, part, st.integers(2, 5)),
+        st.builds("torch.where(q % 3 == 1, {}, {})".format, part, part),
+        st.builds("DOC[0, ({} + 0 * q).clamp(0, 11)]".format, part),
+    ),
+    max_leaves=4,
+)
+_CONDITIONS = st.recursive(
+    st.builds("({} {} {} + 0 * k)".format, _INTEGERS,
+              st.sampled_from(["<=", "<", "==", "!=", ">=", ">"]), _INTEGERS),
+    lambda part: st.one_of(
+        st.builds("({} & {})".format, part, part), st.builds("({} | {})".format, part, part),
+        st.builds("torch.logical_xor({}, {})".format, part, part),
+        st.builds("~{}".format, part),
+        st.builds("torch.where(k < 5, {}, {})".format, part, part),
+    ),
+    max_leaves=3,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(_CONDITIONS)
+def test_random_mask_mods(text: str) -> None:
+    mod = eval(f"lambda b, h, q, k: {text}", {"torch": torch, "DOC": DOC, "REACH": REACH})
+    right = eager(mod)
+    mask = mc.from_mask_mod(mod)
+    dense = mask.dense(N, n_heads=HEADS)
+    for b in range(SEQUENCES):
+        for h in range(HEADS):
+            own = dense
+            if own.ndim == 4:
+                own = own[b, h]
+            elif own.ndim == 3:
+                own = (
+                    own[b] if (right[:, 0] != right[:1, 0]).any() or _by_sequence(mask) else own[h]
+                )
+            np.testing.assert_array_equal(own, right[b, h])
