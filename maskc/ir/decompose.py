@@ -17,6 +17,7 @@ import islpy as isl
 from maskc.core import expr as E
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
+from maskc.ir.nested import nested
 from maskc.ir.pieces_data import data_pieces, simplified
 from maskc.ir.pieces_kind import band, joined, kind_of
 from maskc.ir.pieces_read import Unreadable, points_of
@@ -41,10 +42,15 @@ _ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
 
 
 def decompose(ir: MaskIR) -> MaskIR:
-    """The same mask with `pieces` filled in: disjoint, their union unchanged (proved)."""
+    """The same mask with `pieces` filled in: disjoint, their union unchanged (proved by isl, or
+    by arithmetic where `nested` takes the mask apart)."""
     certain = _certain(ir.keep)
-    pieces = _exact(certain)
-    _check(certain, pieces)
+    union = nested(certain)
+    if union is not None:
+        pieces = union.pieces()
+    else:
+        pieces = _exact(certain)
+        _check(certain, pieces)
     if certain != ir.keep:
         pieces += data_pieces(ir, [piece.keep for piece in pieces])
     return replace(ir, pieces=tuple(sorted(pieces, key=_place)))

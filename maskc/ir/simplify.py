@@ -11,11 +11,14 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.ir.nested import nested
 from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
 
 
 def simplify(keep: Expr) -> Expr:
     """An equivalent formula without redundant terms."""
+    if (union := nested(keep)) is not None:
+        return union.simplified()
     try:
         with budget():
             universe = token_universe(keep)
