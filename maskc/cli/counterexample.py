@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.cli.cases import Mismatch, Subject, data_for, inputs
+from maskc.cli.cases import Mismatch, Subject, data_for, inputs, masks_of
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dtypes import DType
 
@@ -52,7 +52,7 @@ attn = mask.compile(
 target="{attn.target.name}"
 )
 keep = mask.dense(n_q, n_kv, n_heads=heads, heads_kv=kv_heads{dense})
-keep = keep.reshape({_lead(case.batch, subject, case.data_by_sequence)}, -1, n_q, n_kv)
+keep = keep.reshape({masks_of(case, subject)}, -1, n_q, n_kv)
 given = [{_sent(problem.dtype, cuda, case.strides)} for x in (q, k, v, dout)]
 out, lse = attn(*given[:3], return_lse=True{passed})
 options = dict({", ".join(f"{name}={name}" for name in options)})
@@ -69,10 +69,6 @@ def _ranks(subject: Subject) -> bool:
 
     nodes = (node for node in walk(subject.mask) if isinstance(node, TopK))
     return any(node.score in ("qk", "block_mean") for node in nodes)
-
-
-def _lead(batch: int, subject: Subject, by_sequence: bool) -> int:
-    return batch if _ranks(subject) or by_sequence else 1
 
 
 def _imports(dtype: DType, cuda: bool) -> str:
