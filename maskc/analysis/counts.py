@@ -6,15 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import lcm, prod
+from typing import TYPE_CHECKING
 
 import islpy as isl
-import sympy
 
 from maskc.core import expr as E
 from maskc.core.boxes import MOST_ALONG, axis_relations
 from maskc.core.expr import Expr
 from maskc.ir.grid import grid_mask
 from maskc.ir.sets import TooHard, budget, mask_set
+
+if TYPE_CHECKING:
+    import sympy  # half a second to import, which a count has no use for
 
 
 def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
@@ -80,6 +83,8 @@ def closed_form(keep: Expr) -> ClosedForm | None:
     least = -(-(2 * reach + 2) // period) * period
     if period > 1 << 14 or least > 1 << 26:
         return None
+    import sympy
+
     symbols = [sympy.Symbol(name, integer=True, positive=True) for name in ("N", *defaults)]
     start = (least, *defaults.values())
     monomials = [m for m in product(range(3), repeat=len(symbols)) if sum(m) <= 2]
@@ -125,6 +130,8 @@ def _fit(
     period: int,
 ) -> ClosedForm | None:
     """The polynomial through the counts, if one goes through all of them."""
+    import sympy
+
     table = sympy.Matrix([
         [sympy.prod(x**e for x, e in zip(point, m, strict=True)) for m in monomials]
         for point in points

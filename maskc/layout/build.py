@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -20,11 +21,15 @@ from maskc.layout.data import check_lengths
 from maskc.layout.elements import Elements, magnitude
 from maskc.layout.expand import RowLists, layout_of
 from maskc.layout.loops import loop_rows
-from maskc.layout.refine import count_pairs, refined_rows
+from maskc.layout.refine import Undecided, count_pairs, refined_rows
 
 Arrays = Mapping[str, np.ndarray]
 
 _LARGEST_BLOCK = 1 << 16
+
+_PATIENCE = 1 << 10
+"""Tiles whose pairs are looked at, besides two for every tile row and column, before another way to
+a layout is tried."""
 
 
 def tile_shape(block: object) -> TileShape:
@@ -50,9 +55,9 @@ def build(
 ) -> BlockLayout:  # fmt: skip
     """The live tiles of one sequence and head.
 
-    The first way that applies: the recipe's closed forms; a table over k - q; where the live
-    stretches of every row begin and end; which blocks hold which ids; bounds of the formula on
-    boxes of tiles, and the formula itself where bounds do not decide.
+    The first way that applies: the recipe's closed forms; a table over k - q; bounds of the
+    formula on boxes of tiles, and the formula itself where bounds do not decide. Where they decide
+    little: where the live stretches of every row begin and end, or which blocks hold which ids.
 
     Args:
         recipe: the mask and its tile.
@@ -84,15 +89,25 @@ def build(
         parts = [diagonals.difference_rows(live, n_q, n_kv, tile)]
     else:
         mask = Elements(keep, arrays, n_q, n_kv)
-        parts = _exact_rows(mask, n_q, n_kv, tile) if exact else None
-        parts = refined_rows(mask, n_q, n_kv, tile, exact) if parts is None else parts
+        find = _exact_rows if exact else partial(refined_rows, exact=False)
+        parts = find(mask, n_q, n_kv, tile)
     return layout_of(n_q, n_kv, tile, parts)
 
 
-def _exact_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
-    """Tile rows from stretches of keys, or from sets of ids; None for other masks."""
+def _exact_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists]:
+    """Tile rows by bounds where those leave few tiles undecided; else from stretches of keys, or
+    from all tiles at once; by bounds and pairs, however many, for other masks."""
+    most = _PATIENCE + 2 * sum(-(-n // side) for n, side in ((n_q, tile.q), (n_kv, tile.k)))
+    scattered = matching.scattered(mask, n_q, n_kv, tile)
+    if not scattered:
+        try:
+            return refined_rows(mask, n_q, n_kv, tile, most=most)
+        except Undecided:
+            pass
     found = rows.tile_rows(mask.keep, mask.arrays, n_q, n_kv, tile)
-    return matching.tile_rows(mask, n_q, n_kv, tile) if found is None else found
+    if found is None and scattered:
+        found = matching.tile_rows(mask, n_q, n_kv, tile)
+    return refined_rows(mask, n_q, n_kv, tile) if found is None else found
 
 
 def count(
@@ -113,7 +128,11 @@ def count(
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
         return diagonals.count_differences(live, n_q, n_kv)
     found = rows.count_pairs(keep, arrays, n_q, n_kv)
-    return count_pairs(Elements(keep, arrays, n_q, n_kv), n_q, n_kv) if found is None else found
+    if found is not None:
+        return found
+    mask = Elements(keep, arrays, n_q, n_kv)
+    found = matching.count_pairs(mask, n_q, n_kv)
+    return count_pairs(mask, n_q, n_kv) if found is None else found
 
 
 def loops_hold(recipe: LayoutRecipe, values: Mapping[str, int]) -> bool:

@@ -82,6 +82,13 @@ class Elements:
         return np.broadcast_to(live, (len(q), height, width))
 
 
+def fine(boxes: Boxes) -> Boxes:
+    """Boxes cut into such as `Elements.count` takes."""
+    while len(boxes) and max(_largest(boxes)) > FINE:
+        boxes = _cut(boxes, *_largest(boxes))[1]
+    return boxes
+
+
 def _chunks(chosen: np.ndarray, size: int) -> Iterator[np.ndarray]:
     for start in range(0, len(chosen), size):
         yield chosen[start : start + size]

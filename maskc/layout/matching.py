@@ -1,7 +1,6 @@
-"""Tiles of masks that compare identities in no order: documents of hash buckets, routing, clusters.
+"""All tiles at once, for masks whose data are in no order: hash buckets, routing, tables.
 
-Bounds say nothing where the ids of a block are scattered, and most tiles are live. The tiles that
-share an id follow from which blocks hold which id: for an id of many blocks of keys a set of bits,
+Bounds of large boxes say nothing there, and most tiles are live. The tiles that share an id follow from which blocks hold which id: for an id of many blocks of keys a set of bits,
 for one of few a list. What else the mask says is bounded twice, for equal ids and for others.
 """
 
@@ -16,9 +15,9 @@ from maskc.core import expr as E
 from maskc.core.errors import TooManyTiles
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
-from maskc.core.layout import FULL, MAX_TILES
+from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
-from maskc.layout.elements import Elements
+from maskc.layout.elements import FINE, Elements, fine
 from maskc.layout.expand import RowLists
 from maskc.layout.refine import Refinement
 
@@ -31,34 +30,87 @@ _MANY = 16
 _SCATTERED = 8
 """One in so many coarse boxes must be undecided: else bounds find the few that are."""
 
+_MOST_TILES = 1 << 27
+"""Most tiles of which a count looks at all."""
+
+_PARTIAL = 1 << 8
+"""Partial tiles counted together."""
+
+
+def scattered(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> bool:
+    """Whether bounds of large boxes leave many of them undecided."""
+    return Refinement(mask, n_q, n_kv, tile).scattered(_SCATTERED)
+
 
 def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
-    """All tile rows, exact; None where the mask compares no ids, or several, or bounds do as well.
+    """All tile rows, exact; None where the mask compares several ids, or none and reads no table.
 
     Raises:
         TooManyTiles: more than 2^30 live tiles.
     """
-    refinement = Refinement(mask, n_q, n_kv, tile)
-    comparison = _only_comparison(mask.keep)
-    if comparison is None or not refinement.scattered(_SCATTERED):
+    sums = _comparisons(mask.keep)
+    if len(sums) > 1 or not (sums or _tables(mask.keep)):
         return None
-    grid = _Grid(mask, comparison, refinement)
+    grid = _Grid(mask, sums, Refinement(mask, n_q, n_kv, tile))
     parts: list[RowLists] = []
     total = 0
-    for part in grid.parts():
-        total += len(part.col)
+    for _, kind in grid.kinds():
+        live = kind > 0
+        col = np.broadcast_to(grid.column, kind.shape)[live]
+        parts.append(RowLists(np.count_nonzero(live, axis=1), col, kind[live]))
+        total += len(col)
         if total > MAX_TILES:
             raise TooManyTiles(f"at least {total}")
-        parts.append(part)
     return parts
 
 
-def _only_comparison(keep: Expr) -> Expr | None:
-    """The sum that the mask compares with zero, of data of the query and data of the key."""
+def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int | None:
+    """Live pairs of a mask that reads tables, by tiles of the table's blocks; else None."""
+    tables = _tables(mask.keep)
+    if not tables:
+        return None
+    tile = min(tables, key=lambda tile: (tile.q * tile.k, tile.q))
+    if -(-n_q // tile.q) * -(-n_kv // tile.k) > _MOST_TILES or min(tile.q, tile.k) < FINE:
+        return None
+    refinement = Refinement(mask, n_q, n_kv, tile)
+    total = 0
+    for top, kind in _Grid(mask, [], refinement).kinds(exact=False):
+        for which in (FULL, PARTIAL):
+            row, col = np.nonzero(kind == which)
+            boxes = refinement.boxes(row + top, col)
+            if which == FULL:
+                size = (boxes.q_high - boxes.q_low + 1) * (boxes.k_high - boxes.k_low + 1)
+                total += int(size.sum())
+                continue
+            for first in range(0, len(boxes), _PARTIAL):
+                total += mask.count(fine(boxes[first : first + _PARTIAL]))
+    return total
+
+
+def _tables(keep: Expr) -> list[TileShape]:
+    """The blocks of the tables that a mask reads."""
+    found = []
+    for node in E.walk(keep):
+        match node:
+            case E.Load(_, (E.FloorDiv(num, q), E.FloorDiv(other, k))) if E.symbols(num) == {
+                "q"
+            } and E.symbols(other) == {"k"}:
+                found.append(TileShape(q, k))
+    return found
+
+
+def _comparisons(keep: Expr) -> list[Expr]:
+    """The sums of data of the query and data of the key that the mask compares with zero."""
     found = {node for node in E.walk(keep) if isinstance(node, E.Cmp) and node.op != ">="}
-    sums = {node.lhs for node in found if E.symbols(node) == {"q", "k"}}
-    apart = all(len(E.symbols(term)) == 1 for value in sums for _, term in E.split_linear(value)[1])
-    return next(iter(sums)) if len(sums) == 1 and apart else None
+    sums = {node.lhs for node in found if E.symbols(node) == {"q", "k"} and E.arrays(node)}
+    return sorted(
+        (
+            value
+            for value in sums
+            if all(len(E.symbols(t)) == 1 for _, t in E.split_linear(value)[1])
+        ),
+        key=lambda value: value.key,
+    )
 
 
 def _side(value: Expr, name: str, length: int, mask: Elements) -> np.ndarray:
@@ -96,11 +148,17 @@ def _blocks(slots: np.ndarray, size: int, ids: int) -> _Blocks:
 class _Grid:
     """All tiles of one mask."""
 
-    def __init__(self, mask: Elements, comparison: Expr, refinement: Refinement) -> None:
+    def __init__(self, mask: Elements, sums: list[Expr], refinement: Refinement) -> None:
+        """`sums`: the one comparison of ids that is not left to bounds, if there is one."""
         self.mask, self.refinement = mask, refinement
-        (n_q, n_kv), tile = refinement.lengths, refinement.tile
         self.rows, self.columns = refinement.grid(1)
         self.column = np.arange(self.columns, dtype=np.int32)
+        self.compares = bool(sums)
+        if sums:
+            self._compare(sums[0])
+
+    def _compare(self, comparison: Expr) -> None:
+        mask, (n_q, n_kv), tile = self.mask, self.refinement.lengths, self.refinement.tile
         constant = E.split_linear(comparison)[0]
         of_key = _side(comparison, "k", n_kv, mask)
         wanted = -constant - _side(comparison, "q", n_q, mask)
@@ -133,24 +191,18 @@ class _Grid:
         )  # fmt: skip
         self.bits = bits.view(np.uint64)
 
-    def parts(self) -> Iterator[RowLists]:
-        """Some tile rows at a time, top to bottom."""
+    def kinds(self, exact: bool = True) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, uint8 [rows, columns]) of some tile rows at a time; if not `exact`, tiles
+        that bounds leave undecided are partial."""
         step = max(1, _TILES // self.columns)
         for top in range(0, self.rows, step):
-            kind = self._kinds(top, min(top + step, self.rows))
-            live = kind > 0
-            col = np.broadcast_to(self.column, kind.shape)[live]
-            yield RowLists(np.count_nonzero(live, axis=1), col, kind[live])
+            yield top, self._kinds(top, min(top + step, self.rows), exact)
 
-    def _kinds(self, top: int, bottom: int) -> np.ndarray:
-        """uint8 [rows, columns] of tile rows top .. bottom - 1."""
-        some = self._some_alike(top, bottom)
-        only = self.queries.only[top:bottom, None]
-        other = ~((only >= 0) & (only == self.keys.only))
+    def _kinds(self, top: int, bottom: int, exact: bool) -> np.ndarray:
         row, col = np.arange(top, bottom)[:, None], np.arange(self.columns)[None, :]
         boxes = self.refinement.boxes(row, col)
-        live, dead, unknown = np.zeros((3, *some.shape), dtype=bool)
-        for there, formula in ((some, self.if_same), (other, self.if_other)):
+        live, dead, unknown = np.zeros((3, bottom - top, self.columns), dtype=bool)
+        for there, formula in self._cases(top, bottom):
             if isinstance(formula, E.Truth):
                 certain = live if formula.value else dead
                 certain |= there
@@ -162,8 +214,21 @@ class _Grid:
         kind = live.view(np.uint8) * (np.uint8(FULL) - dead)
         if unknown.any():
             row, col = np.nonzero(unknown & ~(live & dead))
-            kind[row, col] = self.mask.kinds(self.refinement.boxes(row + top, col))
+            if exact:
+                kind[row, col] = self.mask.kinds(self.refinement.boxes(row + top, col))
+            else:
+                kind[row, col] = PARTIAL
         return kind
+
+    def _cases(self, top: int, bottom: int) -> Iterator[tuple[np.ndarray | np.bool_, Expr]]:
+        """(the tiles that have such pairs, what the mask says of these pairs)."""
+        if not self.compares:
+            yield np.bool_(True), self.mask.keep
+            return
+        some = self._some_alike(top, bottom)
+        only = self.queries.only[top:bottom, None]
+        yield some, self.if_same
+        yield ~((only >= 0) & (only == self.keys.only)), self.if_other
 
     def _some_alike(self, top: int, bottom: int) -> np.ndarray:
         """bool [rows, columns]: a query and a key of the tile have the same id."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -66,16 +66,23 @@ class _Flags:
     """A table of 0 and 1: sums over boxes."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self.shape = array.shape
-        self.sums = np.zeros((array.shape[0] + 1, array.shape[1] + 1), dtype=np.int32)
-        inner = self.sums[1:, 1:]
-        np.cumsum(array, axis=0, dtype=np.int32, out=inner)
+        self.array, self.shape = array, array.shape
+
+    @cached_property
+    def _sums(self) -> np.ndarray:
+        sums = np.zeros((self.shape[0] + 1, self.shape[1] + 1), dtype=np.int32)
+        inner = sums[1:, 1:]
+        np.cumsum(self.array, axis=0, dtype=np.int32, out=inner)
         np.cumsum(inner, axis=1, dtype=np.int32, out=inner)
+        return sums
 
     def __call__(self, index: list[Bounds]) -> Bounds:
         top, bottom = (np.clip(bound, 0, self.shape[0] - 1) for bound in index[0])
         left, right = (np.clip(bound, 0, self.shape[1] - 1) for bound in index[1])
-        sums = self.sums
+        if np.array_equal(top, bottom) and np.array_equal(left, right):
+            value = self.array[top, left].astype(np.int64)
+            return value, value
+        sums = self._sums
         ones = sums[bottom + 1, right + 1] - sums[top, right + 1]
         ones += sums[top, left] - sums[bottom + 1, left]  # 32 bits may wrap, the result does not
         area = (bottom - top + 1) * (right - left + 1)

@@ -154,19 +154,29 @@ def _children(
     return child_row[real], child_col[real]
 
 
+class Undecided(Exception):
+    """Bounds leave more tiles undecided than their pairs are worth being looked at."""
+
+
 def refined_rows(
-    mask: Elements, n_q: int, n_kv: int, tile: TileShape, exact: bool = True
-) -> list[RowLists]:
+    mask: Elements, n_q: int, n_kv: int, tile: TileShape, exact: bool = True,
+    most: int | None = None,
+) -> list[RowLists]:  # fmt: skip
     """All tile rows of any mask; if not `exact`, tiles that bounds leave undecided are partial.
 
     Raises:
         TooManyTiles: more than 2^30 live tiles.
+        Undecided: there are more than `most` tiles whose pairs must be looked at.
     """
+    looked_at = 0
     refinement = Refinement(mask, n_q, n_kv, tile)
     columns = refinement.grid(1)[1]
     parts: list[RowLists] = []
     total = 0
     for leaves in refinement.leaves():
+        looked_at += len(leaves.row)
+        if most is not None and looked_at > most:
+            raise Undecided(str(looked_at))
         if exact:
             kinds = mask.kinds(refinement.boxes(leaves.row, leaves.col))
         else:

@@ -37,6 +37,9 @@ _ROWS = 1 << 17
 _MOST_BOUNDS = 24
 """Most ends of stretches in a row."""
 
+_FEW = 6
+"""Ends of a row that are sorted by comparisons of two."""
+
 _MOST_CODES = 16
 """Truth values that are told apart by a table; more are sorted."""
 
@@ -187,6 +190,16 @@ class Sweep:
         """(first, stop) of the keys for which low <= value <= high, if they are consecutive."""
         of_row, of_key = self._sides(value)
         step = np.diff(of_key)
+        if len(step) and step[0] == 1 and (step == 1).all():
+            first = np.clip(low - of_key[0] - of_row, 0, self.keys)
+            if high is None:
+                return first, np.full_like(first, self.keys)
+            return first, np.clip(high - of_key[0] - of_row + 1, first, self.keys)
+        if len(step) and step[0] == -1 and (step == -1).all():
+            stop = np.clip(of_row + of_key[0] - low + 1, 0, self.keys)
+            if high is None:
+                return np.zeros_like(stop), stop
+            return np.clip(of_row + of_key[0] - high, 0, stop), stop
         if (step >= 0).all():
             first = np.searchsorted(of_key, low - of_row, side="left")
             if high is None:
@@ -204,11 +217,8 @@ class Sweep:
     def _cut(self, rows: slice) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """(first, stop, code) of the stretches of these rows, from the first key to the last."""
         ends = [end[rows] for s in self._stretches for pair in s.ends for end in pair]
-        bounds = np.zeros((len(ends) + 2, len(range(self.rows)[rows])), dtype=np.int64)
-        bounds[-1] = self.keys
-        for index, end in enumerate(ends):
-            bounds[index + 1] = end
-        bounds.sort(axis=0)
+        count = len(range(self.rows)[rows])
+        bounds = [np.zeros(count, np.int64), *_ascending(ends), np.full(count, self.keys)]
         for first, stop in pairwise(bounds):
             code = np.zeros(len(first), dtype=np.int64)
             for bit, known in enumerate(self._known.values()):
@@ -316,6 +326,18 @@ class Sweep:
             open_ = np.where(some, live, open_)
         close(open_, np.full(len(open_), self.keys))
         return tuple(np.concatenate(axis) for axis in zip(*found, strict=True))
+
+
+def _ascending(ends: list[np.ndarray]) -> list[np.ndarray]:
+    """The same ends, row by row in ascending order."""
+    if len(ends) > _FEW:
+        return list(np.sort(np.stack(ends), axis=0))
+    ends = list(ends)
+    for last in range(len(ends) - 1, 0, -1):
+        for index in range(last):
+            low, high = ends[index], ends[index + 1]
+            ends[index], ends[index + 1] = np.minimum(low, high), np.maximum(low, high)
+    return ends
 
 
 def _runs(
