@@ -74,9 +74,11 @@ def _report(entry: Entry, asked: Asked, lengths: tuple[tuple[int, int], ...], se
         entry.mask, head_dim=asked.head_dim, n_heads=heads, dtype=asked.dtype, target=target.name,
         name=entry.name,
     )  # fmt: skip
-    ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False)}
+    ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False, held=attn.held)}
     if attn.bundle.parts:  # tried at all lengths, whether or not they pay there
-        ways[", in parts"] = CompiledMask(attn.bundle, target.name, in_parts=True)
+        ways[", in parts"] = CompiledMask(
+            attn.bundle, target.name, in_parts=True, held=attn.held
+        )  # fmt: skip
     rows: list[Check] = []
     skipped = []
     for n_q, n_kv in lengths:
