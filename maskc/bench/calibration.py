@@ -133,7 +133,8 @@ def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
         first = replace(main, work=replace(main.work, **rule))
     own = replace(unit, costs=(Cost(mode, 1, 0, 0),)) if mode == APART else unit.without(APART)
     kept = (first,) if main is unit else (first, own)
-    return CompiledMask(replace(attn.bundle, units=kept, parts=()), unit.target)
+    bundle = replace(attn.bundle, units=kept, parts=())
+    return CompiledMask(bundle, unit.target, held=attn.held)
 
 
 def _contender(attn: CompiledMask, unit: SourceUnit, mode: str, tensors: Tensors) -> Contender:

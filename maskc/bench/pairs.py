@@ -20,7 +20,7 @@ from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
 from maskc.ir.types import MaskIR
-from maskc.layout import bind_arrays, extents, sequence_arrays, split_call_data
+from maskc.layout import bind_arrays, extents, held_arrays, sequence_arrays, split_call_data
 from maskc.layout import count as count_by_tiles
 from maskc.reference import given
 from maskc.reference.dense import declarations, walk
@@ -139,7 +139,7 @@ def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndar
         "q": np.asarray(rows, dtype=np.int64)[:, None], "k": np.arange(case.n_kv)[None],
         "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
     }  # fmt: skip
-    place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, {})
+    place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, {}, batch)
     return keep(case.mask, place)
 
 
@@ -152,6 +152,8 @@ class _Formula:
             ir.data, tuple(ir.params.items()), {k: v for k, v in data.items() if k in mine}
         )
         self.arrays = bind_arrays(ir.data, given, n_q, n_kv)
+        if HELD in data:
+            self.arrays |= held_arrays(data[HELD], self.params, n_q, n_kv)  # type: ignore[arg-type]
         self.n_q, self.n_kv = n_q, n_kv
         self.recipe = LayoutRecipe(TileShape(128, 128), ir.keep, None)
         self.batch, self.heads = extents(self.recipe, self.arrays)

@@ -16,7 +16,7 @@ import numpy as np
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.captured import HELD, Held
 from maskc.core.data import CuSeqlens, DataKind, Parents
-from maskc.core.errors import DataRange, NoSuchHead, OneOfSeveral
+from maskc.core.errors import DataMissing, DataRange, NoSuchHead, OneOfSeveral
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
@@ -124,6 +124,8 @@ class Binder:
         arrays = _own(bind_arrays(self._bundle.data, given, n_q, n_kv))
         if HELD in keywords:
             arrays |= held_arrays(keywords[HELD], params, n_q, n_kv)  # type: ignore[arg-type]
+        elif any(decl.held for decl in self._bundle.data):
+            raise DataMissing("the captured arrays", "CompiledMask(..., held=...)", at="held")
         longest = self._longest(given)
         key = (tuple(params.values()), _digest(arrays), longest)
         bound = Bound(params, arrays, key, longest=longest)
