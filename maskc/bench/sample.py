@@ -68,7 +68,7 @@ def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> ob
             ids = _documents(max(n_q, n_kv), rng)
             return ids if n_q == n_kv else (ids[len(ids) - n_q :], ids[len(ids) - n_kv :])
         case DataKind.flags:
-            return rng.random(n_q if decl.options[:1] == (1,) else n_kv) < 0.2
+            return rng.random(n_q if decl.on_queries else n_kv) < 0.2
         case DataKind.intervals:
             low = rng.integers(0, n_kv + 1, n_q)
             return low, low + rng.integers(0, n_kv // 2 + 1, n_q)

@@ -88,6 +88,11 @@ class DataDecl:
         return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
 
     @property
+    def on_queries(self) -> bool:
+        """Whether flags are indexed by queries."""
+        return self.kind is DataKind.flags and self.options[:1] == (1,)
+
+    @property
     def from_start(self) -> bool:
         """Whether query q is token q, in arrays with an entry per token; else the last query is
         the last token."""

@@ -71,7 +71,7 @@ def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | N
     if decl.kind is DataKind.selection and len(literals) == 1:
         return PieceKind.selection, None
     if decl.kind is DataKind.flags and len(literals) == 1:
-        on_queries = decl.options[:1] == (1,)
+        on_queries = decl.on_queries
         others = E.symbols(E.conj(*(p for p in _parts(term) if p not in literals)))
         if ("k" if on_queries else "q") not in others:
             return (PieceKind.rows if on_queries else PieceKind.columns), None

@@ -308,7 +308,7 @@ def _extent(array: np.ndarray) -> int:
 
 def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
     array = _booleans(decl.name, given)
-    if decl.options[:1] == (1,):
+    if decl.on_queries:
         return (_of_queries(decl, decl.name, array, n_q, n_kv),)
     return (_shaped(decl.name, array, n_kv),)
 

@@ -32,7 +32,7 @@ def _with_cells(decl: DataDecl, found: Candidate) -> object:
         case DataKind.table:
             shape = (-(-n_q // decl.block), -(-n_kv // decl.block))
             return _filled(shape, *cells) != 0
-    return _filled((n_q if decl.options[:1] == (1,) else n_kv,), *cells) != 0
+    return _filled((n_q if decl.on_queries else n_kv,), *cells) != 0
 
 
 def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np.ndarray:
@@ -143,4 +143,4 @@ def _drawn(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> obj
             return Parents(np.array([rng.integers(-1, t) if t else -1 for t in range(tokens)]))
         case DataKind.table:
             return rng.random((-(-n_q // decl.block), -(-n_kv // decl.block))) < 0.5
-    return rng.random(n_q if decl.options[:1] == (1,) else n_kv) < rng.random()
+    return rng.random(n_q if decl.on_queries else n_kv) < rng.random()

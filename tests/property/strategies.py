@@ -270,7 +270,7 @@ def _array_for(draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool
             return draw(_documents(n_q, n_kv, plain))
         case DataKind.flags:
             length = per_query(n_q, n_kv, draw(st.booleans()) and not plain)
-            return draw(_vector(0, 1, length if decl.options[:1] == (1,) else n_kv)) != 0
+            return draw(_vector(0, 1, length if decl.on_queries else n_kv)) != 0
         case DataKind.intervals:
             length = per_query(n_q, n_kv, draw(st.booleans()) and not plain)
             return draw(_vector(-2, n_kv + 2, length)), draw(_vector(-2, n_kv + 2, length))
