@@ -16,6 +16,7 @@ from maskc.analysis.counts import count_pairs
 from maskc.bench.case import Case
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
+from maskc.core.captured import HELD
 from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape

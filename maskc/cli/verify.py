@@ -87,9 +87,7 @@ def _report(
     )  # fmt: skip
     ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False, held=attn.held)}
     if attn.bundle.parts:  # tried at all lengths, whether or not they pay there
-        ways[", in parts"] = CompiledMask(
-            attn.bundle, target.name, in_parts=True, held=attn.held
-        )
+        ways[", in parts"] = CompiledMask(attn.bundle, target.name, in_parts=True, held=attn.held)
     lengths = Lengths((shape,), ()) if shape else lengths_for(entry.mask, heads, entry.params)
     checked = _checked(entry, ways, heads or 2, lengths.shapes, seed)
     drawn = _drawn(entry, attn, heads, lengths, 0 if shape else cases, seed)

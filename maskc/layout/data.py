@@ -107,9 +107,7 @@ def _expected(decl: DataDecl) -> str:
     return SHAPES[decl.name] if decl.kind is DataKind.scoring else EXPECTED[decl.kind]
 
 
-def _refuse_unknown(
-    data: Iterable[str], known: list[str], options: Iterable[str] = CALL
-) -> None:
+def _refuse_unknown(data: Iterable[str], known: list[str], options: Iterable[str] = CALL) -> None:
     for name in data:
         if name not in known:
             raise unknown_keyword(name, known, options)

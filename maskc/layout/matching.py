@@ -1,7 +1,8 @@
 """All tiles at once, for masks whose data are in no order: hash buckets, routing, tables.
 
-Bounds of large boxes say nothing there, and most tiles are live. The tiles that share an id follow from which blocks hold which id: for an id of many blocks of keys a set of bits,
-for one of few a list. What else the mask says is bounded twice, for equal ids and for others.
+Bounds of large boxes say nothing there, and most tiles are live. The tiles that share an id follow
+from which blocks hold which id: for an id of many blocks of keys a set of bits, for one of few a
+list. What else the mask says is bounded twice, for equal ids and for others.
 """
 
 from __future__ import annotations

@@ -352,7 +352,8 @@ class CompiledMask:
         fit; then the mask is compiled again, and without it StalePickle is raised.
         """
         recipe = self._report if hasattr(self._report, "compile") else None
-        return _restored, (pickled(self.bundle), self.target.name, recipe, self._in_parts, self.held)
+        made = self.target.name, recipe, self._in_parts, self.held
+        return _restored, (pickled(self.bundle), *made)
 
     # -------------------------------------------------------------- questions
 
