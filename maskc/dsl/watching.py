@@ -31,13 +31,15 @@ _DECIDES = (builtins.id, operator.is_, operator.is_not)
 def watched() -> Iterator[None]:
     """While a function is traced."""
     torch = sys.modules.get("torch")
-    before = sys.getprofile()
+    before: Any = sys.getprofile()
     with tracing() as running, _mode(torch)() if torch is not None else nullcontext():
         sys.setprofile(partial(_entered, running))
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(before if callable(before) else None)
+            if hasattr(before, "enable"):  # cProfile's, which no other call puts back
+                before.enable()
 
 
 @cache

@@ -393,3 +393,16 @@ def test_names_and_places_that_disagree_are_refused_with_both(name: str) -> None
     assert caught.value.code == "MC121"
     assert "by name" in str(caught.value)
     assert "by place" in str(caught.value)
+
+
+def test_a_profiler_goes_on_after_a_formula_was_traced():
+    import cProfile
+
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        mask = mc.where(lambda q, k: k <= q)
+        assert mask.equals(mc.causal(align="start"))
+    finally:
+        profile.disable()
+    assert any("equals" in str(entry.code) for entry in profile.getstats())
