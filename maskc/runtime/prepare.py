@@ -232,8 +232,8 @@ def _blocks(
 
 
 def few_pairs(sizes: Sizes) -> bool:
-    """Whether a call has so few pairs that dq and dk show how `out` was rounded, and that a sum over
-    all of them costs next to nothing."""
+    """Whether a call has so few pairs that dq and dk show how `out` was rounded, and that a sum
+    over all of them costs next to nothing."""
     return sizes.batch * sizes.heads_q * sizes.n_q * sizes.n_kv <= _FEW_PAIRS
 
 
