@@ -45,7 +45,8 @@ class Pairs:
         known = driver.understood(case.mask, case.heads)
         self.masks: tuple[MaskIR, ...] = known.masks
         self.of_head: tuple[int, ...] = known.of_head
-        self._bound = [_Formula(ir, case.n_q, case.n_kv, case.data) for ir in self.masks]
+        self._data = driver.with_captured(case.mask, case.data, case.heads)
+        self._bound = [_Formula(ir, case.n_q, case.n_kv, self._data) for ir in self.masks]
         self.batched = any(formula.batch > 1 for formula in self._bound)
         """Whether sequences see different keys."""
         self.by_head = bool(self.of_head) or any(f.heads > 1 for f in self._bound)
@@ -117,7 +118,7 @@ class Pairs:
         n_q, n_kv = min(case.n_q, _SHORT), min(case.n_kv, _SHORT)
         dense = driver.dense(case.mask, n_q, n_kv, n_heads=case.heads, **case.data)
         for head in range(case.heads if self.by_head else 1):
-            formula = _Formula(self.masks[self._variant(head)], n_q, n_kv, case.data)
+            formula = _Formula(self.masks[self._variant(head)], n_q, n_kv, self._data)
             wanted = dense[head] if dense.ndim == 3 else dense
             if not np.array_equal(formula.rows(0, head, np.arange(n_q)), wanted):
                 raise CheckFailed(f"{case.name}: the lowered formula differs from the oracle")
