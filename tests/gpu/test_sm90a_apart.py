@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
+from maskc.runtime.checks import Sizes
+from maskc.runtime.prepare import few_pairs
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -40,6 +42,11 @@ MASKS = {
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
 
 
+def sizes_of(q, k):
+    """The sizes of a call."""
+    return Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+
+
 def backward_modes(attn):
     return {mode for name, mode in modes(attn) if "backward" in name}
 
@@ -51,10 +58,13 @@ def backward_modes(attn):
 def test_all_lengths(name, dim, dtype):
     mask = MASKS[name]
     attn = compiled(mask, dim, dtype, mode="small apart")
-    for n_q, n_kv in SIZES:
-        check(attn, tensors(n_q, n_kv, dim, half(dtype)), live_pairs(mask, n_q, n_kv))
-    assert backward_modes(attn) <= {"apart", "once"}
-    assert "apart" in backward_modes(attn) or name in ("empty rows", "nothing")
+    given = {size: tensors(*size, dim, half(dtype)) for size in SIZES}
+    few = [size for size, (q, k, *_) in given.items() if few_pairs(sizes_of(q, k))]
+    for size in sorted(given, key=few.__contains__):  # those that may run another way come last
+        if few and size == few[0]:
+            assert backward_modes(attn) <= {"apart", "once"}
+            assert "apart" in backward_modes(attn) or name in ("empty rows", "nothing")
+        check(attn, given[size], live_pairs(mask, *size))
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128])
