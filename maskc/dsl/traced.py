@@ -305,6 +305,8 @@ class Traced:
     __int__ = __float__ = __index__
 
     def __hash__(self) -> int:
+        if _tracing.get() is None:  # whoever asks whether it can be hashed gets Python's answer
+            raise TypeError(f"unhashable type: {type(self).__name__!r}")
         _refuse("a traced value has no hash: it cannot be looked up in a dict or a set")
 
     def __len__(self) -> int:
