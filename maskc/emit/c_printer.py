@@ -23,7 +23,7 @@ def _bare(text: str) -> str:
 def _extreme(name: str, args: list[str]) -> str:
     text = args[0]
     for arg in args[1:]:
-        text = f"{name}_integer({text}, {arg})"
+        text = f"{name}_int({text}, {arg})"
     return text
 
 
