@@ -96,6 +96,6 @@ def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:
     return wrapped(first), wrapped(last)
 
 
-def wrapped(text: str, width: int = 66) -> str:
+def wrapped(text: str, width: int = 62) -> str:
     """Long expressions on several lines."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

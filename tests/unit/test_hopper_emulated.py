@@ -98,7 +98,7 @@ def test_gradients_of_queries_apart(dim):
     attn = compiled(BAND, dim, mode="small apart", most_tiles=2)
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70), softcap=3.0)
-    check(attn, given(66, 66, dim), live_pairs(BAND, 66, 66), scale=-0.2)
+    check(attn, given(130, 130, dim), live_pairs(BAND, 130, 130), scale=-0.2)
     for mask in (TESTED, BITS):
         check(compiled(mask, dim, "float16", mode="small apart"), given(150, 190, dim, "float16"),
               live_pairs(mask, 150, 190))  # fmt: skip
