@@ -119,8 +119,8 @@ def computed(text: str, q: int, k: int, args: list[int]) -> tuple[bool, int]:
         "q": Int(q, False), "k": Int(k, False),
         "floor_div": lambda a, b: a // b if isinstance(a, Int) else Int(a // b),
         "floor_mod": lambda a, b: a % b if isinstance(a, Int) else Int(a % b),
-        "min_integer": lambda a, b: a if a <= b else b,
-        "max_integer": lambda a, b: a if a >= b else b,
+        "min_int": lambda a, b: a if a <= b else b,
+        "max_int": lambda a, b: a if a >= b else b,
         "m": SimpleNamespace(
             **{f"c{i}": Int(x, False) for i, x in enumerate(args)},
             a0=[Int(x, False) for x in TABLE],

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "patterns"
 PATTERNS = patterns_with_kernels("sm_80")
 SM_80 = TARGETS["sm_80"]
 LIMIT = 99 * 1024
-NONE, ALL = frozenset(), frozenset(Feature) - {Feature.entmax}
+NONE, ALL = frozenset(), frozenset(Feature) - {Feature.entmax, Feature.wide}
 SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 
 
@@ -63,6 +63,15 @@ def test_masks_that_differ_in_constants_share_a_source():
 def test_patterns_compile_without_spills(head_dim, arch):
     for source in distinct(head_dim):
         check(source, arch)
+
+
+@pytest.mark.matrix
+def test_patterns_compile_in_64_bits():
+    """Whose formulas take more registers; only LongNet's, the longest of all, spills."""
+    for source in distinct(128):
+        report = build(source, frozenset({Feature.wide}), arch="sm_80").report
+        spilled = sum(kernel.spill_stores for kernel in report.kernels)
+        assert not spilled or source.digest == unit(FOLDER / "longnet.py", 128).digest
 
 
 @pytest.mark.parametrize("name", ["causal", "bigbird_etc", "exponential_dilation"])

@@ -38,7 +38,7 @@ PATTERNS = patterns_with_kernels("sm_90a")
 SM_90A = Target.named("sm_90a")
 FORWARD, BACKWARD = Direction.forward, Direction.backward
 NONE = frozenset()
-ALL = frozenset(Feature) - {Feature.nan_safe, Feature.entmax}
+ALL = frozenset(Feature) - {Feature.nan_safe, Feature.entmax, Feature.wide}
 """The first is served by another target, the second is a kernel of its own: test_sm90a_entmax."""
 SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 CROWDED = {(BACKWARD, 64)}
