@@ -34,13 +34,26 @@ _SCATTERED = 8
 _MOST_TILES = 1 << 27
 """Most tiles of which a count looks at all."""
 
+_LARGE = 1 << 24
+"""Entries of a large table."""
+
 _PARTIAL = 1 << 8
 """Partial tiles counted together."""
 
 
 def scattered(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> bool:
-    """Whether bounds of large boxes leave many of them undecided."""
-    return Refinement(mask, n_q, n_kv, tile).scattered(_SCATTERED)
+    """Whether bounds of large boxes leave many of them undecided, or cost more than all tiles."""
+    refinement = Refinement(mask, n_q, n_kv, tile)
+    rows, columns = refinement.grid(1)
+    read = (mask.arrays[node.array] for node in E.walk(mask.keep) if isinstance(node, E.Load))
+    if rows * columns <= _MOST_TILES and any(map(_large_table, read)):
+        return True
+    return refinement.scattered(_SCATTERED)
+
+
+def _large_table(array: np.ndarray) -> bool:
+    """Whether sums over boxes of a table are arrays that are better not made."""
+    return isinstance(array, np.ndarray) and array.ndim == 2 and array.size > _LARGE
 
 
 def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
@@ -75,16 +88,16 @@ def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int | None:
         return None
     refinement = Refinement(mask, n_q, n_kv, tile)
     total = 0
+    width = np.full(refinement.grid(1)[1], tile.k)
+    width[-1] = n_kv - (len(width) - 1) * tile.k
     for top, kind in _Grid(mask, [], refinement).kinds(exact=False):
-        for which in (FULL, PARTIAL):
-            row, col = np.nonzero(kind == which)
-            boxes = refinement.boxes(row + top, col)
-            if which == FULL:
-                size = (boxes.q_high - boxes.q_low + 1) * (boxes.k_high - boxes.k_low + 1)
-                total += int(size.sum())
-                continue
-            for first in range(0, len(boxes), _PARTIAL):
-                total += mask.count(fine(boxes[first : first + _PARTIAL]))
+        keys = np.where(kind == FULL, width, 0).sum(axis=1)
+        first = np.arange(top, top + len(kind)) * tile.q
+        total += int((keys * (np.minimum(first + tile.q, n_q) - first)).sum())
+        row, col = np.nonzero(kind == PARTIAL)
+        boxes = refinement.boxes(row + top, col)
+        for start in range(0, len(boxes), _PARTIAL):
+            total += mask.count(fine(boxes[start : start + _PARTIAL]))
     return total
 
 

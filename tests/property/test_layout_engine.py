@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import TileShape
-from maskc.layout import build, count, diagonals, elements, expand, refine
+from maskc.layout import build, count, diagonals, elements, expand, matching, refine, rows
 from maskc.layout.bounds import Analyst, Boxes
 from maskc.layout.elements import Elements
 from maskc.layout.expand import layout_of
@@ -146,6 +148,10 @@ def small_steps() -> Iterator[None]:
         patch.setattr(refine, "_OPEN", 64)
         patch.setattr(expand, "_CHUNK", 24)
         patch.setattr(elements, "_PAIRS", 600)
+        patch.setattr(matching, "_TILES", 16)
+        patch.setattr(matching, "_MANY", 3)
+        patch.setattr(matching, "_PARTIAL", 3)
+        patch.setattr(rows, "_ROWS", 12)
         patch.setattr("maskc.layout.ranges._LONGEST", 16)
         yield
 
@@ -169,6 +175,85 @@ def test_two_engines_on_differences(keep: Expr, grid: tuple[int, int, TileShape]
     check(build(LayoutRecipe(tile, keep, None), n_q, n_kv, {}, ARRAYS), expected)
     if expected.size:
         check(refined(keep, n_q, n_kv, tile), expected)
+
+
+STRETCHES = formula(
+    [E.Q, E.K, E.sub(E.Q, E.K), E.Load("sorted", (E.mod(E.Q, 29),)),
+     E.minimum(E.Load("vector", (E.mod(E.Q, 37),)), E.const(30))],
+    ["vector"], 1,
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(ANY_FORMULA, STRETCHES), grids())
+def test_rows_in_stretches(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
+    """By the rows alone, by the columns alone, and tiles: whatever has that form."""
+    n_q, n_kv, tile = grid
+    if not n_q or not n_kv:
+        return
+    live = dense(keep, n_q, n_kv)
+    keep = elements_of(keep, n_q, n_kv).keep
+    for sizes, names in (((n_q, n_kv), "qk"), ((n_kv, n_q), "kq")):
+        with suppress(rows.NoStretches):
+            assert rows.Sweep(keep, ARRAYS, *sizes, *names).count() == live.sum()
+    parts = rows.tile_rows(keep, ARRAYS, n_q, n_kv, tile)
+    if parts is not None:
+        check(layout_of(n_q, n_kv, tile, parts), classes(live, tile))
+
+
+@st.composite
+def scattered(draw: st.DrawFn) -> Expr:
+    """Ids of queries and keys compared in no order, or a table, beside something else."""
+    name, size = draw(st.sampled_from([("vector", 37), ("sorted", 29)]))
+    sides = [E.mod(E.Load(name, (E.mod(axis, size),)), draw(st.sampled_from([2, 5, 9, 40])))
+             for axis in (E.Q, E.K)]  # fmt: skip
+    block = draw(st.sampled_from([2, 3, 16]))
+    index = (E.mod(E.floordiv(E.Q, block), 7), E.mod(E.floordiv(E.K, block), 9))
+    table = E.ne(E.Load("table", index), E.ZERO)
+    if block == 16:
+        index = (E.floordiv(E.Q, block), E.floordiv(E.K, block))
+        table = E.ne(E.Load("table", index), E.ZERO)
+    same = draw(st.sampled_from([E.eq(*sides), E.ne(*sides), table]))
+    other = draw(formula(ATOMS, ["vector"], 1))
+    joins = [lambda a, b: a, E.conj, E.disj, E.xor]
+    return draw(st.sampled_from(joins))(same, other)
+
+
+@settings(max_examples=500, deadline=None)
+@given(scattered(), grids())
+def test_all_tiles_at_once(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
+    n_q, n_kv, tile = grid
+    if not n_q or not n_kv:
+        return
+    live, mask = dense(keep, n_q, n_kv), elements_of(keep, n_q, n_kv)
+    parts = matching.tile_rows(mask, n_q, n_kv, tile)
+    if parts is not None:
+        check(layout_of(n_q, n_kv, tile, parts), classes(live, tile))
+    assert matching.count_pairs(mask, n_q, n_kv) in (None, live.sum())
+    found = build(LayoutRecipe(tile, keep, None), n_q, n_kv, {}, ARRAYS)
+    check(found, classes(live, tile))
+
+
+def test_pairs_are_not_looked_at_where_stretches_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither counts nor layouts of intervals, flags and ids grow with n_q * n_kv."""
+    n, draw = 6000, np.random.default_rng(0)
+    ids, seen = draw.integers(0, 40, n), draw.random(n) < 0.5
+    low, high = np.maximum(np.arange(n) - draw.integers(0, 900, n), 0), np.arange(n) + 1
+    looked: list[int] = []
+    real = Elements._at
+
+    def counted(self: Elements, points: object, height: int, width: int) -> np.ndarray:
+        looked.append(len(points[0]) * height * width)
+        return real(self, points, height, width)
+
+    monkeypatch.setattr(Elements, "_at", counted)
+    assert mc.intervals("i").count(n, i=(low, high)) == (high - low).sum()
+    assert (mc.causal() & mc.flags("f")).count(n, f=seen) == np.cumsum(seen).sum()
+    assert mc.documents("d").count(n, d=ids) == (np.bincount(ids) ** 2).sum()
+    assert looked == []
+    assert mc.documents("d").layout(n, d=ids).nnz == 47 * 47
+    mc.intervals("i").layout(n, i=(low, high))
+    assert sum(looked) < n * n // 50
 
 
 @settings(max_examples=400, deadline=None)

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -228,22 +229,27 @@ def _batch(report: Report, seed: int, first: int, stop: int, checked: bool) -> i
         env |= {"MALLOC_PERTURB_": "173"}
     words = [sys.executable, "-m", "tests.support.random_tiles", "--child"]
     words += map(str, (seed, first, stop))
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
-                             env=env, text=True)  # fmt: skip
     begun: dict[str, object] = {}
     since = time.monotonic()
-    for line in child.stdout:
-        said = json.loads(line)
-        if "done" not in said:
-            begun, since = said, time.monotonic()
-            continue
-        report.masks += 1
-        report.slowest = max(report.slowest, time.monotonic() - since)
-        report.wrong += [f"{seed}:{said['done']} {begun['text']} {w}" for w in said["wrong"]]
-        begun = {}
-    error = child.stderr.read()
-    if child.wait() == 0:
-        return stop
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=env, text=True
+        ) as child,
+    ):
+        for line in child.stdout:
+            said = json.loads(line)
+            if "done" not in said:
+                begun, since = said, time.monotonic()
+                continue
+            report.masks += 1
+            report.slowest = max(report.slowest, time.monotonic() - since)
+            report.wrong += [f"{seed}:{said['done']} {begun['text']} {w}" for w in said["wrong"]]
+            begun = {}
+        if child.wait() == 0:
+            return stop
+        errors.seek(0)
+        error = errors.read()
     last = error.strip().splitlines()[-1:]
     if not begun:
         raise RuntimeError(f"a child ended with {child.returncode} beside its masks: {error}")
