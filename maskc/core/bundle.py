@@ -153,6 +153,8 @@ APART_FLOATS = 4
 """fp32 workspace per query in that mode: lse and delta, and no dq."""
 OF_HEADS = frozenset({Feature.alibi, Feature.sinks})
 """Features with gradients of a whole head, which the modes ONCE and APART do not know."""
+NOT_ONCE = OF_HEADS | {Feature.entmax}
+"""Features that the mode ONCE does not have: entmax's means need more shared memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,9 @@ def _whole(
 
 
 def launches_of(mode: Mode) -> int:
-    """With softmax; but for those that only rows or columns in several parts need."""
-    return sum(launch.grid not in (Grid.keys, Grid.merges) for launch in mode.launched(frozenset()))
+    """With softmax, without those that only few pairs need, or rows or columns in parts."""
+    rare = (Grid.keys, Grid.merges, Grid.few)
+    return sum(launch.grid not in rare for launch in mode.launched(frozenset()))
 
 
 def _heads(plan: Plan, owners: int) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from maskc.build import Binary, BuildReport, build
-from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.bundle import NOT_ONCE, ONCE, Bundle, SourceUnit
 from maskc.core.errors import NoCompiler, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -190,7 +190,9 @@ class Kernels:
 def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     """The modes that calls with these features may run in."""
     whole = Feature.entmax in features and Direction.forward in unit.directions
-    return tuple(dict(unit.modes)) if unit.modes and not whole else ("usual",)
+    if not unit.modes or whole:
+        return ("usual",)
+    return tuple(name for name, _ in unit.modes if name != ONCE or not features & NOT_ONCE)
 
 
 def outside() -> int:

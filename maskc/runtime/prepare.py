@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import APART, APART_FLOATS, OF_HEADS, ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import APART, APART_FLOATS, NOT_ONCE, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.target import Target
 from maskc.layout import runs_side_by_side
@@ -267,7 +267,7 @@ def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False)
             return APART
         once = tables.adders is not None and tables.adders.most <= 1
         ordered = unit.work is not None and unit.work.ordered
-        if once and ONCE in names and not (joins or wanted.features & OF_HEADS or ordered):
+        if once and ONCE in names and not (joins or wanted.features & NOT_ONCE or ordered):
             return ONCE
         return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
     if Feature.entmax in wanted.features:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from maskc.core.problem import Feature
+import maskc as mc
+from maskc import driver
+from maskc.core.bundle import ONCE
+from maskc.core.problem import Direction, Feature
+from maskc.core.target import TARGETS
+from maskc.runtime.kernels import modes_of
 from tests.support import sass
 from tests.unit import test_sm90a_sources as sources
 from tests.unit.test_sm90a_sources import BACKWARD, FORWARD, MIXED, Job, gate, unit
@@ -114,3 +119,16 @@ def test_lists_are_read_without_asking_where_they_end():
     loads = rf"LDS(\.64)? R\d+, \[R\d+\+-?{step}\]"
     assert sass.count(main["attention_forward"], loads) > 0
     assert sass.count(main["attention_forward"], rf"@!?P\d {loads}") == 0
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_no_pass_of_entmax_stores_dq_from_its_only_column(dim):
+    """Its means need more shared memory than that mode takes: calls run the usual one."""
+    mask = mc.block_diagonal(128)
+    unit = driver.bundled(
+        driver.planned(mask, driver.problem(dim, None, None, "bfloat16"), TARGETS["sm_90a"])
+    ).unit("sm_90a", Direction.backward)
+    assert ONCE in dict(unit.modes)
+    assert ONCE in modes_of(unit, frozenset())
+    for feature in (Feature.entmax, Feature.sinks, Feature.alibi):
+        assert ONCE not in modes_of(unit, frozenset({feature}))
