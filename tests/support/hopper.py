@@ -94,7 +94,7 @@ def compiled(
         forward["most_tiles"] = row_tiles
     if most_tiles is not None:
         backward["most_tiles"] = most_tiles
-    made = CompiledMask(replace(attn.bundle, units=units, parts=parts), TARGET)
+    made = CompiledMask(replace(attn.bundle, units=units, parts=parts), TARGET, held=attn.held)
     return with_rules(made, forward, backward)
 
 
@@ -106,7 +106,7 @@ def with_rules(attn, forward, backward):
         else unit
         for unit in attn.bundle.units
     )
-    return CompiledMask(replace(attn.bundle, units=units), TARGET)
+    return CompiledMask(replace(attn.bundle, units=units), TARGET, held=attn.held)
 
 
 def _backward(unit):
