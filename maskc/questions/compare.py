@@ -21,7 +21,6 @@ from maskc.core.errors import (
     CheckFailed,
     DataUnknown,
     MaskcError,
-    NotAMask,
     Undecided,
     WrongHeads,
 )
@@ -30,7 +29,9 @@ from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
+from maskc.core.source import caller
 from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
 from maskc.ir import compare
 from maskc.ir.heads import differs_by_head, fixed_heads, head_count, heads_of, reads_head
@@ -87,7 +88,7 @@ def diff(
     """See maskc.api.diff."""
     for mask in (a, b):
         if not isinstance(mask, Mask):
-            raise NotAMask("diff", type(mask).__name__)
+            raise not_a_mask("mc.diff", mask, caller() or "mask")
     both = Both.of(a, b, n_heads, False)
     known = sorted({*both.params, *both.names})
     for name in data:

@@ -254,7 +254,7 @@ def above(token):
 
 
 def tree(q, k, p, n, h):
-    return k in above(q)
+    return k in above(p)
 
 
 def ast_tree(q, k, p, n, h):

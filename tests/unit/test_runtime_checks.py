@@ -172,11 +172,12 @@ def test_heads_were_compiled_in():
         mask(*GOOD.values())
 
 
-def test_a_constant_beyond_32_bits():
+def test_a_constant_beyond_64_bits():
+    """One beyond 32 bits runs in the 64-bit form, see test_integers."""
     made = bundle("band")
-    big = replace(made.variants[0], args=(parse_expr("4 * param('w', 20)"),))
+    big = replace(made.variants[0], args=(parse_expr("4000000000000 * param('w', 20)"),))
     mask = CompiledMask(replace(made, variants=(big,)), "cpu")
-    with pytest.raises(DataRange, match="a constant of its formula is 4000000000 at n_kv=7, n_q"):
+    with pytest.raises(DataRange):
         mask(*GOOD.values(), w=1000000000)
 
 
