@@ -69,7 +69,8 @@ def _is_traced(value: object) -> bool:
 
 
 def users(module: object) -> bool:
-    """Whether functions of a module are the user's, or of a library that is followed like them; maskc's own suites of masks are."""
+    """Whether functions of a module are the user's, or of a library that is followed like them, as
+    maskc's own suites of masks are."""
     name = str(module or "")
     return name.partition(".")[0] not in _LIBRARIES or name.startswith("maskc.bench.")
 

@@ -14,12 +14,11 @@ from maskc.analysis.witness import Candidate, Question, candidates, proved
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
-from maskc.core.data import DataDecl
+from maskc.core.data import DataDecl, unknown_keyword
 from maskc.core.difference import Difference
 from maskc.core.errors import (
     BadLength,
     CheckFailed,
-    DataUnknown,
     MaskcError,
     Undecided,
     WrongHeads,
@@ -93,7 +92,7 @@ def diff(
     known = sorted({*both.params, *both.names})
     for name in data:
         if name not in known:
-            raise DataUnknown(name, ", ".join(known) or "none", at=name)
+            raise unknown_keyword(name, known, ("n", "n_q", "n_kv", "n_heads"))
     arrays = [name for name in data if name not in both.params]
     if n is None and (arrays or n_kv is not None):
         raise BadLength("n", MAX_LENGTH, "None", at="n")

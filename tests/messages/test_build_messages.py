@@ -248,7 +248,7 @@ def test_every_class_of_a_call_has_its_text_here():
         if isinstance(kind, type) and issubclass(kind, MaskcError)
     }
     wanted = {code for code in codes if "MC400" < code <= "MC510"}
-    assert wanted == {*TEXTS, "MC508", "MC510"}
+    assert wanted == {*TEXTS, "MC508", "MC510", "MC414", "MC415"}  # pickles: see test_objects
 
 
 def test_the_place_of_a_build_error_may_be_unknown():

@@ -253,7 +253,8 @@ def test_others(name: str, copied):
 
 
 COVERED = (
-    mc.Mask, mc.Pattern, mc.CompiledMask, mc.BlockLayout, maskc.runtime.GeneratedMask,
+    mc.Mask, mc.Pattern, mc.CompiledMask, mc.BlockLayout, mc.Difference,
+    maskc.runtime.GeneratedMask,
     *map(type, OTHERS.values()),
 )  # fmt: skip
 """Classes with an object above."""
@@ -270,6 +271,12 @@ def test_every_public_class_and_object_is_covered(package):
             continue
         if kind.__module__.startswith("maskc"):
             assert issubclass(kind, COVERED), f"{name} needs a test here"
+
+
+def test_a_difference():
+    found = mc.diff(mc.causal(), mc.window(3), n=8)
+    for again in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert again == found
 
 
 # ------------------------------------------------------------------ errors
