@@ -17,7 +17,14 @@ def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
 
 def _bare(text: str) -> str:
     """An operand in parentheses without them: the call around it has its own."""
-    return text[1:-1] if text.startswith("(") else text
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for sign in text[:-1]:
+        depth += (sign == "(") - (sign == ")")
+        if not depth:  # the first one closes here
+            return text
+    return text[1:-1]
 
 
 def _extreme(name: str, args: list[str]) -> str:

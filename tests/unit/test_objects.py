@@ -276,7 +276,7 @@ def test_every_public_class_and_object_is_covered(package):
 def test_a_difference():
     found = mc.diff(mc.causal(), mc.window(3), n=8)
     for again in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert again == found
+        assert (str(again), again.q, again.k) == (str(found), found.q, found.k)
 
 
 # ------------------------------------------------------------------ errors
