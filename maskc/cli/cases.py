@@ -15,9 +15,10 @@ import numpy as np
 
 from maskc.bench.case import Case
 from maskc.bench.check import Judge
+from maskc.bench.laid import STRIDES, laid, moved
 from maskc.bench.sample import sample_data, true_mask
 from maskc.bench.stepwise import Steps, stepwise
-from maskc.bench.tensors import Tensors, has_torch, host, numpy_dtype
+from maskc.bench.tensors import Tensors, host, numpy_dtype
 from maskc.cli.lengths import MARGIN, Lengths, fixed_lengths
 from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.dtypes import DType
@@ -32,8 +33,6 @@ T = TypeVar("T")
 
 OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
 """What changes the scores; drawn together, so that only one more kernel is built."""
-STRIDES = ("contiguous", "BSHD", "padded")
-"""How q, k, v lie in memory: [B, H, N, D]; [B, N, H, D]; rows 16 elements apart."""
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
@@ -249,8 +248,9 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
     (q, k, v, dout), options = inputs(case, subject)
     data = data_for(case, subject)
     problem = subject.attn.bundle.problem
-    sent = [laid(x, case.strides, problem.dtype, subject.attn) for x in (q, k, v, dout)]
-    given = {name: _on_device(value, subject.attn) for name, value in options.items()}
+    device = "cpu" if subject.attn.target.language == "c" else "cuda"
+    sent = [laid(x, case.strides, problem.dtype, device) for x in (q, k, v, dout)]
+    given = {name: moved(value, device) for name, value in options.items()}
     out, lse = subject.attn(*sent[:3], return_lse=True, **given, **data)
     found = {"out": host(out), "lse": host(lse)}
     backward = Direction.backward in subject.attn.target.directions
@@ -285,48 +285,6 @@ def _ratio(part: str, found: np.ndarray, expected: Steps, allowed: float, epsilo
     most = allowed * usual + _ROUNDINGS * epsilon * (usual if terms is None else terms)
     off = np.linalg.norm(found - right, axis=-1)
     return float(np.max(np.where(off == 0, 0, off / np.maximum(most, np.finfo(float).tiny))))
-
-
-def laid(x: np.ndarray, strides: str, dtype: DType, attn: CompiledMask) -> Any:
-    """The tensor in the kernel's dtype, on its device and with these strides."""
-    kept = x
-    if strides == "BSHD":
-        kept = np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
-    elif strides == "padded":
-        kept = np.zeros((*x.shape[:3], x.shape[3] + 16), np.float32)[..., : x.shape[3]]
-        kept[...] = x
-    if not has_torch():
-        return _typed(kept, numpy_dtype(dtype.value))
-    import torch
-
-    given = torch.from_numpy(np.ascontiguousarray(x))
-    device = "cpu" if attn.target.language == "c" else "cuda"
-    whole = torch.empty_strided(
-        x.shape, [stride // 4 for stride in kept.strides], dtype=getattr(torch, dtype.value),
-        device=device,
-    )  # fmt: skip
-    return whole.copy_(given)
-
-
-def _typed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Another dtype, the same strides in elements."""
-    if dtype == x.dtype:
-        return x
-    base = np.zeros(
-        sum((n - 1) * s // 4 for n, s in zip(x.shape, x.strides, strict=True)) + 1, dtype
-    )
-    size = dtype.itemsize
-    made = np.lib.stride_tricks.as_strided(base, x.shape, [s // 4 * size for s in x.strides])
-    made[...] = x
-    return made
-
-
-def _on_device(value: Any, attn: CompiledMask) -> Any:
-    if attn.target.language == "c" or not isinstance(value, np.ndarray):
-        return value
-    import torch
-
-    return torch.from_numpy(value).cuda()
 
 
 # ------------------------------------------------------------------ many cases

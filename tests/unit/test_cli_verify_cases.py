@@ -15,6 +15,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.bench import laid as L
 from maskc.bench import stepwise as S
 from maskc.cli import cases, verify
 from maskc.cli.entries import default_parameters, entries
@@ -223,9 +224,9 @@ def test_data_of_each_sequence():
 @pytest.mark.parametrize("with_torch", [False, True])
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
 def test_strides(strides: str, with_torch: bool, dtype: DType, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cases, "has_torch", lambda: with_torch)
+    monkeypatch.setattr(L, "has_torch", lambda: with_torch)
     x = np.arange(2 * 3 * 5 * 8, dtype=np.float32).reshape(2, 3, 5, 8) % 64
-    made = cases.laid(x, strides, dtype, subject_of(mc.full()).attn)
+    made = L.laid(x, strides, dtype, "cpu")
     elements = {
         "contiguous": (120, 40, 8, 1), "BSHD": (120, 8, 24, 1), "padded": (360, 120, 24, 1),
     }[strides]  # fmt: skip
