@@ -3,10 +3,23 @@ half precision what PyTorch's operators make of it, the measure of the error a k
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from maskc.bench.check import Results, rounding
 from maskc.core.dtypes import DType
+
+
+@dataclass(frozen=True, eq=False)
+class Steps(Results):
+    """Results with the size of what adds up to gradients: where a softmax is nearly one-hot these
+    terms cancel, and what is left is as exact as the terms are, not as itself."""
+
+    dq_terms: np.ndarray | None = None
+    """[B, Hq, rows]."""
+    dk_terms: np.ndarray | None = None
+    """[B, Hkv, Nkv]."""
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -21,7 +34,7 @@ def stepwise(
     softcap: float | None = None,
     alibi_slopes: np.ndarray | None = None,
     sink_logits: np.ndarray | None = None,
-) -> Results:
+) -> Steps:
     """Attention and, given dout, its gradients.
 
     Args:
@@ -40,6 +53,7 @@ def stepwise(
     distance = abs(np.arange(n_q)[:, None] + n_kv - n_q - np.arange(n_kv)).astype(real)
     out, lse = np.zeros((*q.shape[:3], v.shape[3]), real), np.zeros(q.shape[:3], real)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dq_terms, dk_terms = np.zeros(q.shape[:3], real), np.zeros_like(k)
     for b, h in np.ndindex(q.shape[:2]):
         of_k, of_v = k[b, h // group], v[b, h // group]
         s = store(store(q[b, h] @ of_k.T) * scale)
@@ -61,11 +75,16 @@ def stepwise(
         if dout is not None:
             of_out = dout[b, h].astype(real)
             dp = store(of_out @ of_v.T)
-            ds = store(p * (dp - (of_out * out[b, h]).sum(1)[:, None]))
+            delta = (of_out * out[b, h]).sum(1)[:, None]
+            sizes = p * (abs(dp) + abs(delta)) * bend * scale
+            dq_terms[b, h] = np.linalg.norm(sizes @ abs(of_k), axis=1)
+            dk_terms[b, h // group] += sizes.T @ abs(q[b, h])
+            ds = store(p * (dp - delta))
             ds = store(store(ds * bend) * scale)
             dq[b, h] = store(ds @ of_k)
             dk[b, h // group] += ds.T @ q[b, h]
             dv[b, h // group] += p.T @ of_out
     if dout is None:
-        return Results(out, lse)
-    return Results(out, lse, dq, store(dk), store(dv))
+        return Steps(out, lse)
+    sums = {"dq_terms": dq_terms, "dk_terms": np.linalg.norm(dk_terms, axis=-1)}
+    return Steps(out, lse, dq, store(dk), store(dv), **sums)

@@ -33,6 +33,8 @@ _PAIRS, _PAIRS_RANKED = 1 << 20, 1 << 17
 """Pairs of a long shape; where keys are ranked, whose oracle sorts every row."""
 _LONGEST = 1 << 16
 """Tokens: more would not fit in seconds."""
+_BESIDE = 4
+"""A constant at least this many times smaller may be added to the largest."""
 _FEWEST = 16
 """Queries of the longest shapes."""
 
@@ -61,19 +63,27 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
     fixed = fixed_lengths(mask)
     if fixed:
         return Lengths(_fitting(fixed), tuple(found))
-    reached = [number for number in found if number + MARGIN <= _LONGEST]
+    reached = [number for number in found if number + number // _BESIDE + MARGIN <= _LONGEST]
     shapes = list(SHORT)
-    longest = max(reached, default=0) + MARGIN
+    longest = _past(reached)
     pairs = _PAIRS_RANKED if _ranks(mask) else _PAIRS
     if longest**2 <= pairs:
         shapes += [(longest, longest)] if longest > MARGIN + MARGIN // 2 else []
     else:
         few = max(_FEWEST, pairs // longest)
         shapes += [(few, longest), (longest, few)]
-        within = [number for number in reached if (number + MARGIN) ** 2 <= pairs]
-        side = max(within, default=0) + MARGIN
+        within = [n for n in reached if (n + n // _BESIDE + MARGIN) ** 2 <= pairs]
+        side = _past(within)
         shapes += [(side, side)] if side > MARGIN + MARGIN // 2 else []
     return Lengths(tuple(shapes), tuple(reached), tuple(found[len(reached) :]))
+
+
+def _past(found: list[int]) -> int:
+    """Tokens past the largest constant and a smaller one: where sinks stand before a window, all
+    keys are seen until both are passed."""
+    largest = max(found, default=0)
+    beside = max((number for number in found if number * _BESIDE <= largest), default=0)
+    return largest + beside + MARGIN
 
 
 def _ranks(mask: Mask) -> bool:
