@@ -25,6 +25,9 @@ from maskc.runtime.tables import Tables
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
 """What storage precision explains of a difference, relative to the terms of a sum; see `_delta`."""
 
+_WHOLE = 2.0**-12
+"""Weights that a row may lack: they change delta by less than the rounding of `out` did."""
+
 
 class FallbackWarning(UserWarning):
     """A mask runs in NumPy because no C compiler works; results are the same."""
@@ -52,17 +55,21 @@ def _product(weights: np.ndarray, seen: np.ndarray, rows: np.ndarray) -> np.ndar
     return total
 
 
-def _delta(of_out: np.ndarray, of_keys: np.ndarray, dtype: DType) -> np.ndarray:
+def _delta(
+    of_out: np.ndarray, of_keys: np.ndarray, weights: np.ndarray, dtype: DType
+) -> np.ndarray:
     """What the gradients of a row's scores are relative to: the sum over its keys, where `out` is
     of these alone and differs from it by no more than its own rounding; else the sum over `out`.
 
     Args:
         of_out: fp32 [n, dv], dout * out.
         of_keys: fp32 [n, m], p * (dout . v).
+        weights: fp32 [n], of all keys and the sink; 1 where there are no others.
     """
     rounded, exact = of_out.sum(axis=1), of_keys.sum(axis=1)
     most = _ROUNDING.get(dtype.name, 0.0) * np.abs(of_out).sum(axis=1)
-    return np.where(np.abs(exact - rounded) <= most, exact, rounded)
+    whole = np.abs(weights - 1) <= _WHOLE
+    return np.where(whole & (np.abs(exact - rounded) <= most), exact, rounded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,8 +279,11 @@ def _backward(call: _Pass) -> None:
             else:
                 live = tile.seen
                 p = u = np.where(live, np.exp(scores.s - base[:, None]), 0)
-                delta = _delta(load(out[here], call.dtype) * grads, np.where(live, p * dp, 0),
-                               call.dtype)  # fmt: skip
+                weights = p.sum(axis=1)
+                if Feature.sinks in call.features:
+                    weights = weights + np.exp(sinks[head] - base)
+                of_out = load(out[here], call.dtype) * grads
+                delta = _delta(of_out, np.where(live, p * dp, 0), weights, call.dtype)
             ds = np.where(live, u * (dp - delta[:, None]), 0)
             through = np.where(live, ds * scores.slope, 0) * np.float32(call.block.scale)
             call.keep(_product(through, live, keys), dq[here])
