@@ -79,6 +79,9 @@ struct Attention {
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
 #endif
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -169,33 +172,61 @@ constexpr u32 Q_BYTES = SLABS * Q_SLAB, K_BYTES = SLABS * K_SLAB;
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
+#if WITH_WIDE
+typedef i64 Integer;
+#else
+typedef i32 Integer;
+#endif
+FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
+FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
 // Division and remainder that round towards minus infinity, as the mask's formulas mean them.
-FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
-FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
+FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
+// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
+FN i32 range_end(Integer x) {
+#if WITH_WIDE
+    const Integer most = 1 << 30;
+    x = x < -most ? -most : x > most ? most : x;
+#endif
+    return x;
+}
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
     i32 shape;  // which formula, where heads have different ones
-    i32 c0;  // n_kv - n_q
+    Integer c0;  // n_kv - n_q
 };
+
+// A constant of the mask: one word, or two.
+FN Integer constant(const i32 *args, i32 i) {
+#if WITH_WIDE
+    return (Integer)args[2 * i + 1] * 4294967296 + (unsigned)args[2 * i];
+#else
+    return args[i];
+#endif
+}
 
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 *args = p->mask_args + variant * 2;
+    const i32 words = 1 + 1 * (1 + WITH_WIDE);
+    const i32 *args = p->mask_args + variant * words;
     m.shape = args[0];
-    m.c0 = args[1];
+    m.c0 = constant(args + 1, 0);
     return m;
 }
 
 // Whether query q sees key k. Evaluated in partial tiles only.
-FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 16: causal()
         k <= q + m.c0;
 }
 
-FN i32 keep(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
 
@@ -619,12 +650,13 @@ struct Bounds {
 
 // The keys of query ti.
 FN void keys_of(
-    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 ti, i32 n_q, i32 n_kv) {
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, Integer ti, Integer n_q,
+    Integer n_kv) {
     (void)n_q; (void)n_kv;
 #pragma unroll
     for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
-    bounds[0].first = 0;
-    bounds[0].last = min_i32(n_kv - 1, m.c0 + ti) + 1;
+    bounds[0].first = range_end(0);
+    bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
 }
 
 // Before the product begins, while scores need no registers, or after it: intervals are cheap.
@@ -1092,7 +1124,8 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
     }
 }
 
-// Adds that to a row's sum, as if it were one more key's logit. Returns its weight.
+// Adds that, or a sink, to a row's sum, as if it were one more key's logit; both it and all others
+// may be -inf. Returns its weight.
 FN float join_sum(float before, float &total, float &base, float &factor) {
     const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
     const float shrink = fast_exp2(__fsub_rn(base, finite));
@@ -1147,11 +1180,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
         float base = __fmul_rn(top[r], unit), factor = 1.0f;
 #if WITH_SINKS
-        const float sink = __fmul_rn(sink_of(p, row.head, token[r]), LOG2E);
-        const float higher = fmaxf(base, sink);
-        factor = fast_exp2(__fsub_rn(base, higher));
-        total = fmaf(total, factor, fast_exp2(__fsub_rn(sink, higher)));
-        base = higher;
+        join_sum(__fmul_rn(sink_of(p, row.head, token[r]), LOG2E), total, base, factor);
 #endif
         if (p.joins) share[r] = join_sum(before[r], total, base, factor);
         const bool empty = total == 0.0f;

@@ -17,6 +17,9 @@
 #ifndef WITH_ENTMAX
 #define WITH_ENTMAX 0
 #endif
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
 
 enum {
     HEAD_DIM = 128,  // elements of a row of q and k
@@ -122,24 +125,52 @@ struct Attention {
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
+#if WITH_WIDE
+typedef i64 Integer;
+#else
+typedef i32 Integer;
+#endif
+FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
+FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
 // Division and remainder that round towards minus infinity, as the mask's formulas mean them.
-FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
-FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
+FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
+// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
+FN i32 range_end(Integer x) {
+#if WITH_WIDE
+    const Integer most = 1 << 30;
+    x = x < -most ? -most : x > most ? most : x;
+#endif
+    return x;
+}
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
     i32 shape;  // which formula, where heads have different ones
-    i32 c0;  // n_kv - n_q
+    Integer c0;  // n_kv - n_q
     const i32 *a0;  // document ids, k
     const i32 *a1;  // document ids, q
 };
 
+// A constant of the mask: one word, or two.
+FN Integer constant(const i32 *args, i32 i) {
+#if WITH_WIDE
+    return (Integer)args[2 * i + 1] * 4294967296 + (unsigned)args[2 * i];
+#else
+    return args[i];
+#endif
+}
+
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 *args = p->mask_args + variant * 2;
+    const i32 words = 1 + 1 * (1 + WITH_WIDE);
+    const i32 *args = p->mask_args + variant * words;
     m.shape = args[0];
-    m.c0 = args[1];
+    m.c0 = constant(args + 1, 0);
     m.a0 = p->array[0]
         + batch * p->array_batch[0] + head * p->array_head[0];
     m.a1 = p->array[1]
@@ -148,15 +179,15 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 }
 
 // Whether query q sees key k. Evaluated in partial tiles only.
-FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 18: documents(...)
-        m.a0[k] == m.a1[q] &&
+        (Integer)m.a0[k] == (Integer)m.a1[q] &&
         // line 19: causal()
         k <= q + m.c0;
 }
 
-FN i32 keep(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
 
@@ -174,7 +205,7 @@ struct Tile {
 };
 
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  i32 ti) {
+                                  Integer ti) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
@@ -185,7 +216,7 @@ FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch
 }
 
 FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  i32 tj) {
+                                  Integer tj) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
@@ -1109,17 +1140,6 @@ FN i32 load_rows(const struct Attention *p, struct Backward *b, struct Place at,
 
 // ---- before: delta, the sinks' share, and rows that no tile will visit
 
-FN float row_product(const struct Attention *p, i32 batch, i32 head, i32 token) {
-    float out[V_LD], dout[V_LD];
-    load_row(out, (const element *)p->out + row_offset(p->out_stride, batch, head, token),
-             HEAD_DIM_V);
-    load_row(dout, (const element *)p->dout + row_offset(p->dout_stride, batch, head, token),
-             HEAD_DIM_V);
-    vec sum = {0};
-    for (i32 j = 0; j < V_LD; j += LANES) sum += load(out + j) * load(dout + j);
-    return sum_lanes(sum);
-}
-
 // The sink's gradient is its weight times (0 - delta), as its value is zero.
 FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 head,
                     const float *delta) {
@@ -1132,22 +1152,22 @@ FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 h
     return sum;
 }
 
-#if WITH_ENTMAX
-// The mean of dout . v over a row's keys, each with its u: so that the gradients of the scores add
-// up to 0, as the weights add up to 1 whatever the scores. It takes a walk over the row's tiles.
-FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
-    const struct Place row = place(p, r.ti, 0);
-    float sum[TILE_Q], sum_u[TILE_Q];
+// Sums over a row's keys, each with its u: of u * (dout . v), and of u. It takes a walk over the
+// row's tiles. Loads q and dout.
+FN void sum_over_keys(const struct Attention *p, struct Backward *b, struct Row r, float *sum,
+                      float *sum_u) {
     clear(sum, TILE_Q);
     clear(sum_u, TILE_Q);
-    load_rows(p, b, row, r.batch, r.head);
+    load_rows(p, b, place(p, r.ti, 0), r.batch, r.head);
     for (i32 i = 0; i < r.tiles.count; i++) {
         const struct Tile tile = tile_at(r.tiles, i);
         const struct Place at = place(p, r.ti, tile.index);
         const struct Left k = {b->k, QK_LD, 1}, v = {b->v, V_LD, 1};
         load_tile(b->k, QK_LD, p->k, p->k_stride, r.batch, r.head_kv, at.k0, at.keys, HEAD_DIM);
         tile_scores(p, r.m, r.head, at, tile.full, b->q_t, k, b->weights, b->tanhs, b->live);
+#if WITH_ENTMAX
         if (!any_weight(p, at, b->weights, b->lse)) continue;
+#endif
         load_tile(b->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at.k0, at.keys, HEAD_DIM_V);
         clear(&b->dscores[0][0], at.keys * TILE_Q);
         multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, at.keys, at.vectors, HEAD_DIM_V);
@@ -1162,13 +1182,55 @@ FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, 
             store(sum_u + j, load(sum_u + j) + part_u);
         }
     }
-    for (i32 q = 0; q < row.queries; q++) delta[q] = sum_u[q] == 0.0f ? 0.0f : sum[q] / sum_u[q];
+}
+
+#if WITH_ENTMAX
+// The mean of dout . v over a row's keys, each with its u: so that the gradients of the scores add
+// up to 0, as the weights add up to 1 whatever the scores.
+FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
+    const i32 queries = place(p, r.ti, 0).queries;
+    float sum[TILE_Q], sum_u[TILE_Q];
+    sum_over_keys(p, b, r, sum, sum_u);
+    for (i32 q = 0; q < queries; q++) delta[q] = sum_u[q] == 0.0f ? 0.0f : sum[q] / sum_u[q];
 }
 #else
+// dout . out of a query, and the sum of |dout * out|.
+FN float row_product(const struct Attention *p, i32 batch, i32 head, i32 token, float *size) {
+    float out[V_LD], dout[V_LD];
+    load_row(out, (const element *)p->out + row_offset(p->out_stride, batch, head, token),
+             HEAD_DIM_V);
+    load_row(dout, (const element *)p->dout + row_offset(p->dout_stride, batch, head, token),
+             HEAD_DIM_V);
+    vec sum = {0}, sizes = {0};
+    for (i32 j = 0; j < V_LD; j += LANES) {
+        const vec x = load(out + j) * load(dout + j);
+        sum += x;
+        sizes += max_vec(x, -x);
+    }
+    *size = sum_lanes(sizes);
+    return sum_lanes(sum);
+}
+
+// `out` was rounded to storage precision, and a row of few keys, or whose weights are those of few,
+// shows that in dq and dk: there delta is all that its largest terms leave. The sum over keys in
+// fp32 is without that error. Where the weights of these keys and of the sink do not add up to 1, or
+// the sum differs by more than a rounding explains, `out` is not of these keys alone, as of a mask in
+// parts, and decides.
 FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
+    const float WHOLE = 0x1p-12f;  // weights that are missing change delta by less than `out` did
+    const float ROUNDING = 0x1p-8f;
     const struct Place at = place(p, r.ti, 0);
-    for (i32 q = 0; q < at.queries; q++) delta[q] = row_product(p, r.batch, r.head, at.q0 + q);
-    (void)b;
+    float sum[TILE_Q], sum_u[TILE_Q];
+    sum_over_keys(p, b, r, sum, sum_u);
+    for (i32 q = 0; q < at.queries; q++) {
+        float size;
+        const float rounded = row_product(p, r.batch, r.head, at.q0 + q, &size);
+        const float error = sum[q] - rounded, most = ROUNDING * size;
+        float missing = 1.0f - sum_u[q];
+        if (WITH_SINKS) missing -= exp2f(p->sink_logits[r.head] * LOG2E - b->lse[q]);
+        const i32 whole = -WHOLE <= missing && missing <= WHOLE;
+        delta[q] = whole && -most <= error && error <= most ? sum[q] : rounded;
+    }
 }
 #endif
 

@@ -73,6 +73,7 @@ def attention(
     normalizer="softmax",
     alpha=None,
     nan_safe=False,
+    deterministic=False,
 ):
     """softmax(scale * q k^T, restricted to the mask) v, on the device of q.
 
@@ -86,6 +87,7 @@ def attention(
         sink_logits: fp32 [Hq]; one more logit per head in the denominator.
         normalizer: "softmax", or "entmax" with alpha from 1 to 2 (1.5 when None).
         nan_safe: on GPUs, non-finite rows of v reach only queries that see them, at a price.
+        deterministic: gradients of torch tensors have the same bits on every run.
 
     Returns:
         out [B, Hq, Nq, 128], or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -102,6 +104,7 @@ def attention(
         normalizer=normalizer,
         alpha=alpha,
         nan_safe=nan_safe,
+        deterministic=deterministic,
     )
 
 

@@ -44,6 +44,9 @@ static_assert(COPY_ROWS % 8 == 0 && TILE_Q % COPY_ROWS == 0 && TILE_K % COPY_ROW
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
 #endif
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
 
 #define FN __device__ __forceinline__
 typedef int i32;
@@ -110,28 +113,56 @@ struct Attention {
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
+#if WITH_WIDE
+typedef i64 Integer;
+#else
+typedef i32 Integer;
+#endif
+FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
+FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
 // Division and remainder that round towards minus infinity, as the mask's formulas mean them.
-FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
-FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
+FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
+// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
+FN i32 range_end(Integer x) {
+#if WITH_WIDE
+    const Integer most = 1 << 30;
+    x = x < -most ? -most : x > most ? most : x;
+#endif
+    return x;
+}
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
     i32 shape;  // which formula, where heads have different ones
-    i32 c0;  // n_kv - n_q
-    i32 c1;  // 1
-    i32 c2;  // 63
+    Integer c0;  // n_kv - n_q
+    Integer c1;  // 1
+    Integer c2;  // 63
     const i32 *a0;  // chosen blocks of keys
     i32 row0;
 };
 
+// A constant of the mask: one word, or two.
+FN Integer constant(const i32 *args, i32 i) {
+#if WITH_WIDE
+    return (Integer)args[2 * i + 1] * 4294967296 + (unsigned)args[2 * i];
+#else
+    return args[i];
+#endif
+}
+
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 *args = p->mask_args + variant * 4;
+    const i32 words = 1 + 3 * (1 + WITH_WIDE);
+    const i32 *args = p->mask_args + variant * words;
     m.shape = args[0];
-    m.c0 = args[1];
-    m.c1 = args[2];
-    m.c2 = args[3];
+    m.c0 = constant(args + 1, 0);
+    m.c1 = constant(args + 1, 1);
+    m.c2 = constant(args + 1, 2);
     m.a0 = p->array[0]
         + batch * p->array_batch[0] + head * p->array_head[0];
     m.row0 = (i32)p->array_row[0];
@@ -139,7 +170,7 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 }
 
 // Whether query q sees key k. Evaluated in partial tiles only.
-FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 26: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
         ((k / 64 + m.c1 >= floor_div(q + m.c0, 64) ||
@@ -153,7 +184,7 @@ FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
         k <= q + m.c0);
 }
 
-FN i32 keep(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
 
@@ -169,7 +200,7 @@ struct Tile {
 };
 
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  i32 ti) {
+                                  Integer ti) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;

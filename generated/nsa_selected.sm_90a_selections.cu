@@ -58,9 +58,27 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
+#if WITH_WIDE
+typedef i64 Integer;
+#else
+typedef i32 Integer;
+#endif
+FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
+FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
 // Division and remainder that round towards minus infinity, as the mask's formulas mean them.
-FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
-FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
+FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
+// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
+FN i32 range_end(Integer x) {
+#if WITH_WIDE
+    const Integer most = 1 << 30;
+    x = x < -most ? -most : x > most ? most : x;
+#endif
+    return x;
+}
 constexpr i32 THREADS = 128, WARPS = THREADS / 32;
 constexpr i32 HEAD_DIM = 128;
 constexpr i32 ROWS = 16;        // blocks of queries that a block ranks for, at most
@@ -96,8 +114,8 @@ struct Selection0 {
     static FN bool allows(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
         (void)m, (void)q, (void)k, (void)n_q, (void)n_kv;
         return
-            floor_div(q + n_kv - n_q, 64) >= k / 64 + 2 && k >= 64 && k <= q + n_kv
-            - n_q;
+            floor_div(q + n_kv - n_q, 64) >= k / 64 + 2 && k >= 64 && k <=
+            q + n_kv - n_q;
     }
 };
 

@@ -79,6 +79,9 @@ struct Attention {
 #ifndef WITH_NAN_SAFE
 #define WITH_NAN_SAFE 0
 #endif
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -195,31 +198,59 @@ constexpr u32 ZERO_BYTES = TILE_FLOATS;  // a quarter of a tile
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+#ifndef WITH_WIDE
+#define WITH_WIDE 0
+#endif
+#if WITH_WIDE
+typedef i64 Integer;
+#else
+typedef i32 Integer;
+#endif
+FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
+FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
 // Division and remainder that round towards minus infinity, as the mask's formulas mean them.
-FN i32 floor_div(i32 a, i32 b) { return a / b - (a % b < 0); }
-FN i32 floor_mod(i32 a, i32 b) { return a % b + (a % b < 0 ? b : 0); }
+FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
+FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
+// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
+FN i32 range_end(Integer x) {
+#if WITH_WIDE
+    const Integer most = 1 << 30;
+    x = x < -most ? -most : x > most ? most : x;
+#endif
+    return x;
+}
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
     i32 shape;  // which formula, where heads have different ones
-    i32 c0;  // 3
-    i32 c1;  // n_q - n_kv + 1023
-    i32 c2;  // n_kv - n_q
+    Integer c0;  // 3
+    Integer c1;  // n_q - n_kv + 1023
+    Integer c2;  // n_kv - n_q
 };
+
+// A constant of the mask: one word, or two.
+FN Integer constant(const i32 *args, i32 i) {
+#if WITH_WIDE
+    return (Integer)args[2 * i + 1] * 4294967296 + (unsigned)args[2 * i];
+#else
+    return args[i];
+#endif
+}
 
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 *args = p->mask_args + variant * 4;
+    const i32 words = 1 + 3 * (1 + WITH_WIDE);
+    const i32 *args = p->mask_args + variant * words;
     m.shape = args[0];
-    m.c0 = args[1];
-    m.c1 = args[2];
-    m.c2 = args[3];
+    m.c0 = constant(args + 1, 0);
+    m.c1 = constant(args + 1, 1);
+    m.c2 = constant(args + 1, 2);
     return m;
 }
 
 // Whether query q sees key k. Evaluated in partial tiles only.
-FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 17: sinks(4)
         (k <= m.c0 ||
@@ -229,7 +260,7 @@ FN i32 keep_0(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
         k <= q + m.c2;
 }
 
-FN i32 keep(struct Mask m, i32 q, i32 k, i32 n_q, i32 n_kv) {
+FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
 
@@ -245,7 +276,7 @@ struct Tile {
 };
 
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  i32 ti) {
+                                  Integer ti) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
@@ -256,7 +287,7 @@ FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch
 }
 
 FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  i32 tj) {
+                                  Integer tj) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
@@ -994,6 +1025,87 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
     }
 }
 
+#if !APART
+// Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
+// their error, and delta is found once more, by a warp for each query.
+// `out` was rounded to storage precision. dq and dk of a row that sees few keys, or few of any
+// weight, show that: the sum of p dp over its keys has no such error. Where that differs from
+// dout . out by more than the rounding explains, `out` is not of these keys alone, as of a mask in
+// parts, and decides. `size` is the sum of |dout * out|.
+FN float settled_delta(float exact, float rounded, float size) {
+    constexpr float ROUNDING = 0x1p-8f;
+    return fabsf(exact - rounded) <= ROUNDING * size ? exact : rounded;
+}
+FN float absolute_dot(uint4 a, uint4 b) {
+    constexpr u32 SIZES = 0x7fff7fff;
+    return dot(make_uint4(a.x & SIZES, a.y & SIZES, a.z & SIZES, a.w & SIZES),
+               make_uint4(b.x & SIZES, b.y & SIZES, b.z & SIZES, b.w & SIZES));
+}
+
+// The rows of a tensor's head, in pieces of eight numbers.
+FN const uint4 *pieces_of(const void *tensor, const i64 (&stride)[3], struct Place at, i32 token) {
+    return (const uint4 *)tensor + row_offset(stride, at, token) / 8;
+}
+
+// exp(logit - lse) * (dout . v) of one key.
+FN float term_of(const struct Attention &p, struct Place at, struct Place keys, i32 q, i32 k,
+                 float lse, const uint4 *of_q, const uint4 *of_dout) {
+    const uint4 *const of_k = pieces_of(p.k, p.k_stride, keys, k);
+    const uint4 *const of_v = pieces_of(p.v, p.v_stride, keys, k);
+    float score = 0.0f, dp = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < HEAD_DIM / 8; i++) {
+        score += dot(__ldg(of_q + i), __ldg(of_k + i));
+        dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
+    }
+    score *= p.scale;
+#if WITH_SOFTCAP
+    score = p.softcap * (1.0f - 2.0f / (fast_exp2(score / p.softcap * (2.0f * LOG2E)) + 1.0f));
+#endif
+#if WITH_ALIBI
+    score -= p.alibi_slopes[at.head] * p.spacing * fabsf((float)(q + (p.n_kv - p.n_q) - k));
+#endif
+    return fast_exp2((score - lse) * LOG2E) * dp;
+}
+
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
+attention_backward_few(const __grid_constant__ struct Attention p,
+                       const __grid_constant__ struct Maps) {
+#if !WITH_ENTMAX
+    const i64 row = blockIdx.x;
+    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const i32 first = blockIdx.x % p.tile_rows * TILE_Q;
+    const struct Place at = place_of_row(p, blockIdx.x);
+    const struct Place keys = {at.batch, at.head / (p.heads_q / p.heads_kv)};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+#pragma unroll 1
+    for (i32 r = warp; r < TILE_Q; r += PLAIN_THREADS / 32) {
+        const i32 q = query_at(first + r);
+        if (q >= p.n_q) continue;
+        const float lse = __ldg(p.lse + row_offset(p.lse_stride, at, q));
+        if (lse == MINUS_INFINITY) continue;  // no key: delta is 0
+        const uint4 *const of_q = pieces_of(p.q, p.q_stride, at, q);
+        const uint4 *const of_dout = pieces_of(p.dout, p.dout_stride, at, q);
+        float exact = 0.0f, rounded = 0.0f, size = 0.0f;
+#pragma unroll 1
+        for (i32 k = lane; k < p.n_kv; k += 32)
+            if (keep(mask, q, k, p.n_q, p.n_kv))
+                exact += term_of(p, at, keys, q, k, lse, of_q, of_dout);
+        if (lane < HEAD_DIM / 8) {
+            const uint4 out = __ldg(pieces_of(p.out, p.out_stride, at, q) + lane);
+            const uint4 dout = __ldg(of_dout + lane);
+            rounded = dot(out, dout);
+            size = absolute_dot(out, dout);
+        }
+        exact = warp_sum(exact);
+        rounded = warp_sum(rounded);
+        size = warp_sum(size);
+        if (lane == 0) leave_row(p, row, r, lse, settled_delta(exact, rounded, size));
+    }
+#endif
+}
+#endif
+
 // Scores lie transposed: a warpgroup has 64 keys as rows, and QUERIES columns. A thread's element
 // 4 i + 2 r + e is of key 16 warp + lane / 4 + 8 r and query 8 i + 2 (lane % 4) + e.
 typedef float Scores[QUERIES / 2];
@@ -1085,14 +1197,15 @@ struct Bounds {
 
 // The queries of key tj.
 FN void queries_of(
-    struct Bounds (&bounds)[INTERVALS], struct Mask m, i32 tj, i32 n_q, i32 n_kv) {
+    struct Bounds (&bounds)[INTERVALS], struct Mask m, Integer tj, Integer n_q,
+    Integer n_kv) {
     (void)n_q; (void)n_kv;
 #pragma unroll
     for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
-    bounds[0].first = max_i32(tj - m.c2, 0);
-    bounds[0].last = m.c0 >= tj ? n_q : bounds[0].first;
-    bounds[1].first = max_i32(tj - m.c2, 0);
-    bounds[1].last = min_i32(n_q - 1, m.c1 + tj) + 1;
+    bounds[0].first = range_end(max_int(tj - m.c2, 0));
+    bounds[0].last = range_end(m.c0 >= tj ? n_q : bounds[0].first);
+    bounds[1].first = range_end(max_int(tj - m.c2, 0));
+    bounds[1].last = range_end(min_int(n_q - 1, m.c1 + tj) + 1);
 }
 
 // Whether looking takes the registers in which other numbers could wait.
