@@ -25,6 +25,7 @@ from maskc.ir.types import MaskIR
 from maskc.layout import bind_ranked, build, check_lengths, extents, sequence_arrays, tile_shape
 from maskc.layout import count as count_by_tiles
 from maskc.plan.recipe import layout_recipe
+from maskc.reference.dense import sequences_given
 
 _ANY_TILE = TileShape(128, 128)
 
@@ -174,7 +175,8 @@ def count(
     """See Mask.count."""
     asked = ask(mask, n_q, n_kv, data, n_heads, head)
     heads = range(asked.heads) if head is None else (head,)
-    sequences = range(asked.sequences) if batch is None else (_sequence(asked, batch),)
+    shown = max(asked.sequences, sequences_given(mask, data))
+    sequences = range(shown) if batch is None else (_sequence(asked, batch),)
     return sum(equal * _pairs(asked, own, of) for own, of, equal in asked.sets(heads, sequences))
 
 

@@ -93,6 +93,15 @@ def row(
     return keep(mask, replace(here, head=head, scope=scope))[0]
 
 
+def sequences_given(mask: Mask, data: given.Given) -> int:
+    """How many sequences the arrays of a question speak of, whether or not the set depends on
+    them; 1 where none has a dimension for sequences."""
+    wanted, _ = _named(list(walk(mask)))
+    own = {name: decl for name, decl in wanted.items() if data.get(name) is not None}
+    arrays = {name: given.read(decl, data[name]) for name, decl in own.items()}
+    return given.batch_of(own, arrays) or 1
+
+
 @dataclass(frozen=True, eq=False)
 class _At:
     """A mask with everything that it reads."""

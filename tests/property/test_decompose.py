@@ -14,6 +14,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
+from maskc.dsl.slots import with_captured
 from maskc.ir.decompose import decompose
 from maskc.ir.types import Band, Columns, Lattice, MaskIR, Piece, PieceKind, Rows, Segments, Table
 from maskc.layout import Chosen, bind_ranked
@@ -155,7 +156,7 @@ def bound(ir: MaskIR, n_q: int, n_kv: int, data: Env) -> Env:
 @SLOW
 @given(st.data(), masks(), lengths(28))
 def test_pieces_of_random_masks(data, mask, sizes):
-    given_data = data.draw(data_for(mask, *sizes))
+    given_data = with_captured(mask, data.draw(data_for(mask, *sizes)))[1]
     ir = decompose(driver.lowered(mask))
     check(ir, bound(ir, *sizes, given_data))
 

@@ -19,6 +19,7 @@ from maskc.core.errors import DecompositionBroken
 from maskc.core.evaluate import evaluate
 from maskc.core.expr_text import to_people
 from maskc.core.target import TARGETS
+from maskc.dsl.slots import with_captured
 from maskc.ir import relayout, sets
 from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
@@ -86,7 +87,8 @@ def check(
     assert not any(part.ir.data for part in found if part.stride > 1)
     if any(part.aligned and (n_kv - n_q) % part.stride for part in found):
         return
-    total = sum(counted(part, n_q, n_kv, data) for part in found)
+    own = with_captured(mask, data)[1]
+    total = sum(counted(part, n_q, n_kv, own) for part in found)
     assert (total == mask.dense(n_q, n_kv, **data)).all(), "every pair once, and no other"
 
 
