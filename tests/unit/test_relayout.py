@@ -15,6 +15,7 @@ from maskc import driver
 from maskc.analysis.facts import analyse
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
+from maskc.core.captured import HELD
 from maskc.core.errors import DecompositionBroken
 from maskc.core.evaluate import evaluate
 from maskc.core.expr_text import to_people
@@ -25,7 +26,7 @@ from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
 from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
-from maskc.layout import Classes, bind_arrays, classes, split_call_data, views
+from maskc.layout import Classes, bind_arrays, classes, held_arrays, split_call_data, views
 from maskc.plan.choose import plan
 from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks
@@ -57,6 +58,8 @@ def kept(keep: E.Expr, ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object])
     """A formula of one mask on every pair, [n_q, n_kv]."""
     params, given_arrays = split_call_data(ir.data, tuple(ir.params.items()), data, ir.declared)
     arrays = bind_arrays(ir.data, given_arrays, n_q, n_kv)
+    if HELD in data:
+        arrays |= held_arrays(data[HELD], params, n_q, n_kv)
     q, k = np.arange(n_q)[:, None], np.arange(n_kv)[None, :]
     env = {"q": q, "k": k, "n_q": n_q, "n_kv": n_kv, **params, **arrays}
     return np.broadcast_to(evaluate(keep, env), (n_q, n_kv))
