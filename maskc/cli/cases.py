@@ -36,9 +36,10 @@ OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
-_ROUNDINGS = 4
+_ROUNDINGS = 8
 """Roundings of a value, or of the terms of a gradient, that are allowed besides: in the smallest
-cases the step by step computation is exact by chance."""
+cases the step by step computation is exact by chance. A weight is off by as many as its score is
+large, here up to 4, and products and sums by as many again."""
 _EPSILON = {DType.float32: 2**-24, DType.float16: 2**-11, DType.bfloat16: 2**-8}
 _SECONDS = 20.0
 """That drawing may take, and that shrinking may take."""
