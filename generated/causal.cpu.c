@@ -1212,9 +1212,9 @@ FN float row_product(const struct Attention *p, i32 batch, i32 head, i32 token, 
 
 // `out` was rounded to storage precision, and a row of few keys, or whose weights are those of few,
 // shows that in dq and dk: there delta is all that its largest terms leave. The sum over keys in
-// fp32 is without that error. Where the weights of these keys and of the sink do not add up to 1, or
-// the sum differs by more than a rounding explains, `out` is not of these keys alone, as of a mask in
-// parts, and decides.
+// fp32 is without that error. Where the weights of these keys and of the sink do not add up to 1,
+// or the sum differs by more than a rounding explains, `out` is not of these keys alone, as of a
+// mask in parts, and decides.
 FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
     const float WHOLE = 0x1p-12f;  // weights that are missing change delta by less than `out` did
     const float ROUNDING = 0x1p-8f;
