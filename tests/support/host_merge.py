@@ -96,7 +96,7 @@ class HostMerge:
             _between(text, "typedef int i32;", "\n};\n"), "\n};\n",
             _between(text, "// Places count the tokens", "FN i32 keys_end"),
             _between(text, "struct alignas(16) Work {", "// What the copying warp tells"),
-            _between(text, "// The logit of a sink", "// Adds that to a row's sum"),
+            _between(text, "// The logit of a sink", "// Adds that, or a sink,"),
             _DRIVER,
         ]))  # fmt: skip
         command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
