@@ -165,7 +165,7 @@ def _template(plan: Plan) -> str:
     if plan.form in (GATHER, WIDE):
         return f"{plan.target.family}/gather{passes}.cu.j2"
     if plan.form == TINY:
-        return f"{plan.target.family}/tiny{passes}.cu.j2"
+        return f"{plan.target.family}/mma16{passes}.cu.j2"
     return _TEMPLATES[plan.target.family, plan.direction]
 
 

@@ -5,8 +5,9 @@
 
 Each source is held against its earlier text by four tests, the cheapest first, until one finds
 them equal: tokens without comments; tokens behind the preprocessor, for every mode and a set of
-features; PTX; SASS without names. C sources have the first two only. The last two need NVRTC
-(cuda13 extra), the last one also nvdisasm (nvidia-cuda-nvdisasm), and take seconds a kernel.
+features; PTX; SASS without names. PTX and SASS need NVRTC (cuda13
+extra), SASS also nvdisasm (nvidia-cuda-nvdisasm); they take a second a kernel, or several. C sources
+are compared as gcc's assembly instead.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ MASKS: dict[str, Callable[[], mc.Mask]] = {
     **{path.stem: (lambda path=path: mc.load(path)[path.stem]()) for path in FOLDER.glob("*.py")},
     "threshold": lambda: mc.topk(9, CAUSAL, score="qk"),
     "threshold_spared": lambda: mc.topk(9, CAUSAL - mc.window(5), score="qk") | mc.window(5),
-    "gathered": lambda: mc.topk(9, CAUSAL - mc.sinks(3), score="given", share="all")
-    | (mc.sinks(3) & CAUSAL),
+    "gathered": lambda: (
+        mc.topk(9, CAUSAL - mc.sinks(3), score="given", share="all") | (mc.sinks(3) & CAUSAL)
+    ),
     "indexed": lambda: mc.topk(9, CAUSAL, score="indexer", share="all"),
-    "window_left": lambda: mc.window(700, 0) & CAUSAL,
+    "few_keys": lambda: mc.window(3) & CAUSAL,
 }
 """All patterns, and masks whose kernels no pattern has."""
 
@@ -52,8 +54,14 @@ FEATURES = [
                   "softcap alibi sinks", "softcap alibi sinks entmax", "softcap nan_safe")
 ]  # fmt: skip
 """What sources are preprocessed for."""
-COMPILED = [frozenset[Feature](), FEATURES[7], FEATURES[4], FEATURES[5]]
-"""What they are compiled for, where tokens differ."""
+PLAIN, ALL, ENTMAX, NAN_SAFE = (FEATURES[i] for i in (0, 7, 4, 5))
+
+
+def is_compiled(target: str, macro: str, features: frozenset[Feature]) -> bool:
+    """Whether a source is compiled for these, where tokens differ, unless all sets are asked for."""
+    if features == NAN_SAFE:
+        return target == "sm_80"
+    return features == PLAIN or (not macro and features in (ALL, ENTMAX))
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,17 @@ def compiled(text: str, arch: str, options: list[str]) -> str | bytes:
         nvrtc.destroyProgram(program)
 
 
+def assembly(text: str, options: list[str]) -> str:
+    """What gcc makes of a C source, without names."""
+    done = subprocess.run(
+        ["gcc", "-S", "-O2", "-march=x86-64-v3", "-fPIC", "-w", *options, "-x", "c", "-", "-o", "-"],
+        input=text, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return re.sub(r"\b[a-z_]+\w*\.(?:part|isra|constprop)[\w.]*", "part", without_names(done.stdout))
+
+
 _MANGLED = re.compile(r"_Z\w+|\$_\w+|__local_depot\d+|[.$]L_?\w+")
 
 
@@ -179,37 +198,35 @@ class Judge:
             return
         for macro in dict.fromkeys((*old.macros, *new.macros)):
             for features in FEATURES:
+                if not compile_all and not is_compiled(old.target, macro, features):
+                    continue
                 options = defines(features, macro)
-                label = " ".join(options) or "-"
                 both = [preprocessed(each.text, options) for each in (old, new)]
-                if both[0] == both[1]:
+                if both[0] == both[1] or self._same(old, new, both, options):
                     continue
-                if features not in COMPILED and not compile_all:
-                    continue
-                if old.target == "cpu":
-                    yield label
-                    continue
-                try:
-                    if self._digest(both[0], old, options, True) == self._digest(
-                        both[1], new, options, True
-                    ):
-                        continue
-                    if self._digest(both[0], old, options, False) != self._digest(
-                        both[1], new, options, False
-                    ):
-                        yield label
-                except RuntimeError as error:
-                    yield f"{label}: {str(error)[:600]}"
+                yield " ".join(options) or "plain"
 
-    def _digest(self, seen: str, one: Source, options: list[str], ptx: bool) -> str:
+    def _same(self, old: Source, new: Source, both: list[str], options: list[str]) -> bool:
+        if old.target == "cpu":
+            return self._digest(both[0], old, options) == self._digest(both[1], new, options)
+        try:
+            before = self._digest(both[0], old, options, ptx=True)
+        except RuntimeError:
+            return True  # nobody compiles it so
+        if before == self._digest(both[1], new, options, ptx=True):
+            return True
+        return self._digest(both[0], old, options) == self._digest(both[1], new, options)
+
+    def _digest(self, seen: str, one: Source, options: list[str], ptx: bool = False) -> str:
         key = sha256(f"{one.target} {options} {ptx} {seen}".encode()).hexdigest()[:24]
         if key not in self._known:
-            arch = one.target.replace("sm_", "compute_") if ptx else one.target
-            if ptx:
-                code = compiled(one.text, arch, options)
+            if one.target == "cpu":
+                text = assembly(one.text, options)
+            elif ptx:
+                code = compiled(one.text, one.target.replace("sm_", "compute_"), options)
                 text = without_names(code if isinstance(code, str) else code.decode())
             else:
-                text = json.dumps(machine_code(one.text, arch, options))
+                text = json.dumps(machine_code(one.text, one.target, options))
             self._known[key] = sha256(text.encode()).hexdigest()[:24]
             self._file.write_text(json.dumps(self._known))
         return self._known[key]
@@ -254,7 +271,10 @@ def compare(before: dict[str, Source], after: dict[str, Source], judge: Judge, c
             continue
         key = (tokens(old.text), tokens(new.text))
         if key not in done:
-            done[key] = list(judge.differences(old, new, compile_all))
+            try:
+                done[key] = list(judge.differences(old, new, compile_all))
+            except RuntimeError as error:
+                done[key] = [str(error)[:300]]
             if done[key]:
                 print(f"{label}: {'; '.join(done[key])}", flush=True)
         wrong += bool(done[key])
