@@ -142,6 +142,14 @@ def test_templates_fit_the_page():
             assert len(line) <= 100, f"{path.name}:{number} has {len(line)} columns"
 
 
+def test_static_files_have_no_holes():
+    """Jinja does not read them, so that a hole would reach the compiler."""
+    for path in sorted((ROOT / "templates").glob("*/lib/*")):
+        text = path.read_text()
+        assert text.startswith("//"), f"{path.name} does not say what it is"
+        assert not any(mark in text for mark in ("{%", "{{ ", "{#")), path.name
+
+
 FRESH = """
 import sys, {module}
 loaded = [name for name in {names!r} if name in sys.modules]

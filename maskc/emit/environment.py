@@ -1,8 +1,8 @@
 """From a template to the text of a source.
 
 Templates (`*.j2`) insert typed values and branch; they never compute. Most of a kernel lies in
-static files (`lib/*.cuh`, `lib/*.h`), which Jinja does not read: a line `#include "sm90a/lib/x.cuh"`
-becomes that file's text, so that a source stands alone.
+static files (`lib/*.cuh`, `lib/*.h`), which Jinja does not read: a line
+`#include "sm90a/lib/x.cuh"` becomes that file's text, so that a source stands alone.
 """
 
 from __future__ import annotations

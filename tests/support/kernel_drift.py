@@ -5,9 +5,9 @@
 
 Each source is held against its earlier text by four tests, the cheapest first, until one finds
 them equal: tokens without comments; tokens behind the preprocessor, for every mode and a set of
-features; PTX; SASS without names. PTX and SASS need NVRTC (cuda13
-extra), SASS also nvdisasm (nvidia-cuda-nvdisasm); they take a second a kernel, or several. C sources
-are compared as gcc's assembly instead.
+features; PTX; SASS without names. PTX and SASS need NVRTC (cuda13 extra), SASS also nvdisasm
+(nvidia-cuda-nvdisasm); they take a second a kernel, or several. C sources are compared as gcc's
+assembly instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PLAIN, ALL, ENTMAX, NAN_SAFE = (FEATURES[i] for i in (0, 7, 4, 5))
 
 
 def is_compiled(target: str, macro: str, features: frozenset[Feature]) -> bool:
-    """Whether a source is compiled for these, where tokens differ, unless all sets are asked for."""
+    """Whether they are compiled for, where tokens differ, unless all sets are asked for."""
     if features == NAN_SAFE:
         return target == "sm_80"
     return features == PLAIN or (not macro and features in (ALL, ENTMAX))
@@ -159,12 +159,14 @@ def compiled(text: str, arch: str, options: list[str]) -> str | bytes:
 def assembly(text: str, options: list[str]) -> str:
     """What gcc makes of a C source, without names."""
     done = subprocess.run(
-        ["gcc", "-S", "-O2", "-march=x86-64-v3", "-fPIC", "-w", *options, "-x", "c", "-", "-o", "-"],
+        ["gcc", "-S", "-O2", "-march=x86-64-v3", "-w", *options, "-x", "c", "-", "-o", "-"],
         input=text, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return re.sub(r"\b[a-z_]+\w*\.(?:part|isra|constprop)[\w.]*", "part", without_names(done.stdout))
+    return re.sub(
+        r"\b[a-z_]+\w*\.(?:part|isra|constprop)[\w.]*", "part", without_names(done.stdout)
+    )
 
 
 _MANGLED = re.compile(r"_Z\w+|\$_\w+|__local_depot\d+|[.$]L_?\w+")

@@ -2,6 +2,6 @@
 
 #define ELEMENT "bf16"
 [[maybe_unused]] constexpr bool BFLOAT16 = true;
-[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // relative, of a stored number, at most twice
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // of a stored number, relative
 [[maybe_unused]] constexpr unsigned EXPONENT = 0x7f80;  // all ones: infinity or NaN
 [[maybe_unused]] constexpr unsigned ONE = 0x3f80;

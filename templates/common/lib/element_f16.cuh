@@ -2,6 +2,6 @@
 
 #define ELEMENT "f16"
 [[maybe_unused]] constexpr bool BFLOAT16 = false;
-[[maybe_unused]] constexpr float ROUNDING = 0x1p-10f;  // relative, of a stored number, at most twice
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-10f;  // of a stored number, relative
 [[maybe_unused]] constexpr unsigned EXPONENT = 0x7c00;  // all ones: infinity or NaN
 [[maybe_unused]] constexpr unsigned ONE = 0x3c00;

@@ -1,6 +1,6 @@
-// The scores of an indexer, in tiles by tensor cores, except for the products. Needs: INDEX_BYTES of
-// an element, INDEX_SLABS of a row, KEYS, QUERIES and COLUMNS of a step, the threads COMPUTING and
-// COPYING, swizzled and copy_piece.
+// The scores of an indexer, in tiles by tensor cores, except for the products. Needs: INDEX_BYTES
+// of an element, INDEX_SLABS of a row, KEYS, QUERIES and COLUMNS of a step, the threads COMPUTING
+// and COPYING, swizzled and copy_piece.
 
 // A block has KEYS keys, and goes over some queries in steps of COLUMNS columns: the heads of a
 // query one after another, in a number that divides COLUMNS or is a multiple of it. Keys are the
