@@ -27,7 +27,7 @@ FAMILIES = ("sm80", "sm90a")
 CHOOSE = "choose"
 """The form of sources that find the thresholds."""
 BIN_BYTES = 1024
-"""Of shared memory that a row takes there, see templates/common/choose_rows.cuh.j2."""
+"""Of shared memory that a row takes there, see templates/common/lib/choose_rows.cuh."""
 REASON = (
     "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
     "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "
