@@ -15,7 +15,7 @@ from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     from maskc.core.difference import Difference
-    from maskc.runtime.arrays import Array
+    from maskc.core.tensors import Array
     from maskc.runtime.compiled import CompiledMask
 
 

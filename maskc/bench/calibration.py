@@ -26,7 +26,7 @@ from maskc.core.target import Target
 from maskc.dsl.combinators import block_diagonal, causal, full, sinks, window
 from maskc.dsl.mask import Mask
 from maskc.layout import build
-from maskc.layout.tally import tally_of
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 

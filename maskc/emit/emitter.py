@@ -29,7 +29,7 @@ from maskc.core.coefficients import TINY
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
-from maskc.core.gather import GATHER, WIDE
+from maskc.core.gathering import GATHER, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.core.widths import is_list, largest, reach

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 from maskc.core import abi
 from maskc.core import expr as E
-from maskc.core import gather as G
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.expr_text import to_python
+from maskc.core.gathering import LISTS
 from maskc.core.problem import TileShape
 from maskc.core.widths import largest, reach
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, predicate_lines, reach_of
 from maskc.emit.spec import PredicateLine
 from maskc.ir.types import MaskIR
+from maskc.layout.topk import indexer as G
 from maskc.plan import gather
 from maskc.plan.gathering import Formula, Gathering
 from maskc.plan.sm90a import Product
@@ -70,7 +71,7 @@ class GatherSpec:
     """Of a step of a block that scores keys: heads of queries."""
     schedule: _Products
     banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...] = field(default=G.GATHERED_FIELDS)
+    fields: tuple[abi.Field, ...] = field(default=abi.GATHERED_FIELDS)
     arguments: str = "Gathered"
     """The argument block's name."""
 
@@ -105,7 +106,7 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
     )
     return SourceUnit(
         target.name, render("common/gather_lists.cu.j2", spec), TileShape(1, 1), False,
-        (), gather.list_modes(made.selection.score, target.family), form=G.LISTS,
+        (), gather.list_modes(made.selection.score, target.family), form=LISTS,
         gather=made.recipe, reach=(largest(_reach(made)),),
     )  # fmt: skip
 

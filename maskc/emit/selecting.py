@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from maskc.core import expr as E
 from maskc.core.bundle import Mode, SourceUnit
-from maskc.core.choosing import FORM, class_shape
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection
@@ -13,6 +12,7 @@ from maskc.emit.c_printer import c_printer
 from maskc.emit.environment import render
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import SelectionText, SelectSpec
+from maskc.layout.topk.sizes import FORM, class_shape
 from maskc.plan import selecting
 from maskc.plan.types import Plan, selections
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from maskc.core.bundle import N_KV_OF_ALL, LayoutRecipe
 from maskc.core.layout import FULL
-from maskc.layout.build import build
-from maskc.layout.classes import views
+from maskc.layout.tiles.build import build
+from maskc.layout.work.residue_classes import views
 
 _ROW = {"c": 64, "cuda": 384}
 """Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are

@@ -15,8 +15,8 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.cost import Source, Tally, cheapest
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
-from maskc.layout.build import build
-from maskc.layout.documents import document_lists
+from maskc.layout.tiles.build import build
+from maskc.layout.tiles.document_tiles import document_lists
 
 LONGEST = 16384
 """Tokens of a document: longer ones count as one of these. Their rows are long, too, or a window

@@ -11,7 +11,7 @@ from maskc.core.coefficients import STEP_KEYS
 from maskc.core.problem import Direction, TileShape
 from maskc.ir.grid import GridMask, grid_mask
 from maskc.ir.types import MaskIR
-from maskc.layout.boxes import sides
+from maskc.layout.tiles.grid_tiles import sides
 
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""

@@ -19,8 +19,8 @@ from maskc.ir.lift import Lifted, lift
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import place_of
 from maskc.ir.types import MaskIR
-from maskc.layout.distances import parts_by_distance
-from maskc.layout.documents import beside_documents
+from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.layout.tiles.relative_bits import parts_by_distance
 from maskc.plan import cpu, documents, gather, selecting, sm80, sm90a, thresholds, tiny
 from maskc.plan.boxes import boxes_for, grid_masks
 from maskc.plan.cost import GRID, costs_of

@@ -10,8 +10,8 @@ from maskc.core.coefficients import SMALL, source_name, step_size
 from maskc.core.cost import Cost, cheapest, cycles
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout.documents import beside_documents
-from maskc.layout.tally import tally_of
+from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.sm90a import forward_schedule
 from maskc.plan.types import Plan, PlannedMask
 
@@ -46,7 +46,7 @@ def layout_at(
     """The tiles of one of a plan's masks, which reads no data; parameters that are not given are at
     their defaults."""
     from maskc.layout import build
-    from maskc.layout.boxes import box_layout
+    from maskc.layout.tiles.grid_tiles import box_layout
 
     if plan.boxes is None:
         return build(mask.recipe, n_q, n_kv, params, {})
@@ -67,7 +67,7 @@ def smaller(plan: Plan) -> Iterator[Plan]:
 def most_in_small_tiles(plan: Plan) -> int | None:
     """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
     defaults; 0 where none does, None where there is no such choice."""
-    from maskc.layout.promises import promises
+    from maskc.layout.inputs.max_seqlen import promises
     from maskc.layout.suited import LONGEST, suited
 
     small = tuple(smaller(plan))

@@ -23,12 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from maskc.core import expr as E
-from maskc.core import gather as G
 from maskc.core.bundle import Grid, Launch, Mode
 from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.gathering import GATHER, WIDE
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Score, Share
 from maskc.core.target import TARGETS, Target
+from maskc.layout.topk import indexer as G
 from maskc.plan import sm80
 from maskc.plan.gathering import Gathering
 from maskc.plan.sm90a import ForwardSchedule, Product
@@ -255,11 +256,11 @@ def schedules(
         SharedMemoryExceeded: the tiles do not fit (no head dimension of a target does that).
     """
     if target.family == "sm80":
-        return ((G.GATHER, Direction.forward, sm80_schedule(problem)),)
+        return ((GATHER, Direction.forward, sm80_schedule(problem)),)
     return (
-        (G.GATHER, Direction.forward, gather_schedule(problem, False)),
-        (G.WIDE, Direction.forward, gather_schedule(problem, True)),
-        (G.GATHER, Direction.backward, backward_schedule(problem)),
+        (GATHER, Direction.forward, gather_schedule(problem, False)),
+        (WIDE, Direction.forward, gather_schedule(problem, True)),
+        (GATHER, Direction.backward, backward_schedule(problem)),
     )
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from maskc.core import abi
 from maskc.core import expr as E
-from maskc.core import gather as G
 from maskc.core.expr import Expr
+from maskc.core.gathering import Gather, Span
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted, lift
@@ -52,12 +53,12 @@ class Gathering:
         return tuple(arg for formula in self.formulas for arg in formula.lifted.args)
 
     @property
-    def recipe(self) -> G.Gather:
+    def recipe(self) -> Gather:
         """What the runtime needs of it."""
         values = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
         spans = (each.keys for each in self.beside.spans or ())
-        return G.Gather(self.constants, tuple(
-            G.Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
+        return Gather(self.constants, tuple(
+            Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
             for span in spans
         ), tuple(rest for formula in self.formulas for rest in formula.lifted.rests))  # fmt: skip
 
@@ -86,8 +87,8 @@ def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
         count += len(made[-1].lifted.args)
     if made[2].spans is None:
         return "single keys, together with others that are not a few intervals per query"
-    if count > G.MOST_CONSTANTS:
-        return f"single keys, in a mask with more than {G.MOST_CONSTANTS} constants"
+    if count > abi.MOST_CONSTANTS:
+        return f"single keys, in a mask with more than {abi.MOST_CONSTANTS} constants"
     return Gathering(one, *made)
 
 

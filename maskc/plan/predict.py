@@ -15,7 +15,7 @@ from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout import Tiled, obstacle, time_in_pairs, views
-from maskc.layout.tally import tally_of
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.cost import costs_of, launch_share, layout_at
 from maskc.plan.types import Plan, PlannedMask
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from maskc.core import expr as E
 from maskc.core.abi import MAX_SELECTIONS
 from maskc.core.bundle import Grid, Launch
-from maskc.core.choosing import CHUNK, THREADS
 from maskc.core.data import DataKind
 from maskc.core.selection import Selection
+from maskc.layout.topk.sizes import CHUNK, THREADS
 from maskc.plan.types import PlannedMask, selections
 
 ON_DEVICE = (

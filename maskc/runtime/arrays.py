@@ -10,50 +10,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
-
-Shape = tuple[int, ...]
-Device = tuple[str, int]
-"""("cpu", 0), or ("cuda", index)."""
-
-HOST: Device = ("cpu", 0)
-
-
-class Array(NamedTuple):
-    """What a kernel needs to know of an array."""
-
-    pointer: int
-    shape: Shape
-    strides: Shape
-    """In elements."""
-    dtype: str
-    """`float32`, `bfloat16`, ...; another byte order has another name."""
-    device: Device
-
-
-@dataclass(frozen=True, eq=False)
-class Output:
-    """How to allocate one result."""
-
-    shape: Shape
-    tokens_first: bool = False
-    """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
-    like_q: bool = False
-    """Of q's shape, dtype and order."""
-    single: bool = False
-    """fp32, whatever q's dtype."""
-    strides: Shape = field(init=False)
-    """In elements."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "strides", out_strides(self.shape, self.tokens_first))
+from maskc.core.tensors import HOST, Array, Output, Shape
 
 
 class Library(Protocol):
@@ -82,11 +46,6 @@ class Library(Protocol):
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         """A copy of int32 values on the CUDA device of x, ordered on its current stream."""
-
-
-def singles(*shape: int) -> Output:
-    """fp32 numbers."""
-    return Output(shape, single=True)
 
 
 def zeros(library: Library, x: Any, wanted: Output) -> tuple[Any, int]:
@@ -118,24 +77,6 @@ def _foreign() -> Callable[[Any, str], Any]:
     from maskc.runtime.foreign import foreign
 
     return foreign
-
-
-def contiguous(shape: Shape) -> Shape:
-    """Strides, in elements, of a C-contiguous array."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-@lru_cache(maxsize=1 << 12)
-def out_strides(shape: Shape, tokens_first: bool) -> Shape:
-    """Strides of what `empty` gives for a shape [B, H, N, D]."""
-    if not tokens_first:
-        return contiguous(shape)
-    b, n, h, d = contiguous((shape[0], shape[2], shape[1], shape[3]))
-    return b, h, n, d
 
 
 def _in_elements(strides: Shape, size: int, name: str) -> Shape:

@@ -6,7 +6,6 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from numbers import Real
 
 from maskc.core.dtypes import DType
@@ -22,8 +21,9 @@ from maskc.core.errors import (
 )
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
-from maskc.runtime.arrays import Array, Device, contiguous
+from maskc.core.tensors import Array, Device, contiguous
 
 ALIGNMENT = 16
 """Bytes: CUDA kernels move rows in vectors of this size."""
@@ -32,17 +32,6 @@ SOFTCAPS = 1e-30, 1e30
 """The least and the largest soft-cap: beyond, its inverse or its double is no fp32 number."""
 _MAX_BLOCKS = (1 << 31) - 1
 """Blocks in the first dimension of a CUDA grid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The dimensions of a call."""
-
-    batch: int
-    heads_q: int
-    heads_kv: int
-    n_q: int
-    n_kv: int
 
 
 def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target) -> Sizes:

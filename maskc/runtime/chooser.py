@@ -1,7 +1,7 @@
 """Plans of passes whose blocks are chosen on the device: what a call must give, tables, launches.
 
 What the mask asks besides its selections is laid out on the host, once per lengths, for every way
-in which a pair may or may not be chosen; see maskc/layout/choices.py.
+in which a pair may or may not be chosen; see maskc/layout/topk/tile_codes.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.abi import WORK_FIELDS
+from maskc.core.abi import ATTENTION, WORK_FIELDS
 from maskc.core.bundle import SourceUnit
+from maskc.core.dtypes import E4M3
 from maskc.core.expr import arrays
-from maskc.core.gather import E4M3
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
 from maskc.core.selection import FACTORS, SCORING, Score, Selection, with_factors
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device, Output
 from maskc.core.widths import INT32
 from maskc.layout import (
     MAX_ITEMS,
@@ -32,14 +34,13 @@ from maskc.layout import (
     hull_of,
     tile_codes,
 )
-from maskc.runtime.arrays import LIBRARIES, Array, Device, Output
+from maskc.runtime.arrays import LIBRARIES
 from maskc.runtime.binding import Binder, Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.choosing import TYPES, Choosing, Vote, cases_of
 from maskc.runtime.constants import constants, reached
 from maskc.runtime.lister import Unlisted, with_room
 from maskc.runtime.making import Maker
-from maskc.runtime.plans import ATTENTION, Plan
+from maskc.runtime.plans import Plan
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.selected import Given, Ranked, SelectedPlan
 from maskc.runtime.tables import Tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -11,7 +11,11 @@ import numpy as np
 
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
-from maskc.core.choosing import (
+from maskc.core.dtypes import E4M3
+from maskc.core.selection import Score, Selection
+from maskc.core.sizes import Sizes
+from maskc.layout import sharing
+from maskc.layout.topk.sizes import (
     CHUNK,
     COLUMNS,
     FEW_ROWS,
@@ -21,10 +25,6 @@ from maskc.core.choosing import (
     shared_bytes,
     turn_of,
 )
-from maskc.core.gather import E4M3
-from maskc.core.selection import Score, Selection
-from maskc.layout import Extent, sharing
-from maskc.runtime.checks import Sizes
 from maskc.runtime.launch_cuda import Step
 from maskc.runtime.selected import PARTS, Given, block_of
 
@@ -89,7 +89,7 @@ class Vote:
         by_head = self.joins or (
             self.selection.score is Score.given and scores is not None and bool(scores.strides[1])
         )
-        groups = sharing(self.selection.share, Extent(*astuple(self.sizes)))
+        groups = sharing(self.selection.share, self.sizes)
         if len(groups) > 1 and by_head:
             return len(groups), len(groups[0]), len(groups[0])
         return 1, len(groups[0]) if by_head else 1, 1

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit
+from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.data import CuSeqlens, DataDecl
-from maskc.core.errors import TooManyTiles
-from maskc.core.layout import MAX_TILES
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device
 from maskc.layout import (
     NO_PROMISE,
     beside_documents,
-    build,
-    check_documents,
-    document_lists,
     promised,
     suited,
 )
-from maskc.runtime.arrays import LIBRARIES, Array, Device
-from maskc.runtime.checks import Sizes
+from maskc.runtime.arrays import LIBRARIES
 
 _BYTES = {"int32": 4, "int64": 8}
 """Of the elements that kernels read."""
@@ -164,41 +159,3 @@ class Suited:
             backward = Direction.backward in units[0].directions
             found = self._known[key] = suited(units, beside, own, longest, backward)
         return found
-
-
-def lists_on_host(
-    bundle: Bundle, tile: TileShape, sizes: Sizes, params: Mapping[str, int],
-    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Tiles that begin with documents.
-
-    Args:
-        bundle: of a mask of documents and something that reads no data.
-        tile: of the kernel.
-        params: a value for every parameter.
-        seen: the mask and its ids, by sequence.
-
-    Returns:
-        int32 `row_ptr`, `row_tiles`, and where documents end [lists, 1, n_kv], as DocumentLists
-        has them.
-
-    Raises:
-        TooManyTiles: more than 2^30 in all.
-        CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
-    """
-    (decl,) = bundle.data
-    beside = beside_documents(bundle.variants[0].keep, bundle.data)
-    layout = build(LayoutRecipe(tile, beside, None), sizes.n_q, sizes.n_kv, params, {})
-    made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
-    if os.environ.get("MASKC_CHECK") == "1":
-        for lists, (recipe, own) in zip(made, seen, strict=True):
-            env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-            check_documents(lists, layout, recipe.keep, env)
-    starts = np.cumsum([0, *(len(lists.words) for lists in made)])
-    if starts[-1] > MAX_TILES:
-        raise TooManyTiles(int(starts[-1]))
-    return (
-        np.stack([lists.row_ptr for lists in made]) + starts[:-1, None].astype(np.int32),
-        np.concatenate([lists.words for lists in made]),
-        np.stack([lists.stops for lists in made])[:, None],
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
@@ -19,7 +20,7 @@ from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.layout import best, sequence_arrays
 from maskc.runtime.entmax import log_sum, weigh
 from maskc.runtime.memory import CODES, at, load, store
-from maskc.runtime.plans import Plan, Pointers, Sent, filled
+from maskc.runtime.plans import Plan, Sent, filled
 from maskc.runtime.tables import Tables
 
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}

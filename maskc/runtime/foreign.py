@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.errors import NotAnArray
+from maskc.core.tensors import HOST, Array, Device, Output, contiguous
 from maskc.runtime.arrays import (
     CUPY,
-    HOST,
     LIBRARIES,
     NUMPY,
-    Array,
-    Device,
-    Output,
-    contiguous,
     cupy_empty,
     cupy_send,
     cupy_stream,

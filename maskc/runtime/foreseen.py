@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest
+from maskc.core.sizes import Sizes
 from maskc.layout import expected, tile_codes
-from maskc.runtime.checks import Sizes
 
 _MOST_TILES = 1 << 20
 """Of larger tiles that are counted; longer sequences have the first source."""

@@ -15,27 +15,31 @@ from typing import Any
 import numpy as np
 
 from maskc.core import abi
-from maskc.core import gather as G
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
+from maskc.core.dtypes import E4M3
 from maskc.core.evaluate import evaluate
+from maskc.core.gathering import Gather
 from maskc.core.problem import Direction
 from maskc.core.selection import FACTORS
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import Output, singles
 from maskc.core.widths import INT32
+from maskc.layout.topk import indexer as G
 from maskc.runtime import checks
 from maskc.runtime.arguments import Arguments
-from maskc.runtime.arrays import LIBRARIES, Output, singles
+from maskc.runtime.arrays import LIBRARIES
 from maskc.runtime.binding import Binder, Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.constants import any_int32, arguments_of, reached, too_wide
 from maskc.runtime.kernels import Kernels
 from maskc.runtime.launch_cuda import CudaKernel, Step
-from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
+from maskc.runtime.plans import Plan, Sent
 from maskc.runtime.prepare import Pass, Place, launches, make_plan
 from maskc.runtime.ranking import CODES, Ranking, ranking_on, steps_of
 from maskc.runtime.tables import Tables
 
-GATHERED = abi.structure(G.GATHERED_FIELDS)
+GATHERED = abi.structure(abi.GATHERED_FIELDS)
 _OWN = struct.Struct(f"{GATHERED.index_q_stride.offset // 8}Q")
 _INT, _PITCH = 4, 4
 """Bytes; floats to which a row of scores, and every part of the workspace, is rounded up."""
@@ -78,7 +82,7 @@ def _rounded(entries: int) -> int:
 
 
 def room_for(
-    wanted: int, recipe: G.Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int]
+    wanted: int, recipe: Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int]
 ) -> Room:
     """What a call needs.
 
@@ -99,7 +103,7 @@ def room_for(
     return Room(rows, room, min(step, sizes.n_q), pitch)
 
 
-def _most_beside(recipe: G.Gather, sizes: Sizes, params: Mapping[str, int]) -> int:
+def _most_beside(recipe: Gather, sizes: Sizes, params: Mapping[str, int]) -> int:
     """Keys that a query may see without having chosen them, at most."""
     env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv, "ti": np.arange(sizes.n_q)}
     total = np.zeros(sizes.n_q, np.int64)
@@ -183,7 +187,7 @@ class Gatherer:
         self._unit = bundle.list_source(target.name)
         modes = dict(self._unit.modes)
         in_e4m3 = any(way.in_e4m3 and way.mode in modes for way in G.INDEXINGS)
-        self._dtypes = (bundle.problem.dtype.value, *[G.E4M3] * in_e4m3)
+        self._dtypes = (bundle.problem.dtype.value, *[E4M3] * in_e4m3)
         """Of an indexer's queries and keys."""
 
     def bound(

@@ -12,10 +12,11 @@ import numpy as np
 
 from maskc.build import Binary
 from maskc.build.cache import open_cache
+from maskc.core.abi import ATTENTION, Pointers
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
-from maskc.layout.chosen import NONE
-from maskc.runtime.plans import ATTENTION, Plan, Pointers, Sent, filled
+from maskc.layout.tiles.chosen_blocks import NONE
+from maskc.runtime.plans import Plan, Sent, filled
 
 
 class _Threads:

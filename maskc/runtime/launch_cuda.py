@@ -14,20 +14,12 @@ import numpy as np
 
 from maskc.build import Binary
 from maskc.build.toolchain import gpus
+from maskc.core.abi import ATTENTION, Pointers
 from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.core.problem import Features
-from maskc.runtime.arrays import Shape
-from maskc.runtime.plans import (
-    ATTENTION,
-    PER_THREAD,
-    Plan,
-    Pointers,
-    Sent,
-    fill_numbers,
-    fill_pointers,
-    fill_scale,
-)
+from maskc.core.tensors import Shape
+from maskc.runtime.plans import PER_THREAD, Plan, Sent, fill_numbers, fill_pointers, fill_scale
 from maskc.runtime.tensor_maps import BYTES, Encode, Maps, Tensor, encode_with
 
 _SHARED = 8

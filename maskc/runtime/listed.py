@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from maskc.core import abi
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.runtime.arguments import Arguments
 from maskc.runtime.documents import Given
 from maskc.runtime.launch_cuda import CudaKernel, Step
-from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS, Plan, Pointers, Sent
+from maskc.runtime.plans import Plan, Sent
 
 LISTED = abi.structure(abi.LISTED_FIELDS)
 PARTS = (

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.abi import WORK_FIELDS
+from maskc.core.abi import ATTENTION, WORK_FIELDS
 from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Device, Output, singles
 from maskc.layout import (
     MAX_ITEMS,
     Work,
@@ -31,14 +33,12 @@ from maskc.layout import (
     most_runs,
     room_of,
 )
-from maskc.runtime.arrays import Device, Output, singles
 from maskc.runtime.binding import Binder, Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Given, given_on, lists_of
 from maskc.runtime.launch_cuda import host_word
 from maskc.runtime.listed import LISTED, PARTS, ListedPlan
 from maskc.runtime.making import Maker
-from maskc.runtime.plans import ATTENTION, Plan, Recent
+from maskc.runtime.plans import Plan, Recent
 from maskc.runtime.prepare import Pass, Place, make_plan, mode_of
 from maskc.runtime.tables import Tables, make_tables
 

@@ -14,11 +14,11 @@ from maskc.core.bundle import APART, OF_HEADS, ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest, faster
 from maskc.core.errors import TooManyTiles, TooMuchWork
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import Output
 from maskc.layout import Rank, best
-from maskc.runtime.arrays import Output
 from maskc.runtime.binding import Binder, Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.documents import Suited
 from maskc.runtime.fallback import NumPyKernel
 from maskc.runtime.foreseen import Foreseen

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maskc.core.abi import POINTERS, Pointers
 from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, PartBundle, SourceUnit
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Output, Shape, singles
 from maskc.layout import Classes, Tiled, classes, obstacle, sequence_arrays, time_in_pairs, views
-from maskc.runtime.arrays import Library, Output, Shape, singles
+from maskc.runtime.arrays import Library
 from maskc.runtime.binding import Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Arrays, Maker, Pass
 from maskc.runtime.packing import packed
-from maskc.runtime.plans import POINTERS, Plan, Pointers, Sent
+from maskc.runtime.plans import Plan, Sent
 from maskc.runtime.prepare import Place, threshold_words
 from maskc.runtime.tables import per_sequence
 

@@ -13,12 +13,13 @@ from typing import Any
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import Array, singles
 from maskc.runtime import ahead, checks
 from maskc.runtime.ahead import Ahead, processors
-from maskc.runtime.arrays import LIBRARIES, Array, singles
+from maskc.runtime.arrays import LIBRARIES
 from maskc.runtime.binding import Binder, Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.chooser import Chooser
 from maskc.runtime.kernels import Form, Kernels
 from maskc.runtime.launch_cuda import current_device

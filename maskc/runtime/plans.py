@@ -11,24 +11,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from maskc.core import abi
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
-from maskc.runtime.arrays import Device, Library, Output, singles, zeros
+from maskc.core.tensors import Device, Output, singles
+from maskc.runtime.arrays import Library, zeros
 from maskc.runtime.tables import CAPTURED, Tables
 
-ATTENTION = abi.structure()
-
-POINTERS = (
-    "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "delta", "dsink", "dalibi",
-    "alibi_slopes", "sink_logits",
-)  # fmt: skip
-"""The first members of the argument block: those that every call sets, the first five or all."""
-LISTED_POINTERS = (
-    "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
-    "distances", "col_turns",
-)  # fmt: skip
-"""Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
 _WRITE = {
     count: struct.Struct(f"{count}Q").pack_into
     for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
@@ -54,10 +43,6 @@ class _Thread(local):
 
 
 _thread = _Thread()
-
-Pointers = tuple[int, ...]
-"""Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks; or those of
-LISTED_POINTERS and of three arrays too."""
 
 
 def fill_pointers(block: Any, pointers: Pointers) -> None:

@@ -8,25 +8,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from maskc.core.abi import ATTENTION
 from maskc.core.bundle import APART, APART_FLOATS, NOT_ONCE, ONCE, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Feature, Features, Problem
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, contiguous, out_strides, singles
 from maskc.layout import runs_side_by_side
 from maskc.runtime import checks
-from maskc.runtime.arrays import (
-    HOST,
-    LIBRARIES,
-    Array,
-    Device,
-    Output,
-    Shape,
-    contiguous,
-    out_strides,
-    singles,
-)
-from maskc.runtime.checks import Sizes
+from maskc.runtime.arrays import LIBRARIES
 from maskc.runtime.launch_cuda import multiprocessors
-from maskc.runtime.plans import ATTENTION, Kernel, Plan
+from maskc.runtime.plans import Kernel, Plan
 from maskc.runtime.tables import Tables
 from maskc.runtime.tensor_maps import tensors
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from maskc.core.dtypes import E4M3
 from maskc.core.errors import (
     DataMissing,
     DataRange,
@@ -15,10 +16,12 @@ from maskc.core.errors import (
     NotContiguous,
     WrongDevice,
 )
-from maskc.core.gather import E4M3, INDEXINGS, MOST_HEADS, Indexing
 from maskc.core.selection import FACTORS, SHAPES, Score, Selection, Share, with_factors
-from maskc.runtime.arrays import LIBRARIES, Array, Device, Shape, library
-from maskc.runtime.checks import ALIGNMENT, Sizes
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device, Shape
+from maskc.layout.topk.indexer import INDEXINGS, MOST_HEADS, Indexing
+from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.checks import ALIGNMENT
 
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
 """By which kernels know the elements of weights and of given scores."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from maskc.core import abi
-from maskc.runtime.arrays import Array
+from maskc.core.abi import Pointers
+from maskc.core.tensors import Array
 from maskc.runtime.launch_cuda import CudaKernel, Step
 from maskc.runtime.listed import DELTA, KEPT, KEPT_AT, Arguments, ListedPlan
 from maskc.runtime.listed import Call as ListedCall
 from maskc.runtime.parts import PartedPlan
-from maskc.runtime.plans import Plan, Pointers, Sent
+from maskc.runtime.plans import Plan, Sent
 
 SELECTED = abi.structure(abi.SELECTED_FIELDS)
 _EACH = range(abi.MAX_SELECTIONS)

@@ -14,10 +14,11 @@ from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAnArray
 from maskc.core.target import Target
-from maskc.layout import Extent, Rank, choose, scores_of
-from maskc.layout.scores import Scores, floats
+from maskc.core.tensors import HOST, Array
+from maskc.layout import Rank, choose, scores_of
+from maskc.layout.topk.scores import Scores, floats
 from maskc.runtime import checks
-from maskc.runtime.arrays import HOST, LIBRARIES, Array
+from maskc.runtime.arrays import LIBRARIES
 from maskc.runtime.binding import Binder, Bound
 from maskc.runtime.foreign import Foreign
 from maskc.runtime.memory import CODES, at, load
@@ -65,19 +66,18 @@ class Selector:
         sizes = checks.check_inputs(q, k, v, bundle.problem, self._target)
         checks.check_heads(q, len(bundle.head_variant) or sizes.heads_q)
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
-        extent = Extent(sizes.batch, sizes.heads_q, sizes.heads_kv, sizes.n_q, sizes.n_kv)
         rows = [
             _floats(name, x, view, bundle.problem.dtype)
             for name, x, view in zip("qk", given, (q, k), strict=False)
         ]
         scores = [scores_of(each, data, *rows) for each in bundle.selections]
-        key = (extent, bound.key, _digest(scores))
+        key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
             found = dict(binder.arrays(bound, sizes.n_q, sizes.n_kv))
             with np.errstate(all="ignore"):
                 for each, ranked in zip(bundle.selections, scores, strict=True):
-                    found[each.name] = choose(each, ranked, extent, bound.params, found, rank())
+                    found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())
             made = Bound(bound.params, found, object(), lasting=False)
             known = Remembered(made, sum(array.nbytes for array in found.values()))
             with self._lock:

@@ -6,11 +6,11 @@ import ctypes
 from numbers import Real
 from typing import Any
 
+from maskc.core.abi import POINTERS, Pointers
 from maskc.core.errors import BadOption
 from maskc.core.problem import Feature, Features
 from maskc.runtime.arrays import LIBRARIES, Library, library
 from maskc.runtime.autograd import refuse_lost_gradient
-from maskc.runtime.plans import POINTERS, Pointers
 
 _BACKWARD = 6
 """Fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""

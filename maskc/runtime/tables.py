@@ -19,7 +19,9 @@ from maskc.core.errors import DataShape
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import Device
 from maskc.core.widths import INT32
 from maskc.layout import (
     Chosen,
@@ -41,13 +43,17 @@ from maskc.layout import (
     sequence_arrays,
     stack_spans,
 )
-from maskc.layout.boxes import box_layout, box_words
-from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
-from maskc.runtime.arrays import Device
-from maskc.runtime.checks import Sizes
+from maskc.layout.tiles.coverage_check import check_layout, check_spans
+from maskc.layout.tiles.document_tiles import lists_on_host
+from maskc.layout.tiles.grid_tiles import box_layout, box_words
+from maskc.layout.work.tile_counts import (
+    Adders,
+    adders_of,
+    adders_of_spans,
+    tally_of,
+    tally_of_spans,
+)
 from maskc.runtime.constants import constants, extremes_of
-from maskc.runtime.covering import check_layout, check_spans
-from maskc.runtime.documents import lists_on_host
 
 _PAD = 4
 """int32 entries to which every part is rounded up: 16 bytes."""

@@ -8,13 +8,13 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+from maskc.core.abi import POINTERS, Pointers
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import OF_KEYS, TensorMap
 from maskc.core.errors import NotAddressable
 from maskc.core.problem import Problem
-from maskc.runtime.arrays import Shape
-from maskc.runtime.checks import Sizes
-from maskc.runtime.plans import POINTERS, Pointers
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Shape
 
 BYTES = 128
 """Of one map."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.core import gather as G
+from maskc.core.sizes import Sizes
+from maskc.layout.topk import indexer as G
 from maskc.runtime.arrays import TORCH
-from maskc.runtime.checks import Sizes
 from maskc.runtime.gather import room_for
 from maskc.runtime.ranking import Ranking
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.runtime.checks import Sizes
+from maskc.core.sizes import Sizes
 from maskc.runtime.prepare import few_pairs
 
 torch = pytest.importorskip("torch")

@@ -18,12 +18,12 @@ from maskc.core.bundle import SourceUnit, TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, SharedMemoryExceeded
 from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
 from maskc.core.target import TARGETS, Target
+from maskc.core.tensors import Array, contiguous
 from maskc.runtime import CompiledMask, checks, launch_cuda, merge
-from maskc.runtime.arrays import Array, contiguous
 from maskc.runtime.autograd import through_torch
-from maskc.runtime.checks import Sizes
 from maskc.runtime.plans import Plan
 from maskc.runtime.tensor_maps import tensor
 from tests.support.bundles import bundle

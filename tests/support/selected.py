@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS
 from maskc.runtime.launch_cuda import CudaKernel
-from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS
 from maskc.runtime.selected import SELECTED, SelectedPlan
 
 WORK = 8

@@ -7,8 +7,8 @@ import pytest
 
 import maskc as mc
 from maskc.core.problem import Direction, TileShape
+from maskc.core.sizes import Sizes
 from maskc.layout import expected, tile_codes
-from maskc.runtime.checks import Sizes
 from maskc.runtime.foreseen import Foreseen
 
 N = 512

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.core.problem import Direction  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.layout import ordered  # noqa: E402
+from maskc.layout.work import deterministic_order as ordered  # noqa: E402
 from maskc.plan import choose  # noqa: E402
 from maskc.runtime import making, planning  # noqa: E402
 from maskc.runtime.parts import PartedPlan  # noqa: E402

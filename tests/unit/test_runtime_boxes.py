@@ -12,10 +12,10 @@ from maskc import driver
 from maskc.core.boxes import Boxes
 from maskc.core.errors import CheckFailed
 from maskc.core.problem import Direction, Feature
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.runtime import tables as runtime_tables
 from maskc.runtime.binding import Binder
-from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Maker, Pass
 from maskc.runtime.parts import slices
 from maskc.runtime.tables import make_tables

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from maskc.core import abi
+from maskc.core.abi import ATTENTION, POINTERS
 from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
+from maskc.core.tensors import Output, singles
 from maskc.layout import Work
 from maskc.runtime import default_target, launch_cuda, plans, tables
-from maskc.runtime.arrays import Output, singles
 from maskc.runtime.launch_cuda import Step
-from maskc.runtime.plans import ATTENTION, POINTERS, Plan, Recent, Sent, filled
+from maskc.runtime.plans import Plan, Recent, Sent, filled
 from maskc.runtime.tables import Slot, Tables
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Streams

@@ -11,8 +11,8 @@ from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import ExtraMissing, Misaligned, NotAddressable
 from maskc.core.problem import Problem
+from maskc.core.sizes import Sizes
 from maskc.runtime import launch_cuda, tensor_maps
-from maskc.runtime.checks import Sizes
 from tests.support.fake_cuda import Driver, Tensor
 from tests.support.fake_hopper import (
     BACKWARD,

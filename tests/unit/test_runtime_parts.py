@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
+from maskc.core.sizes import Sizes
 from maskc.ir import relayout
 from maskc.layout import classes
 from maskc.plan import choose
 from maskc.runtime import CompiledMask, planning
-from maskc.runtime.checks import Sizes
 from maskc.runtime.parts import PartedPlan, slices
 from tests.support.caches import binaries  # noqa: F401
 from tests.support.fake_cuda import Tensor

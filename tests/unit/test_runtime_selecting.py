@@ -14,11 +14,11 @@ from maskc import driver
 from maskc.core import errors
 from maskc.core.dtypes import DType
 from maskc.core.target import TARGETS
+from maskc.core.tensors import Array
 from maskc.layout import choose
 from maskc.reference.attention import attention
 from maskc.reference.ranking import scores_of
 from maskc.runtime import selecting
-from maskc.runtime.arrays import Array
 from maskc.runtime.fallback import FallbackWarning
 from maskc.runtime.foreign import Foreign
 

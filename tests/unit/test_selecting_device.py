@@ -12,7 +12,7 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
-from maskc.core.choosing import turn_of  # noqa: E402
+from maskc.layout.topk.sizes import turn_of  # noqa: E402
 from maskc.runtime import choosing  # noqa: E402
 from maskc.runtime.foreseen import Foreseen  # noqa: E402
 from maskc.runtime.selected import SelectedPlan  # noqa: E402

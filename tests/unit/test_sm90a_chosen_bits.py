@@ -12,7 +12,7 @@ from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout import Chosen
-from maskc.layout.chosen import NONE
+from maskc.layout.tiles.chosen_blocks import NONE
 from maskc.plan.explain import explain
 from maskc.plan.sm90a_backward import backward_schedule
 from tests.support.host_bits import HostBits

@@ -12,15 +12,15 @@ from maskc import driver
 from maskc.core.bundle import Grid
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
 from maskc.core.problem import Direction, Feature, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.layout import build
-from maskc.layout.tally import tally_of
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan import sm90a
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
 from maskc.plan.recipe import layout_recipe
 from maskc.runtime.binding import Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.prepare import Pass
 from maskc.runtime.tables import make_tables
 from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given

@@ -20,6 +20,7 @@ from maskc.build import build
 from maskc.core.bundle import ONCE, SourceUnit
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles, modes_with
 from maskc.core.problem import Direction, Feature, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
@@ -27,7 +28,6 @@ from maskc.plan.predict import milliseconds
 from maskc.plan.tiny import HEAD_DIMS, MOST_KEYS, TILE
 from maskc.runtime import CompiledMask
 from maskc.runtime.binding import Bound
-from maskc.runtime.checks import Sizes
 from maskc.runtime.making import Maker
 from maskc.runtime.prepare import Pass, mode_of
 from tests.support import sass

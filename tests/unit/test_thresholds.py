@@ -12,9 +12,9 @@ import pytest
 
 import maskc as mc
 from maskc.build import build
+from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
-from maskc.runtime.plans import ATTENTION
 
 torch = pytest.importorskip("torch")
 

@@ -18,9 +18,9 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
-from maskc.layout.elements import FINE, Elements, fine
-from maskc.layout.expand import RowLists
-from maskc.layout.refine import Refinement
+from maskc.layout.tiles.elements import FINE, Elements, fine
+from maskc.layout.tiles.expand import RowLists
+from maskc.layout.tiles.refine import Refinement
 
 _TILES = 1 << 19
 """Tiles looked at together."""

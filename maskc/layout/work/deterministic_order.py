@@ -24,9 +24,9 @@ import numpy as np
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
-from maskc.layout.spans import Spans, list_spans
-from maskc.layout.trial import in_any_turn, in_given_turn
-from maskc.layout.work import MAX_ITEMS, Work, most_tiles
+from maskc.layout.tiles.spans import Spans, list_spans
+from maskc.layout.work.dq_order_simulation import in_any_turn, in_given_turn
+from maskc.layout.work.work_list import MAX_ITEMS, Work, most_tiles
 
 BLOCKS = 128
 """Columns that are under way at a time on a card that they occupy, of all heads, where a

@@ -27,8 +27,8 @@ from maskc.core.expr import (
     Sym,
     Truth,
 )
-from maskc.layout.chosen import Chosen
-from maskc.layout.ranges import Bounds, Extremes, extremes_of
+from maskc.layout.tiles.chosen_blocks import Chosen
+from maskc.layout.tiles.ranges import Bounds, Extremes, extremes_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr, FloorDiv, Load, Member, Mod, Sum, Sym
 from maskc.core.layout import FULL, PARTIAL
-from maskc.layout.bounds import Analyst, Boxes
+from maskc.layout.tiles.bounds import Analyst, Boxes
 
 _PAIRS = 1 << 19
 """Pairs evaluated at once."""

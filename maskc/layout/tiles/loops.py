@@ -9,7 +9,7 @@ import numpy as np
 from maskc.core.bundle import TileLoop
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import FULL, PARTIAL
-from maskc.layout.expand import RowLists, Runs, expand
+from maskc.layout.tiles.expand import RowLists, Runs, expand
 
 
 def loop_rows(

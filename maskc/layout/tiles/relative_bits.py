@@ -8,7 +8,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.layout.diagonals import live_differences, of_difference
+from maskc.layout.tiles.toeplitz import live_differences, of_difference
 
 PAD = 256
 """Dead bits before the first difference, and at least as many behind the last one: tiles reach

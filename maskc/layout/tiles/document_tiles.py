@@ -7,17 +7,22 @@ The device makes the same lists, see templates/sm90a/documents.cu.j2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from maskc.core import expr as E
+from maskc.core.bundle import Bundle, LayoutRecipe
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.errors import BadLength, CheckFailed
+from maskc.core.errors import BadLength, CheckFailed, TooManyTiles
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
-from maskc.core.layout import FULL, BlockLayout
+from maskc.core.layout import FULL, MAX_TILES, BlockLayout
+from maskc.core.problem import TileShape
+from maskc.core.sizes import Sizes
+from maskc.layout.tiles.build import build
 
 RUNS_PER_COLUMN = 4
 """Most documents per tile column of a list: with more, of which few keys of a tile are, tiles begin
@@ -192,3 +197,41 @@ def check_documents(
             query, key = np.argwhere(wrong)[0]
             found = f"query {queries[query]}, key {key} in {times[key]} tiles"
             raise CheckFailed(f"{found}{', a full one' if full[key] else ''}, which is wrong")
+
+
+def lists_on_host(
+    bundle: Bundle, tile: TileShape, sizes: Sizes, params: Mapping[str, int],
+    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Tiles that begin with documents.
+
+    Args:
+        bundle: of a mask of documents and something that reads no data.
+        tile: of the kernel.
+        params: a value for every parameter.
+        seen: the mask and its ids, by sequence.
+
+    Returns:
+        int32 `row_ptr`, `row_tiles`, and where documents end [lists, 1, n_kv], as DocumentLists
+        has them.
+
+    Raises:
+        TooManyTiles: more than 2^30 in all.
+        CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
+    """
+    (decl,) = bundle.data
+    beside = beside_documents(bundle.variants[0].keep, bundle.data)
+    layout = build(LayoutRecipe(tile, beside, None), sizes.n_q, sizes.n_kv, params, {})
+    made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
+    if os.environ.get("MASKC_CHECK") == "1":
+        for lists, (recipe, own) in zip(made, seen, strict=True):
+            env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+            check_documents(lists, layout, recipe.keep, env)
+    starts = np.cumsum([0, *(len(lists.words) for lists in made)])
+    if starts[-1] > MAX_TILES:
+        raise TooManyTiles(int(starts[-1]))
+    return (
+        np.stack([lists.row_ptr for lists in made]) + starts[:-1, None].astype(np.int32),
+        np.concatenate([lists.words for lists in made]),
+        np.stack([lists.stops for lists in made])[:, None],
+    )

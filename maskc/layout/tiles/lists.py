@@ -10,8 +10,8 @@ from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
-from maskc.layout.build import build
-from maskc.layout.chosen import Chosen
+from maskc.layout.tiles.build import build
+from maskc.layout.tiles.chosen_blocks import Chosen
 
 
 def extents(recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import numpy as np
 from maskc.core.cost import Tally
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout.spans import Spans
+from maskc.layout.tiles.spans import Spans
 
 
 def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:

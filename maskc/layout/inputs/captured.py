@@ -24,10 +24,10 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
-from maskc.layout.bounds import Analyst, Boxes
-from maskc.layout.build import build
-from maskc.layout.lists import sequence_arrays
-from maskc.layout.ranges import Bounds, Extremes
+from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.build import build
+from maskc.layout.tiles.lists import sequence_arrays
+from maskc.layout.tiles.ranges import Bounds, Extremes
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,7 +14,7 @@ from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
-from maskc.layout.expand import Palette, RowLists, Runs, expand
+from maskc.layout.tiles.expand import Palette, RowLists, Runs, expand
 
 MAX_TABLE = 1 << 26
 """Longest table of differences worth making."""

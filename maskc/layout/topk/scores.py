@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from maskc.core.dtypes import E4M3
 from maskc.core.errors import DataMissing, DataShape, DataType
-from maskc.core.gather import E4M3
 from maskc.core.selection import FACTORS, SHAPES, Score, Selection, with_factors
-from maskc.layout.host import to_host
+from maskc.layout.inputs.host import to_host
 
 
 class Scores(Protocol):

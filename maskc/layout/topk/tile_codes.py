@@ -15,13 +15,13 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.choosing import class_shape
 from maskc.core.cost import Tally
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.selection import Selection
-from maskc.layout.build import build
+from maskc.layout.tiles.build import build
+from maskc.layout.topk.sizes import class_shape
 
 _FULL = 8
 """The first of the bits that tell where all pairs are live."""

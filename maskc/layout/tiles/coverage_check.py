@@ -11,7 +11,7 @@ from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, BlockLayout
-from maskc.layout import Spans
+from maskc.layout.tiles.spans import Spans
 
 
 def check_spans(spans: Spans, layout: BlockLayout) -> None:

@@ -24,7 +24,7 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL
 from maskc.core.problem import TileShape
-from maskc.layout.expand import RowLists, Runs, expand
+from maskc.layout.tiles.expand import RowLists, Runs, expand
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,25 +18,16 @@ from maskc.core.errors import DataMissing
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING, Selection, Share
-from maskc.layout.chosen import NONE, Chosen
-from maskc.layout.data import bind_arrays, split_call_data
-from maskc.layout.held import held_arrays
-from maskc.layout.lists import extents, sequence_arrays
-from maskc.layout.scores import Scores, given
+from maskc.core.sizes import Sizes
+from maskc.layout.inputs.call_data import bind_arrays, split_call_data
+from maskc.layout.inputs.captured import held_arrays
+from maskc.layout.tiles.chosen_blocks import NONE, Chosen
+from maskc.layout.tiles.lists import extents, sequence_arrays
+from maskc.layout.topk.scores import Scores, given
 
 _PAIRS = 1 << 21
 """Pairs, on all heads that share, that are ranked at a time."""
 _ANY_TILE = TileShape(64, 64)
-
-
-class Extent(NamedTuple):
-    """The dimensions of a call."""
-
-    batch: int
-    heads_q: int
-    heads_kv: int
-    n_q: int
-    n_kv: int
 
 
 def bind_ranked(
@@ -82,7 +72,7 @@ def _by_scores(
     """What selections choose where all of them rank by the same tensor."""
     batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]  # type: ignore[arg-type]
     heads = heads or max([counted, *(len(each.allowed) for each in selections)])
-    extent = Extent(batch, heads, heads_kv or heads, n_q, n_kv)
+    extent = Sizes(batch, heads, heads_kv or heads, n_q, n_kv)
     found: dict[str, np.ndarray] = {}
     for each in selections:
         ranked = given({"scores": scores}, each, batch, heads, n_q, n_kv)
@@ -95,7 +85,7 @@ Rank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 def choose(
-    selection: Selection, scores: Scores, extent: Extent, params: Mapping[str, int],
+    selection: Selection, scores: Scores, extent: Sizes, params: Mapping[str, int],
     data: Mapping[str, np.ndarray], rank: Rank,
 ) -> Chosen:  # fmt: skip
     """The chosen blocks of every block of queries.
@@ -131,7 +121,7 @@ def choose(
     return Chosen(lists, columns, selection.block, selection.q_block)
 
 
-def sharing(share: Share, extent: Extent) -> list[list[int]]:
+def sharing(share: Share, extent: Sizes) -> list[list[int]]:
     """The query heads that select together."""
     size = {
         Share.head: 1,
@@ -184,7 +174,7 @@ class _Rows:
     """Some blocks of queries of one sequence, on heads that select together."""
 
     selection: Selection
-    extent: Extent
+    extent: Sizes
     sequence: int
     group: Sequence[int]
     span: slice
@@ -227,7 +217,7 @@ class _Allowed:
     """The pairs that a selection may choose from."""
 
     def __init__(
-        self, selection: Selection, extent: Extent, params: Mapping[str, int],
+        self, selection: Selection, extent: Sizes, params: Mapping[str, int],
         data: Mapping[str, np.ndarray],
     ) -> None:  # fmt: skip
         self._n_kv, self._data = extent.n_kv, data

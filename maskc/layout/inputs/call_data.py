@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from maskc.core import random
 from maskc.core.captured import HELD
 from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
 from maskc.core.errors import (
@@ -23,9 +22,10 @@ from maskc.core.errors import (
 )
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SHAPES
-from maskc.layout.host import to_host
-from maskc.layout.promises import check_lengths_promised
-from maskc.layout.tree import walk_times
+from maskc.layout.inputs import random_draw as random
+from maskc.layout.inputs.host import to_host
+from maskc.layout.inputs.max_seqlen import check_lengths_promised
+from maskc.layout.inputs.tree import walk_times
 
 LIMIT = 1 << 30
 """Largest magnitude of a parameter or a data value: differences then fit 32 bits."""

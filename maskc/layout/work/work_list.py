@@ -9,7 +9,7 @@ import numpy as np
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
-from maskc.layout.spans import Spans
+from maskc.layout.tiles.spans import Spans
 
 MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
 """Most items: their fields are indexed with 32 bits."""

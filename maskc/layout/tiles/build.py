@@ -15,13 +15,15 @@ from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.widths import INT32, SAFE
-from maskc.layout import diagonals, matching, rows
-from maskc.layout.bounds import Analyst, Boxes
-from maskc.layout.data import check_lengths
-from maskc.layout.elements import Elements, magnitude
-from maskc.layout.expand import RowLists, layout_of
-from maskc.layout.loops import loop_rows
-from maskc.layout.refine import Undecided, count_pairs, refined_rows
+from maskc.layout.inputs.call_data import check_lengths
+from maskc.layout.tiles import matching
+from maskc.layout.tiles import row_sweep as rows
+from maskc.layout.tiles import toeplitz as diagonals
+from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.elements import Elements, magnitude
+from maskc.layout.tiles.expand import RowLists, layout_of
+from maskc.layout.tiles.loops import loop_rows
+from maskc.layout.tiles.refine import Undecided, count_pairs, refined_rows
 
 Arrays = Mapping[str, np.ndarray]
 

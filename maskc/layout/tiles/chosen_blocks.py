@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from maskc.layout.ranges import Bounds
+from maskc.layout.tiles.ranges import Bounds
 
 NONE = np.int32(np.iinfo(np.int32).max)
 """Fills a list behind its last block."""

@@ -13,9 +13,9 @@ import numpy as np
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
-from maskc.layout.bounds import Boxes
-from maskc.layout.elements import FINE, Elements
-from maskc.layout.expand import RowLists, Runs, expand
+from maskc.layout.tiles.bounds import Boxes
+from maskc.layout.tiles.elements import FINE, Elements
+from maskc.layout.tiles.expand import RowLists, Runs, expand
 
 _CUT = 4
 """An undecided box is cut into 4 x 4."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.layout import FULL, BlockLayout
-from maskc.layout.build import build, loops_hold, values_of
-from maskc.layout.loops import loop_spans
+from maskc.layout.tiles.build import build, loops_hold, values_of
+from maskc.layout.tiles.loops import loop_spans
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,32 @@
+"""The recipe of gathered keys: what their lists are made of when lengths are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.expr import Expr
+
+GATHER, WIDE, LISTS = "gather", "gather_wide", "gather_lists"
+"""Forms of the sources: tiles of 64 heads, of 128, and what makes the lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive keys of a query, which formulas call `ti`: those from `first` to before `last`,
+    where `guard` holds."""
+
+    guard: Expr
+    first: Expr
+    last: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """What lists are made of, when lengths are known."""
+
+    constants: tuple[Expr, ...]
+    """Of the kernel's formulas, over n_q, n_kv and parameters."""
+    beside: tuple[Span, ...]
+    """What a query may see without it having been chosen: the union holds all of that."""
+    rests: tuple[Expr | None, ...] = ()
+    """For each constant a bound on what it is added to, as `Variant` has it."""
