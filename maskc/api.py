@@ -59,7 +59,8 @@ def attention(
 
 def _tensor(x: Any, name: str) -> Array:
     """Shape, dtype and device of a tensor with four dimensions."""
-    from maskc.runtime.arrays import LIBRARIES, library
+    from maskc.runtime.arrays.find import library
+    from maskc.runtime.arrays.known import LIBRARIES
 
     known = library(x, name)
     found = LIBRARIES[type(known)].view(known, name)

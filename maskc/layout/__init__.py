@@ -9,10 +9,6 @@ from maskc.layout.inputs.host import to_host as to_host
 from maskc.layout.inputs.max_seqlen import NO_PROMISE as NO_PROMISE
 from maskc.layout.inputs.max_seqlen import longest_promised as longest_promised
 from maskc.layout.inputs.max_seqlen import promised as promised
-from maskc.layout.parts import Tiled as Tiled
-from maskc.layout.parts import obstacle as obstacle
-from maskc.layout.parts import time_in_pairs as time_in_pairs
-from maskc.layout.suited import suited as suited
 from maskc.layout.tiles.build import build as build
 from maskc.layout.tiles.build import check_loads as check_loads
 from maskc.layout.tiles.build import count as count
@@ -40,7 +36,6 @@ from maskc.layout.topk.choose_keys import sharing as sharing
 from maskc.layout.topk.scores import scores_of as scores_of
 from maskc.layout.topk.tile_codes import Hull as Hull
 from maskc.layout.topk.tile_codes import allowed_classes as allowed_classes
-from maskc.layout.topk.tile_codes import expected as expected
 from maskc.layout.topk.tile_codes import hull_of as hull_of
 from maskc.layout.topk.tile_codes import tile_codes as tile_codes
 from maskc.layout.work.deterministic_order import heads_together as heads_together

@@ -67,8 +67,8 @@ def smaller(plan: Plan) -> Iterator[Plan]:
 def most_in_small_tiles(plan: Plan) -> int | None:
     """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
     defaults; 0 where none does, None where there is no such choice."""
+    from maskc.dispatch.source_choice import LONGEST, suited
     from maskc.layout.inputs.max_seqlen import promises
-    from maskc.layout.suited import LONGEST, suited
 
     small = tuple(smaller(plan))
     if not plan.documents or not small:

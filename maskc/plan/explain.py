@@ -15,8 +15,9 @@ from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.selection import Score, Selection, Share
+from maskc.dispatch.residue_split import obstacle
 from maskc.ir.types import Piece
-from maskc.layout import build, obstacle
+from maskc.layout import build
 from maskc.plan.cost import choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import Plan, PlannedMask, PlannedPart, selections

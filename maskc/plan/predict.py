@@ -14,7 +14,8 @@ from maskc.core.coefficients import card_of
 from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout import Tiled, obstacle, time_in_pairs, views
+from maskc.dispatch.residue_split import Tiled, obstacle, time_in_pairs
+from maskc.layout import views
 from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.cost import costs_of, launch_share, layout_at
 from maskc.plan.types import Plan, PlannedMask

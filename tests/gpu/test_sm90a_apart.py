@@ -7,7 +7,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.sizes import Sizes
-from maskc.runtime.prepare import few_pairs
+from maskc.dispatch.launch_plan import few_pairs
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

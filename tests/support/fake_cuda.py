@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core.abi import ATTENTION
 from maskc.core.tensors import Array, contiguous
-from maskc.runtime.listed import LISTED
+from maskc.runtime.device_lists.documents_launch import LISTED
 
 
 class Streams:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS
-from maskc.runtime.launch_cuda import CudaKernel
-from maskc.runtime.selected import SELECTED, SelectedPlan
+from maskc.runtime.device_lists.topk_launch import SELECTED, SelectedPlan
+from maskc.runtime.launch.cuda import CudaKernel
 
 WORK = 8
 """Fields of an item."""

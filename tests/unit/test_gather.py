@@ -21,8 +21,8 @@ from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
 from maskc.plan.gathering import Gathering, gathering
-from maskc.runtime.gather import _most_beside, room_for
-from maskc.runtime.ranking import Ranking
+from maskc.runtime.device_lists.gathered import _most_beside, room_for
+from maskc.runtime.device_lists.indexer_inputs import Ranking
 from tests.support import sass
 
 CAUSAL, TARGET = mc.causal(), TARGETS["sm_90a"]

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from maskc.ir import relayout  # noqa: E402
 from maskc.plan import choose  # noqa: E402
-from maskc.runtime import planning  # noqa: E402
-from maskc.runtime.parts import PartedPlan  # noqa: E402
+from maskc.runtime import planner  # noqa: E402
+from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
     live_pairs,
@@ -34,7 +34,7 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch):
-    monkeypatch.setattr(planning, "pays", lambda *_: True)
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
     monkeypatch.setattr(choose, "_together", relayout.alone)
     with nan_memory():
         yield machine.install(monkeypatch)

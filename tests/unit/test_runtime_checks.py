@@ -30,8 +30,9 @@ from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.core.tensors import Array, contiguous
-from maskc.runtime import CompiledMask, checks
-from maskc.runtime.kernels import Kernels
+from maskc.dispatch import checks
+from maskc.runtime import CompiledMask
+from maskc.runtime.launch.kernels import Kernels
 from tests.support.bundles import bundle, cpu_unit
 from tests.support.caches import binaries  # noqa: F401
 

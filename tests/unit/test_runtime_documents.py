@@ -13,8 +13,9 @@ import maskc as mc
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import DataRange, MaskcError
 from maskc.core.sizes import Sizes
-from maskc.runtime import CompiledMask, lister
-from maskc.runtime.documents import given_on, lists_of
+from maskc.runtime import CompiledMask
+from maskc.runtime.device_lists import documents as lister
+from maskc.runtime.device_lists.documents_given import given_on, lists_of
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine, backward, given
 

@@ -27,7 +27,7 @@ from maskc.plan.cost import GRID, costs_of
 from maskc.plan.explain import explain
 from maskc.plan.sm90a import grid_schedules
 from maskc.plan.sm90a_backward import backward_schedule
-from maskc.runtime import tensor_maps
+from maskc.runtime.launch import tensor_maps
 from tests.support.host_bits import HostBits
 
 SM_90A = TARGETS["sm_90a"]

@@ -15,7 +15,7 @@ from maskc.core.abi import structure
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.runtime.tables import make_tables
+from maskc.dispatch.tables import make_tables
 
 SM_90A = TARGETS["sm_90a"]
 _SHIMS = """

@@ -20,13 +20,14 @@ from maskc.core.data import OPTIONS
 from maskc.core.errors import BadOption, BadShape, MixedLibraries
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
+from maskc.dispatch.checks import check_inputs
 from maskc.integrations.torch.eager import function
 from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
-from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.arrays.find import library
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
-from maskc.runtime.checks import check_inputs
 
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.cost import Tally
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import TileShape
@@ -103,29 +102,3 @@ def hull_of(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileShap
     )
     rows = np.minimum(some.sum(axis=2), always.sum(axis=2) + reached)
     return Hull(rows.astype(np.int64), some.sum(axis=1).astype(np.int64))
-
-
-def expected(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileShape) -> Tally:
-    """The tiles of a mask if every block of queries chose at random among its candidates.
-
-    Args:
-        codes: [tile rows, tile columns].
-        tile: their shape.
-    """
-    free = np.ones(codes.shape)  # how likely nothing of a tile is live
-    whole = (codes >> _FULL & 1).astype(bool)
-    settled = (codes & 1).astype(bool)
-    alone = settled.copy()
-    for i, each in enumerate(selections):
-        reached = (codes >> (1 << i) & 1).astype(bool) & ~settled
-        keys = reached.sum(axis=1, keepdims=True) * tile.k
-        share = np.minimum(1, each.k * each.block / np.maximum(keys, 1))
-        cells = max(1, tile.q // each.q_block) * max(1, tile.k // each.block)
-        alone |= reached
-        free *= np.where(reached, (1 - share) ** cells, 1)
-        if cells == 1:
-            whole |= reached & (codes >> (_FULL + (1 << i)) & 1).astype(bool)
-    # what lives only where several have chosen, or lives anyway, counts as one tile
-    live = np.where(settled | ~alone & ((codes & 0xFF) > 0), 1.0, 1 - free)
-    rows = int(live.any(axis=1).sum())
-    return Tally(rows, round(live.sum()), round(live[~whole].sum()))
