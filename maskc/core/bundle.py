@@ -13,7 +13,8 @@ from maskc.core.cost import ONCE as ONCE
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.gathering import GATHER, WIDE, Gather
+from maskc.core.forms import GATHER, WIDE
+from maskc.core.gathering import Gather
 from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from maskc.core.expr import Expr
 
-GATHER, WIDE, LISTS = "gather", "gather_wide", "gather_lists"
-"""Forms of the sources: tiles of 64 heads, of 128, and what makes the lists."""
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

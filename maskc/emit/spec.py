@@ -192,7 +192,7 @@ class KernelSpec:
 
     @property
     def _registers(self) -> int:
-        return getattr(self.schedule, "registers", (255,))[0]
+        return self.schedule.row_registers
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import Bundle, Launch, SourceUnit
 from maskc.core.evaluate import evaluate
-from maskc.core.gathering import GATHER, LISTS, WIDE
+from maskc.core.forms import GATHER, LISTS, WIDE
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
-from maskc.plan.gathering import Gathering, gathering
+from maskc.plan.forms.gathered_keys import gathering
+from maskc.plan.types import Gathering
 from maskc.runtime.device_lists.gathered import _most_beside, room_for
 from maskc.runtime.device_lists.indexer_inputs import Ranking
 from tests.support import sass

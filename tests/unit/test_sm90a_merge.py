@@ -17,7 +17,7 @@ from maskc.core.target import TARGETS
 from maskc.dispatch.launch_plan import _blocks
 from maskc.dispatch.tables import Tables
 from maskc.layout import Spans, forward_work
-from maskc.plan.sm90a import LONG_KEYS
+from maskc.plan.families.sm90a import LONG_KEYS
 from tests.support.host_merge import HostMerge
 
 SM_90A = TARGETS["sm_90a"]

@@ -18,9 +18,9 @@ from maskc.dispatch.call import Bound, Pass
 from maskc.dispatch.tables import make_tables
 from maskc.layout import build
 from maskc.layout.work.tile_counts import tally_of
-from maskc.plan import sm90a
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
+from maskc.plan.families import sm90a
 from maskc.plan.recipe import layout_recipe
 from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given
 

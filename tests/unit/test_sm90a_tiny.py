@@ -27,8 +27,9 @@ from maskc.dispatch.launch_plan import mode_of
 from maskc.dispatch.selector import SourceSelector
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
+from maskc.plan.families.sm90a_mma16 import HEAD_DIMS, TILE
+from maskc.plan.forms.mma16 import MOST_KEYS
 from maskc.plan.predict import milliseconds
-from maskc.plan.tiny import HEAD_DIMS, MOST_KEYS, TILE
 from maskc.runtime import CompiledMask
 from tests.support import sass
 from tests.support.fake_hopper import Machine, backward, given

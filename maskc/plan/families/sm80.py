@@ -58,14 +58,11 @@ from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.types import MaskIR
-from maskc.plan.thresholds import BIN_BYTES
+from maskc.plan.families.family import BIN_BYTES, L2_BYTES
 from maskc.plan.types import Schedule
 
 BLOCK_BYTES = 1024
 """Shared memory for what the threads of a block share: its place, its mask, its tile list."""
-
-_L2_BYTES = 32 * 1024 * 1024
-"""Keys and values that blocks running at the same time should have in common."""
 
 _SHORT_ROW = 1024
 """Keys from a row's first to its last one up to which rows count as short."""
@@ -80,7 +77,7 @@ class Sm80Schedule(Schedule):
     park_rows: bool = False
     """Whether the rows' tops and sums wait in shared memory between uses."""
     group_keys: int = 1
-    """Tokens whose keys and values take _L2_BYTES: heads run in groups of that size."""
+    """Tokens whose keys and values take L2_BYTES: heads run in groups of that size."""
     block_bytes: int = BLOCK_BYTES
     """Part of `shared_bytes` beside the tiles."""
 
@@ -155,7 +152,7 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         shared_bytes=shared,
         keep_q=keep_q,
         park_rows=park,
-        group_keys=_L2_BYTES // (2 * (dim + problem.head_dim_v)),
+        group_keys=L2_BYTES // (2 * (dim + problem.head_dim_v)),
     )
 
 
@@ -189,7 +186,7 @@ def choose_schedule(problem: Problem) -> Sm80Schedule:
         warps=warps,
         min_blocks=1,
         shared_bytes=room,
-        group_keys=_L2_BYTES // (2 * dim),
+        group_keys=L2_BYTES // (2 * dim),
     )
 
 

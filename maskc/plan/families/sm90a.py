@@ -54,7 +54,7 @@ from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.plan.thresholds import BIN_BYTES
+from maskc.plan.families.family import BIN_BYTES, L2_BYTES, RESERVED_BYTES, Product
 from maskc.plan.types import Schedule
 
 SLAB = 64
@@ -73,42 +73,6 @@ MERGE_ROWS = 16
 
 _CONTROL_BYTES = 1024
 """Barriers, words and places of tile rows, behind the tiles."""
-RESERVED_BYTES = 1024
-"""Of a block's shared memory, by the system."""
-_L2_BYTES = 32 * 1024 * 1024
-"""Keys and values that blocks running at the same time should have in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product of one warpgroup: 64 rows, and 32 bytes of operands deep a step."""
-
-    name: str
-    columns: int
-    from_registers: bool = False
-    """Whether the left operand comes from registers instead of shared memory."""
-    a_along_tokens: int = 0
-    """1 where the reduction of the left operand runs along the tokens of its tile."""
-    b_along_tokens: int = 0
-    """The same for the right operand."""
-    elements: str = ""
-    """Of operands as PTX calls them, where they are not what the tensors have. Those of one byte
-    lie along the columns and in shared memory."""
-
-    @property
-    def in_bytes(self) -> bool:
-        """Whether elements have one byte, not two."""
-        return self.elements == "e4m3"
-
-    @property
-    def depth(self) -> int:
-        """Elements that a step multiplies for each result."""
-        return 32 if self.in_bytes else 16
-
-    @property
-    def registers(self) -> int:
-        """Accumulators per thread."""
-        return self.columns // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +91,12 @@ class ForwardSchedule(Schedule):
     """Where a step waits for the second product: after the maxima (1), or half of the
     exponentials (2)."""
     products: tuple[Product, ...] = ()
-    modes: tuple[tuple[str, Mode], ...] = ()
-    maps: tuple[TensorMap, ...] = ()
-    work: WorkList | None = None
-    row_floats: int = 0
-    """fp32 workspace per query of a part of a row that is cut."""
     list_bytes: int = 0
     """Shared memory beside the tiles of v for entmax's lists; none: it has no entmax."""
+
+    @property
+    def row_registers(self) -> int:
+        return self.registers[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +214,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             TensorMap("out", 64),
         ),
         work=WorkList(
-            _L2_BYTES // (2 * (dim + problem.head_dim_v)),
+            L2_BYTES // (2 * (dim + problem.head_dim_v)),
             stream_below=STREAM_BELOW,
             uneven_tiles=LONG_KEYS // keys,
         ),
@@ -302,7 +265,7 @@ def choose_schedule(problem: Problem) -> ForwardSchedule:
         ),
         modes=(("usual", Mode((launch,))),),
         maps=(TensorMap("q", tile.q), TensorMap("k", form.keys)),
-        work=WorkList(_L2_BYTES // (2 * dim)),
+        work=WorkList(L2_BYTES // (2 * dim)),
     )
 
 

@@ -3,7 +3,7 @@ tiles of 16 x 16 for rows that see very few keys.
 
 A warp has a tile row (forward), or 64 elements of the gradients of a tile column (backward),
 straight from global memory to the fragments of mma.sync and back: no shared memory, no barriers, no
-tensor maps, no work list. What small passes wait for in common, which maskc/plan/sm90a.py has in
+tensor maps, no work list. What small passes wait for in common, which maskc/plan/families/sm90a.py has in
 cycles, is then gone, and so are the dead pairs of tiles of 64 x 64.
 
 Loads take 16 bytes. Along a row any order of its elements will do for q . k, if it is the same in
@@ -23,23 +23,14 @@ nothing: blocks of 16 at 16k 72 and 71 us, 184 and 166.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-
-from maskc.analysis.rows import longest_row, tiles_alone
-from maskc.core.bundle import N_KV_OF_ALL, ONCE, Grid, Launch, Mode
-from maskc.core.expr import Expr
-from maskc.core.problem import Direction, Problem, TileShape
-from maskc.ir.types import MaskIR
+from maskc.core.bundle import ONCE, Grid, Launch, Mode
+from maskc.core.problem import Problem, TileShape
 from maskc.plan.types import Schedule
 
 TILE = TileShape(16, 16)
 """One fragment of q or of weights."""
 HEAD_DIMS = (64,)
 """Those at which it gains anything."""
-MOST_KEYS = 48
-"""From a row's first key to its last one, for which there is such a source: of more than four tiles
-a row no prediction takes it."""
 
 _FORWARD = {64: (4, 4)}
 """For each head dimension: warps of a block, blocks per multiprocessor. With one block more, 96 and
@@ -49,25 +40,18 @@ SPAN = 64
 """Elements of dq, dk and dv that a warp of the backward pass has: with all 128 it spills."""
 
 
-@dataclass(frozen=True, slots=True)
-class TinySchedule(Schedule):
-    """Numbers of these templates."""
-
-    modes: tuple[tuple[str, Mode], ...] = ()
-
-
-def forward_schedule(problem: Problem) -> TinySchedule:
+def forward_schedule(problem: Problem) -> Schedule:
     """The schedule of a forward pass, for one of HEAD_DIMS."""
     warps, blocks = _FORWARD[problem.head_dim]
     launch = Launch(
         "attention_forward", Grid.queries, 32 * warps, per_block=warps * TILE.q, resident=blocks
     )
     reason = f"tiles of {TILE.q} x {TILE.k}, a warp for a row of them, in registers"
-    return TinySchedule(TILE, reason, warps=warps, min_blocks=blocks,
+    return Schedule(TILE, reason, warps=warps, min_blocks=blocks,
                         modes=(("usual", Mode((launch,))),))  # fmt: skip
 
 
-def backward_schedule(problem: Problem) -> TinySchedule:
+def backward_schedule(problem: Problem) -> Schedule:
     """The schedule of a backward pass, for one of HEAD_DIMS."""
     warps, blocks = _BACKWARD[problem.head_dim]
     spans = problem.head_dim // SPAN
@@ -77,24 +61,5 @@ def backward_schedule(problem: Problem) -> TinySchedule:
     )  # fmt: skip
     several = f"{spans} warps" if spans > 1 else "a warp"
     reason = f"tiles of {TILE.q} x {TILE.k}, {several} for each, in registers"
-    return TinySchedule(TILE, reason, warps=warps, min_blocks=blocks,
+    return Schedule(TILE, reason, warps=warps, min_blocks=blocks,
                         modes=((ONCE, Mode((launch,))),))  # fmt: skip
-
-
-def suits(problem: Problem, masks: tuple[MaskIR, ...], direction: Direction) -> bool:
-    """Whether some lengths may run in these tiles: facts of the sets, at their parameters'
-    defaults, of masks that read no data. The number of all keys, where a mask is over some of them,
-    has no default that says anything."""
-    if problem.head_dim not in HEAD_DIMS:
-        return False
-    if any(ir.data or N_KV_OF_ALL in ir.params for ir in masks):
-        return False
-    rows = [_longest_row(ir.keep) for ir in masks]
-    if any(row is None or row > MOST_KEYS for row in rows) or not any(rows):
-        return False
-    return direction is Direction.forward or all(tiles_alone(TILE, ir.keep) for ir in masks)
-
-
-@lru_cache(maxsize=256)
-def _longest_row(keep: Expr) -> int | None:
-    return longest_row(keep)

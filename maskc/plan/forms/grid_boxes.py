@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
 from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
+from maskc.core.bundle import ONCE
 from maskc.core.coefficients import STEP_KEYS
+from maskc.core.forms import GRID
 from maskc.core.problem import Direction, TileShape
 from maskc.ir.grid import GridMask, grid_mask
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.grid_tiles import sides
+from maskc.plan.families.table import family_of
+from maskc.plan.types import KernelPlan
 
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
@@ -92,3 +97,37 @@ def box_note(boxes: Boxes) -> str:
     """What the grid and its boxes are, for the reader."""
     sizes = (" x ".join(map(str, each)) for each in (boxes.q, boxes.k, ("N", *boxes.extents)))
     return "{} queries x {} keys of {}".format(*sizes)
+
+
+def in_boxes(plan: KernelPlan) -> KernelPlan | None:
+    """The same in boxes of a grid; None where the masks are no products over one, or tiles of
+    consecutive tokens are as good."""
+    grid, tile, schedule = family_of(plan.target).grid, plan.tile, plan.schedule
+    if grid is None:
+        return None
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
+        return None
+    backward = plan.direction is Direction.backward
+    schedules = (schedule,) if backward else grid(plan.problem)
+    by_tile = {each.tile: each for each in schedules}
+    chosen = boxes_for(found, tuple(by_tile), plan.direction)
+    if chosen is None:
+        return None
+    tile, *sides = chosen
+    schedule = by_tile[tile]
+    boxes = Boxes(found[0].extents, *sides, schedule.score_rows if backward else tile.k)
+    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
+    # Finding a token of a box while dq is at hand takes more registers than there are.
+    modes = tuple((name, mode) for name, mode in schedule.modes if name != ONCE)
+    return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False,
+                   tile=tile, schedule=replace(schedule, modes=modes))  # fmt: skip
+
+
+def why_no_boxes(plan: KernelPlan) -> tuple[str, ...]:
+    """Something to say only of products over a grid."""
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or family_of(plan.target).grid is None:
+        return ()
+    grid = " x ".join(map(str, ("N", *found[0].extents)))
+    return (f"a product over a grid of {grid}: tiles of consecutive tokens are as good as boxes",)

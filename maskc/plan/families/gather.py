@@ -19,20 +19,18 @@ share two keys sum up a query and key each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from maskc.core import expr as E
 from maskc.core.bundle import Grid, Launch, Mode
 from maskc.core.errors import SharedMemoryExceeded
-from maskc.core.gathering import GATHER, WIDE
-from maskc.core.problem import Direction, Problem, TileShape
-from maskc.core.selection import Score, Share
-from maskc.core.target import TARGETS, Target
+from maskc.core.problem import Problem, TileShape
+from maskc.core.selection import Score
+from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
-from maskc.plan import sm80
-from maskc.plan.gathering import Gathering
-from maskc.plan.sm90a import ForwardSchedule, Product
+from maskc.plan.families import sm80
+from maskc.plan.families.family import RESERVED_BYTES, Product, Scoring
+from maskc.plan.families.sm80 import Sm80Schedule
+from maskc.plan.families.sm90a import ForwardSchedule
 
 THREADS = 512
 """Of a block that lists the keys of a query."""
@@ -42,27 +40,12 @@ SCORE_COLUMNS = 128
 """Index heads of queries whose products with keys a step computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a family's blocks compute an indexer's scores."""
-
-    threads: int
-    keys: int
-    """Of a block."""
-    slots: tuple[tuple[G.Indexing, int], ...]
-    """The ways that there are, and slabs of queries in flight."""
-
-
-SCORING = {
-    "sm80": Scoring(
-        256, 128,
-        tuple((way, 2 if way.slabs > 2 else 3) for way in G.INDEXINGS if not way.in_e4m3),
-    ),
-    "sm90a": Scoring(640, 256, tuple((way, 5 if way.slabs > 2 else 8) for way in G.INDEXINGS)),
-}  # fmt: skip
+SM80_SCORING = Scoring(
+    256, 128, tuple((way, 2 if way.slabs > 2 else 3) for way in G.INDEXINGS if not way.in_e4m3)
+)
+SM90A_SCORING = Scoring(640, 256, tuple((way, 5 if way.slabs > 2 else 8) for way in G.INDEXINGS))
 
 _CONTROL_BYTES = 1024
-_RESERVED_BYTES = 1024
 _SLAB_ROW = 128
 """Bytes of 64 columns."""
 
@@ -78,13 +61,6 @@ class _Form:
     """That a multiprocessor runs at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sm80Gather(sm80.Sm80Schedule):
-    """Numbers of the mma.sync template over gathered keys."""
-
-    modes: tuple[tuple[str, Mode], ...] = ()
-
-
 _BESIDE_80 = 1024
 """Bytes beside the tiles."""
 _WARPS_80 = 4
@@ -93,7 +69,7 @@ _BLOCKS_80 = {32: 3, 64: 3, 96: 2, 128: 2, 192: 2, 256: 2}
 of 32 rows, as other masks have, some would spill."""
 
 
-def sm80_schedule(problem: Problem) -> Sm80Gather:
+def sm80_schedule(problem: Problem) -> Sm80Schedule:
     """The schedule of a forward pass over gathered keys below Hopper.
 
     Raises:
@@ -103,7 +79,7 @@ def sm80_schedule(problem: Problem) -> Sm80Gather:
     tile, blocks, park = TileShape(G.ROWS, G.KEYS), _BLOCKS_80[dim], dim == 256
     shared = sm80.shared_bytes(tile, dim, park, target) - sm80.BLOCK_BYTES + _BESIDE_80
     launch = Launch("attention_forward", Grid.stream, 32 * _WARPS_80, shared, resident=blocks)
-    return Sm80Gather(
+    return Sm80Schedule(
         tile,
         f"tiles of {tile.q} heads of one query x {tile.k} of its keys, {_WARPS_80} warps, "
         f"{shared / 1024:g} KiB of shared memory",
@@ -146,7 +122,7 @@ def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
     tile = TileShape(G.WIDE_ROWS if wide else G.ROWS, G.KEYS)
     slabs, groups, target = -(-dim // 64), tile.q // 64, TARGETS["sm_90a"]
     shared = _SLAB_ROW * slabs * (tile.q + 2 * form.stages * tile.k) + _CONTROL_BYTES
-    most = (target.shared_memory + _RESERVED_BYTES) // form.blocks - _RESERVED_BYTES
+    most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
     if shared > most:
         raise SharedMemoryExceeded(shared, target.name, most)
     threads = 128 * (groups + 1)
@@ -227,12 +203,12 @@ def _backward_modes(main: Launch) -> tuple[tuple[str, Mode], ...]:
     )
 
 
-def list_modes(score: Score, family: str) -> tuple[tuple[str, Mode], ...]:
+def list_modes(score: Score, own: Scoring) -> tuple[tuple[str, Mode], ...]:
     """How lists are made: of given scores, or of an indexer's, which are computed first."""
     choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
         return (("usual", Mode((choose,))),)
-    own, modes = SCORING[family], []
+    modes = []
     for way, slots in own.slots:
         rows = way.slabs * own.keys + slots * SCORE_COLUMNS
         room = _SLAB_ROW * rows + 4 * slots * SCORE_COLUMNS + _CONTROL_BYTES
@@ -244,47 +220,3 @@ def list_modes(score: Score, family: str) -> tuple[tuple[str, Mode], ...]:
 def list_blocks(score: Score) -> int:
     """Blocks of `gather_lists` that a multiprocessor runs at once."""
     return 2 if score is Score.given else 3
-
-
-def schedules(
-    problem: Problem, target: Target
-) -> tuple[tuple[str, Direction, ForwardSchedule | Sm80Gather], ...]:
-    """(form, pass, schedule) of every source that a target has for gathered keys, the forward pass
-    with the smallest tiles first.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of a target does that).
-    """
-    if target.family == "sm80":
-        return ((GATHER, Direction.forward, sm80_schedule(problem)),)
-    return (
-        (GATHER, Direction.forward, gather_schedule(problem, False)),
-        (WIDE, Direction.forward, gather_schedule(problem, True)),
-        (GATHER, Direction.backward, backward_schedule(problem)),
-    )
-
-
-def reasons(made: Gathering, target: Target) -> Iterator[str]:
-    """For explain()."""
-    groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
-    beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
-    yield (
-        f"keys are gathered: the best {made.selection.k}{beside}, listed on the device for each "
-        f"query; {groups} share a list, nothing waits for the host"
-    )
-    wide = "; 65 to 128 take that of 128" if target.family == "sm90a" else ""
-    yield (
-        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
-        f"head takes the time of 64{wide}"
-    )
-    yield f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB"
-    if Direction.backward in target.directions:
-        yield (
-            "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
-            "deterministic, in 64-bit integers"
-        )
-
-
-def _shared(made: Gathering) -> bool:
-    """Whether all heads of a sequence have one list."""
-    return made.selection.share is Share.all or made.selection.score is Score.indexer

@@ -4,68 +4,31 @@ what the mask keeps of the chosen pairs, and what it keeps of the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from maskc.core import abi
 from maskc.core import expr as E
+from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
-from maskc.core.gathering import Gather, Span
+from maskc.core.forms import WIDE
+from maskc.core.problem import Direction, Problem
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted, lift
+from maskc.ir.selecting import place_of
 from maskc.ir.simplify import simplify
 from maskc.ir.types import MaskIR
+from maskc.layout.topk import indexer as G
+from maskc.plan.families.table import family_of
 from maskc.plan.intervals import Interval, intervals
-
-FAMILIES = ("sm80", "sm90a")
-"""With such kernels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """A part of the mask, ready to be emitted."""
-
-    name: str
-    lifted: Lifted
-    """With constants numbered over all parts."""
-    spans: tuple[Interval, ...] | None
-    """Its keys, query by query; None where they are not a few intervals."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """How a mask's lists are made."""
-
-    selection: Selection
-    allowed: Formula
-    """What may be chosen."""
-    chosen: Formula
-    """What the mask keeps of the chosen pairs."""
-    beside: Formula
-    """What it keeps of the others."""
-
-    @property
-    def formulas(self) -> tuple[Formula, ...]:
-        return self.allowed, self.chosen, self.beside
-
-    @property
-    def constants(self) -> tuple[Expr, ...]:
-        return tuple(arg for formula in self.formulas for arg in formula.lifted.args)
-
-    @property
-    def recipe(self) -> Gather:
-        """What the runtime needs of it."""
-        values = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
-        spans = (each.keys for each in self.beside.spans or ())
-        return Gather(self.constants, tuple(
-            Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
-            for span in spans
-        ), tuple(rest for formula in self.formulas for rest in formula.lifted.rests))  # fmt: skip
+from maskc.plan.masks import mask_for
+from maskc.plan.types import Formula, Gathering, Heads, KernelPlan
 
 
 def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:
     """Whether some selection chooses single keys, on a target that may gather them."""
-    return target.family in FAMILIES and any(
+    return family_of(target).gathered is not None and any(
         each.block == 1 for ir in masks for each in ir.selections
     )
 
@@ -140,3 +103,60 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
     counts = frozenset(names[E.Sym(name)].name for name in lifted.counts)
     rests = tuple(None if rest is None else moved(rest) for rest in lifted.rests)
     return Formula(name, Lifted(shape, lifted.args, sources, rests, counts), spans)
+
+
+def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a mask that chooses single keys, for heads together.
+
+    Raises:
+        SelectionNotCompiled: there are no kernels for such a choice; and see `plan`.
+    """
+    target.check(problem)
+    made = gathering(heads.masks)
+    if isinstance(made, str):
+        at = place_of(heads.masks[0], heads.masks[0].selections[0])
+        raise SelectionNotCompiled(target.name, made, target.least_block, at=at)
+    (ir,), (facts,) = heads.masks, heads.facts
+    plans = []
+    sources = family_of(target).gathered
+    for form, direction, schedule in sources(problem) if sources else ():
+        mask = mask_for(ir, facts, schedule.tile)
+        plans.append(KernelPlan(
+            problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,
+            (), direction=direction, form=form,
+        ))  # fmt: skip
+    of_tiles: dict[Direction, list[str]] = {}
+    for each in plans:
+        of_tiles.setdefault(each.direction, []).append(each.schedule.reason)
+    reasons = (
+        *map("; or ".join, of_tiles.values()),
+        *_reasons(made, {each.form for each in plans}, target),
+    )
+    main, *also = plans
+    return replace(main, gathering=made, also=tuple(also), reasons=reasons)
+
+
+def _reasons(made: Gathering, forms: Collection[str], target: Target) -> Iterator[str]:
+    """For explain()."""
+    groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
+    beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
+    yield (
+        f"keys are gathered: the best {made.selection.k}{beside}, listed on the device for each "
+        f"query; {groups} share a list, nothing waits for the host"
+    )
+    wide = "; 65 to 128 take that of 128" if WIDE in forms else ""
+    yield (
+        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
+        f"head takes the time of 64{wide}"
+    )
+    yield f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB"
+    if Direction.backward in target.directions:
+        yield (
+            "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
+            "deterministic, in 64-bit integers"
+        )
+
+
+def _shared(made: Gathering) -> bool:
+    """Whether all heads of a sequence have one list."""
+    return made.selection.share is Share.all or made.selection.score is Score.indexer

@@ -11,7 +11,12 @@ the four launches of a forward pass, 33 us from the first to the pass itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from maskc.core.bundle import Grid, Launch
+from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.plan.intervals import intervals
+from maskc.plan.types import KernelPlan
 
 THREADS = 128
 """Of a block: one for every key of a tile. Twice as many took longer at 128k tokens, 38 instead of
@@ -20,10 +25,6 @@ BLOCKS = 8
 """That a multiprocessor has room for: sets the registers of a thread."""
 RESULTS = 5
 """Of a pass: dq, dk, dv and two gradients per head."""
-FORM = "documents"
-"""Of the source, which is the same for all masks."""
-FAMILIES = ("sm90a",)
-"""That read such lists."""
 
 REASON = (
     "tiles of keys begin with documents where these are packed; given on the device, lists are "
@@ -42,3 +43,33 @@ LAUNCHES = (
     Launch("documents_spoil", Grid.results, THREADS, resident=4),
 )
 """The last one behind the pass, and only where ids may turn out to be wrong."""
+
+
+def matches(plan: KernelPlan) -> bool:
+    """Whether all heads have one mask, of documents and something that reads no data, which runs
+    whole and tests pairs one by one."""
+    mask, *others = plan.masks
+    alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
+    return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
+
+
+def listed(plan: KernelPlan) -> KernelPlan:
+    """A forward plan whose tile lists may be made on the device.
+
+    Rows are then never cut, wherever lists come from, as the host cannot know in time how much
+    memory the parts would take.
+    """
+    schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
+    (mask,) = plan.masks
+    beside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    found = None if beside is None else intervals(beside)
+    *reasons, partial = plan.reasons
+    if found is not None:
+        several = f"{len(found)} interval{'s' * (len(found) != 1)}"
+        partial = (
+            f"partial tiles of one document: bits of {several} per row; of others pairs are tested"
+        )
+    return replace(
+        plan, schedule=schedule, masks=(replace(mask, intervals=found),), documents=True,
+        reasons=(*reasons, partial, REASON),
+    )  # fmt: skip

@@ -13,6 +13,8 @@ from maskc.analysis.facts import analyse
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
+from maskc.core.forms import CHOOSE, THRESHOLDS
+from maskc.core.problem import Direction, Problem
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
 from maskc.ir.compare import subset
@@ -20,15 +22,13 @@ from maskc.ir.decompose import decompose
 from maskc.ir.lift import Lifted, lift
 from maskc.ir.selecting import chosen, place_of
 from maskc.ir.types import MaskIR
-from maskc.plan.types import Heads
+from maskc.plan.families.table import family_of
+from maskc.plan.forms.tiles import plan_tiles
+from maskc.plan.intervals import intervals
+from maskc.plan.ranges import row_ranges
+from maskc.plan.types import Heads, KernelPlan
 
-FAMILIES = ("sm80", "sm90a")
-"""Families with such kernels."""
-CHOOSE = "choose"
-"""The form of sources that find the thresholds."""
-BIN_BYTES = 1024
-"""Of shared memory that a row takes there, see templates/common/choose_rows.cuh.j2."""
-REASON = (
+_REASON = (
     "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
     "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "
     "all candidates"
@@ -44,7 +44,7 @@ def by_threshold(heads: Heads, target: Target) -> Selection | None:
     """
     found = {each.name: (ir, each) for ir in heads.masks for each in ir.selections}
     small = [(ir, each) for ir, each in found.values() if each.block < target.least_block]
-    if not small or target.family not in FAMILIES:
+    if not small or not family_of(target).thresholds:
         return None
     ir, one = small[0]
     why = None
@@ -109,3 +109,50 @@ def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
     for atom in atoms:
         shapes = [_fixed(s, atom, taken) for s, taken in zip(shapes, (True, False), strict=True)]
     return replace(whole, shape=shapes[0]), shapes[1]
+
+
+def plan_by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
+    widest = hulls(heads, one)
+    pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
+    forward, *backward = (
+        _with_thresholds(plan_tiles(widest, problem, target, direction, ""), pairs)
+        for direction in target.directions
+    )
+    found = candidates(heads, one)
+    chooser = plan_tiles(found, problem, target, Direction.forward, CHOOSE)
+    count = max(len(mask.lifted.args) for mask in chooser.masks)
+    masks = tuple(
+        replace(mask, lifted=_padded(mask.lifted, count, one.k)) for mask in chooser.masks
+    )
+    chooser = replace(chooser, masks=masks, chosen=count)
+    reasons = (*forward.reasons, _REASON, f"those: {chooser.schedule.reason}")
+    return replace(forward, reasons=reasons, chooser=chooser, also=tuple(backward))
+
+
+def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
+    more = count - len(lifted.args)
+    args = (*lifted.args, *(E.ZERO for _ in range(more)), E.const(k))
+    return replace(lifted, args=args, rests=(*lifted.rests, *(None,) * (more + 1)))
+
+
+def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> KernelPlan:
+    """The plan of the hulls with what they keep anyway; intervals serve both or neither."""
+    masks = []
+    for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
+        own = () if spared == E.NEVER else intervals(spared)
+        ranges = row_ranges(lifted.shape, plan.tile) if mask.ranges else None
+        beside = None if own is None or plan.distances else intervals(lifted.shape)
+        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=beside, spared=spared,
+                             spared_intervals=own if beside is not None else None))  # fmt: skip
+    if any(mask.intervals is None for mask in masks):
+        masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
+    use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
+    if plan.direction is Direction.backward:
+        family = family_of(plan.target)
+        schedule = family.schedule(plan.problem, (), plan.direction, THRESHOLDS)
+    else:  # comparing takes the registers that a stream needs
+        modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
+        schedule = replace(schedule, modes=modes)
+    return replace(plan, masks=tuple(masks), distances=False, thresholds=True,
+                   use_ranges=use_ranges, schedule=schedule)  # fmt: skip

@@ -95,7 +95,8 @@ from maskc.core.bundle import APART, ONCE, Grid, Launch, Mode, TensorMap, WorkLi
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.plan.sm90a import RESERVED_BYTES, SLAB, Product
+from maskc.plan.families.family import L2_BYTES, RESERVED_BYTES, Product
+from maskc.plan.families.sm90a import SLAB
 from maskc.plan.types import Schedule
 
 THREADS = 256
@@ -114,8 +115,6 @@ ROW_BYTES = 16
 """Of a query's lse and delta, as pieces of products; or as numbers, with thresholds of its keys."""
 _CONTROL_BYTES = 512
 """Barriers and words behind the tiles."""
-_L2_BYTES = 32 * 1024 * 1024
-"""Of queries, their gradients and those of the output that running blocks have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +139,20 @@ class BackwardSchedule(Schedule):
     score_queries: int = 64
     """Queries of the transposed scores that a warpgroup computes."""
     products: tuple[Product, ...] = ()
-    modes: tuple[tuple[str, Mode], ...] = ()
-    maps: tuple[TensorMap, ...] = ()
-    work: WorkList | None = None
-    row_floats: int = 0
-    """fp32 workspace per query."""
-    key_floats: int = 0
-    """fp32 workspace per key of a column that items share."""
     key_blocks: int = 1
     """Blocks of the launch that adds up a column that items share."""
     row_bytes: int = 0
     """Shared memory of the launch that makes dq by tile rows; 0: there is none."""
     keep_rows: bool = False
     """Whether that launch keeps q and dout in registers, or two tiles of each in shared memory."""
+
+    @property
+    def score_rows(self) -> int:
+        return self.score_queries
+
+    @property
+    def row_registers(self) -> int:
+        return self.registers[0]
 
 
 _TILES = {
@@ -259,7 +259,7 @@ def _schedule(
             TensorMap("dk", 64),
             TensorMap("dv", 64),
         ),
-        work=WorkList(_L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
+        work=WorkList(L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
         # dq and the slopes' sums; lse and delta; the tile's own numbers.
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
         key_floats=2 * dim,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
+from maskc.plan.families.family import Family
 from maskc.plan.types import Schedule
 
 TILE = TileShape(64, 64)
@@ -34,3 +35,6 @@ def schedule(problem: Problem) -> Schedule:
         f"tiles of {TILE.q} x {TILE.k}: products run from registers, and a thread's fp32 tiles "
         f"({scratch // 1024} KiB in the backward pass) from its L2 cache",
     )
+
+
+CPU = Family("cpu", {(Direction.forward, ""): schedule}, one_source=True)

@@ -9,13 +9,15 @@ parts of the mask leave of a tile, which the host finds once per lengths.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from maskc.core import expr as E
 from maskc.core.abi import MAX_SELECTIONS
 from maskc.core.bundle import Grid, Launch
 from maskc.core.data import DataKind
 from maskc.core.selection import Selection
 from maskc.layout.topk.sizes import CHUNK, THREADS
-from maskc.plan.types import PlannedMask, selections
+from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 ON_DEVICE = (
     "blocks are chosen and tile lists made on the device, in the call's own memory, and nothing "
@@ -23,15 +25,12 @@ ON_DEVICE = (
 )
 _ON_HOST = "blocks are chosen on the host, which waits for q and k: {}"
 
-SHARED = {"sm90a": 227 * 1024, "sm80": 99 * 1024}
-"""Families that read such lists: bytes of shared memory of a block, which all their cards have."""
 
-
-def launches(family: str) -> tuple[Launch, ...]:
+def launches(shared_bytes: int) -> tuple[Launch, ...]:
     """What makes the selections of a call, in order."""
     return (
         Launch("select_join", Grid.keys, THREADS),
-        Launch("select_blocks", Grid.queries, THREADS, SHARED[family]),
+        Launch("select_blocks", Grid.queries, THREADS, shared_bytes),
         Launch("select_tiles", Grid.rows, THREADS),
         Launch("select_counts", Grid.lists, THREADS),
         Launch("select_lists", Grid.lists, THREADS),
@@ -58,7 +57,8 @@ def _why_host(one: Selection) -> str:
     return ""
 
 
-def reason(masks: tuple[PlannedMask, ...]) -> str:
-    """Where blocks are chosen, for explain()."""
-    why = why_host(masks)
-    return _ON_HOST.format(why) if why else ON_DEVICE
+def listed(plan: KernelPlan) -> KernelPlan:
+    """A plan whose blocks of keys the device chooses, where it can."""
+    why = why_host(plan.masks)
+    reason = _ON_HOST.format(why) if why else ON_DEVICE
+    return replace(plan, selecting=not why, reasons=(*plan.reasons, reason))
