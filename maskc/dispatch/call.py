@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Bound:
     """int32 by the names formulas use; None where lengths alone decide them."""
     key: Hashable
     """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
-    given: object = None
+    given: Any = None
     """What stays on the device, in place of `arrays`: only who bound it reads it."""
     longest: int | None = None
     """The longest document, as the call promises; None where it promises nothing."""

@@ -177,13 +177,15 @@ def ordered(unit: SourceUnit, plain: bool, multiprocessors: Callable[[], int]) -
     results have the same bits, whoever makes them."""
     if unit.work is None or "deterministic" not in dict(unit.modes):
         return unit
-    unit = uncut(unit) if plain else unit
     both_ways = not plain and runs_side_by_side(multiprocessors())
-    return replace(unit, work=replace(unit.work, ordered=True, plain=plain, both_ways=both_ways))
+    work = replace(unit.work, ordered=True, plain=plain, both_ways=both_ways)
+    return replace(unit, work=replace(work, most_tiles=0, uneven_tiles=0) if plain else work)
 
 
 def apart(unit: SourceUnit) -> SourceUnit:
     """The same source for a pass in the mode of that name."""
+    if unit.work is None:
+        return unit
     return replace(unit, work=replace(unit.work, apart=True))
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from maskc.core.errors import BadOption
 from maskc.core.problem import Direction, Feature, Features
@@ -46,7 +46,7 @@ call_options = lru_cache(maxsize=1024)(CallOptions)
 """Equal options as one object: looking it up takes less than making it."""
 
 
-def alpha_less_1(normalizer: str, alpha: object) -> float:
+def alpha_less_1(normalizer: str, alpha: Any) -> float:
     """alpha - 1 of a call, as the fp32 value a kernel gets; 0 is softmax.
 
     Raises:
@@ -97,14 +97,15 @@ def number(name: str, value: object, positive: bool) -> float:
     """
     least, most = SOFTCAPS
     wanted = f"a number in {least:g} .. {most:g}" if positive else "a finite number"
-    plain = type(value) is float  # spares most calls the look at Real
-    if not plain and (isinstance(value, bool) or not isinstance(value, Real)):
+    # Most are floats, which are spared the look at Real.
+    if not isinstance(value, float) and (isinstance(value, bool) or not isinstance(value, Real)):
         raise BadOption(name, wanted, f"{type(value).__name__} {value!r}", at=name)
     try:
-        found = ctypes.c_float(float(value)).value
+        given = float(value)
+        found = ctypes.c_float(given).value
     except OverflowError:  # an integer or a fraction beyond 64 bits of floating point
         raise BadOption(name, wanted, f"one beyond {sys.float_info.max:.2g}", at=name) from None
-    if not math.isfinite(found) or (positive and not least <= value <= most):
+    if not math.isfinite(found) or (positive and not least <= given <= most):
         raise BadOption(name, wanted, value, at=name)
     return found
 

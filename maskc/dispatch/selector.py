@@ -205,14 +205,20 @@ class SourceSelector:
         if len(units) < 2 or not bound.lasting:
             return unit
 
-        def tally(each: SourceUnit) -> Tally | None:
-            tables = self._bound(each, wanted, sizes, bound, arrays, not each.ranges)
-            if tables.tally is None or _stores_once(each, wanted, tables, joins):
+        def tables_of(each: SourceUnit) -> Tables:
+            return self._bound(each, wanted, sizes, bound, arrays, not each.ranges)
+
+        def tally(each: SourceUnit) -> Tally:
+            tables = tables_of(each)
+            if tables.tally is None:  # of the first source, too: then nothing is compared
+                raise TypeError(f"{each.key} has no tally")
+            if _stores_once(each, wanted, tables, joins):
                 return tables.tally
             return replace(tables.tally, single=False, alone=False)
 
         try:
-            found = cheapest(units, tally, sizes.n_kv) if tally(unit) else unit
+            known = tables_of(unit).tally is not None
+            found = cheapest(units, tally, sizes.n_kv) if known else unit
             apart = self._runs_apart(found, wanted, sizes, bound, arrays, False)
             if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
                 listed = self.bundle.list_source(unit.target) is not None
@@ -259,8 +265,10 @@ class SourceSelector:
         if not bound.lasting or self.bundle.list_source(unit.target) is not None:
             return False
         tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
-        few = tables.adders is not None and 1 < tables.adders.most <= _FEW_ADDERS
-        return few and tables.adders.in_steps >= _MANY_COLUMNS and not tables.work.shared
+        adders, work = tables.adders, tables.work
+        if adders is None or work is None or work.shared:
+            return False
+        return 1 < adders.most <= _FEW_ADDERS and adders.in_steps >= _MANY_COLUMNS
 
     def chooses(self, target: str) -> bool:
         """Whether a device can choose the blocks of keys of this mask."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit
 from maskc.core.cost import Source, Tally, cheapest
-from maskc.core.expr import Expr
+from maskc.core.expr import ALWAYS, Expr
 from maskc.core.problem import Direction, TileShape
 from maskc.core.selection import Selection
 from maskc.core.sizes import Sizes
@@ -166,7 +166,8 @@ def _tally(
     tile: TileShape, beside: Expr | None, params: Mapping[str, int], ids: np.ndarray,
     backward: bool,
 ) -> Tally:  # fmt: skip
-    layout = build(LayoutRecipe(tile, beside, None), len(ids), len(ids), params, {})
+    recipe = LayoutRecipe(tile, ALWAYS if beside is None else beside, None)
+    layout = build(recipe, len(ids), len(ids), params, {})
     lists = document_lists(layout, ids, ids)
     rows = -(-len(ids) // tile.k) if backward else int(np.count_nonzero(np.diff(lists.row_ptr)))
     return Tally(rows, len(lists.words), int(np.count_nonzero(~lists.words & 1)))

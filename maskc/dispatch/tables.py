@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from maskc.core.boxes import axis_relations
+from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
 from maskc.core.data import DataDecl
@@ -201,8 +201,8 @@ def make_tables(
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
     words, wide = _constants(bundle, unit, cases, slots, values, arrays)
     parts = [("mask_args", words), *([] if of_head is None else [("head_variant", of_head)])]
-    if unit.boxes is not None:
-        own = _box_tables(unit, parts, cases, of_head, sizes, params, direction)
+    if unit.boxes is not None and unit.work is not None:
+        own = _box_tables(unit.work, unit.boxes, parts, cases, of_head, sizes, params, direction)
         return replace(own, wide=wide)
     if unit.distances:
         bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
@@ -219,8 +219,8 @@ def make_tables(
         parts += _lists(layouts, True, backward)
         parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
     elif slots and sizes.n_kv:
-        for recipe, own in seen:
-            check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, own)
+        for recipe, data in seen:
+            check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, data)
     work = None
     if unit.work is not None or unit.costs:
         made = None if lists else [_spans(*one, sizes, params, backward) for one in seen]
@@ -267,11 +267,11 @@ def _seen(
 
 
 def _box_tables(
-    unit: SourceUnit, parts: list[tuple[str, np.ndarray]], cases: tuple[Case, ...],
+    rule: WorkList, boxes: Boxes, parts: list[tuple[str, np.ndarray]], cases: tuple[Case, ...],
     of_head: np.ndarray | None, sizes: Sizes, params: Mapping[str, int], direction: Direction,
 ) -> Tables:  # fmt: skip
     """The rest for tiles that are boxes; masks with data have none."""
-    backward, boxes = direction is Direction.backward, unit.boxes
+    backward = direction is Direction.backward
     grid = boxes.grid(sizes.n_q)
     relations = [axis_relations(case.variant.axes, grid, params) for case in cases]
     words = [box_words(boxes, each, keys=backward) for each in relations]
@@ -281,9 +281,9 @@ def _box_tables(
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
     parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
-    parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
+    parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, rule)
     spans = list_spans(_ptr(parts, backward))
-    work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
+    work = _work(rule, spans, of_head, len(cases), sizes, backward, parts)
     parts += _work_parts(work)
     return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from maskc.build import BuildReport
+from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
 from maskc.core.errors import NotAddressable, UnknownTarget
@@ -22,7 +23,8 @@ from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.device_lists.call import DeviceListedCall, Unlisted
+from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
 
@@ -165,7 +167,8 @@ class CompiledMask:
         Args:
             data: the mask's data and parameters by name.
         """
-        names, given = _QKV, [q, k, v]
+        names: tuple[str, ...] = _QKV
+        given = [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
             names = with_heads(names, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
@@ -182,7 +185,7 @@ class CompiledMask:
             lse, unread = lib.empty(q, outputs[1])
         if names is _QKV and len(outputs) == 2:
             at_q, at_k, at_v = places
-            pointers = (at_q, at_k, at_v, place, unread)
+            pointers: Pointers = (at_q, at_k, at_v, place, unread)
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
@@ -250,7 +253,7 @@ class CompiledMask:
     def _begin(
         self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Planned | DeviceListedCall, Library, tuple[int, ...]]:  # fmt: skip
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
@@ -275,7 +278,9 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        return (plan if bound.given is None else plan.called(bound.given)), lib, places
+        if isinstance(plan, DeviceListedPlan):
+            return plan.called(bound.given), lib, places
+        return plan, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
         """The plan of a signature that is not the last call's."""

@@ -33,7 +33,6 @@ from maskc.dispatch.packing import packed
 from maskc.dispatch.residue_split import _ONCE, _PER_HEAD, _sums_last, hold, pays, slices, within
 from maskc.dispatch.selector import Arrays, Form
 from maskc.dispatch.tables import NOTHING
-from maskc.layout import Rank, best
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists
@@ -139,12 +138,7 @@ class CallPlanner:
             return self.gatherer.bound(self._binder, options, given, data)
         built, features = self.whole, options.features
         unit = built.selector.source(Direction.forward, features)
-
-        def rank() -> Rank:
-            if unit.target == "cpu":
-                return built.kernels.get(unit, "usual", features, 0).best
-            return best
-
+        rank = partial(built.kernels.ranking, unit, features)
         return self._on_host.bound(self._binder, given, data, rank)
 
     def build_all(self, features: Iterable[Feature | str]) -> None:
@@ -273,11 +267,9 @@ class Sound:
         """
         last, found = self._last
         if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
-            views = [
-                LIBRARIES[type(x)].view(x, name) for name, x in zip("qkv", given, strict=False)
-            ]
-            sizes = checks.check_inputs(*views, self._problem, self._target)
-            found = sizes, views[0].device
+            q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
+            sizes = checks.check_inputs(q, k, v, self._problem, self._target)
+            found = sizes, q.device
             self._last = (kinds, found)
         return found
 
@@ -297,7 +289,7 @@ def parted_plan(
 ) -> PartedPlan:
     """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
     steps, unwritten, backward = [], False, direction is Direction.backward
-    order = range(len(parts))
+    order: Sequence[int] = range(len(parts))
     if backward and features.isdisjoint(_PER_HEAD):
         order = _sums_last(parts)
     for turn, number in enumerate(order):

@@ -3,8 +3,9 @@ tiles of 16 x 16 for rows that see very few keys.
 
 A warp has a tile row (forward), or 64 elements of the gradients of a tile column (backward),
 straight from global memory to the fragments of mma.sync and back: no shared memory, no barriers, no
-tensor maps, no work list. What small passes wait for in common, which maskc/plan/families/sm90a.py has in
-cycles, is then gone, and so are the dead pairs of tiles of 64 x 64.
+tensor maps, no work list. What small passes wait for in common, which
+maskc/plan/families/sm90a.py has in cycles, is then gone, and so are the dead pairs of tiles of
+64 x 64.
 
 Loads take 16 bytes. Along a row any order of its elements will do for q . k, if it is the same in
 both, so a lane has 8 consecutive ones; across rows a lane has 8 elements of four rows, whose halves

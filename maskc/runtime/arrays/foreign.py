@@ -82,7 +82,8 @@ def numpy_dtype(name: str) -> np.dtype:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(name)
 
 
@@ -108,8 +109,8 @@ def foreign(x: Any, name: str) -> Foreign:
     except _REFUSALS as error:
         if isinstance(error, NotAnArray):
             raise
-        found = f"{type(x).__name__} that cannot be read ({error})"
-        raise NotAnArray(name, found, at=name) from None
+        why = f"{type(x).__name__} that cannot be read ({error})"
+        raise NotAnArray(name, why, at=name) from None
 
 
 def _guessed(x: Any) -> Foreign | None:

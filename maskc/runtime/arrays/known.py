@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -133,7 +134,8 @@ class _Torch:
 
     @cached_property
     def _empty_like(self) -> Callable[[Any], Any]:
-        return self._torch.empty_like
+        made: Callable[[Any], Any] = self._torch.empty_like
+        return made
 
 
 # ------------------------------------------------------------------ NumPy, CuPy
@@ -226,9 +228,7 @@ class _CuPy:
 @cache
 def import_cupy() -> ModuleType:
     """CuPy, once an array needs it."""
-    import cupy
-
-    return cupy
+    return import_module("cupy")
 
 
 @cache
@@ -240,7 +240,7 @@ def _cupy_calls() -> tuple[Callable[..., Any], Callable[[], int], type]:
 
 def cupy_stream(device: int) -> int:
     """CuPy's current stream of a device."""
-    return _cupy_calls()[0](device).ptr
+    return int(_cupy_calls()[0](device).ptr)
 
 
 def cupy_empty(device: int, shape: Shape, dtype: Any, tokens_first: bool) -> tuple[Any, int]:

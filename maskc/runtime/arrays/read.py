@@ -35,22 +35,23 @@ def read(
             return lib, kinds, places
         except RuntimeError:
             pass  # one of them has no memory: which, is said below
-    found, places = [], []
+    found: list[object] = []
+    addresses: list[int] = []
     for number, x in enumerate(given):
         lib = LIBRARIES.get(type(x))
         if lib is None:
             x = given[number] = library(x, names[number])
             lib = LIBRARIES[type(x)]
         try:
-            kind, place = lib.read(x)
+            shown, place = lib.read(x)
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise
         if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(given[0])]:
             refuse_lost_gradient(given[0], names[number], x)
-        found.append(kind)
-        places.append(place)
-    return LIBRARIES[type(given[0])], tuple(found), tuple(places)
+        found.append(shown)
+        addresses.append(place)
+    return LIBRARIES[type(given[0])], tuple(found), tuple(addresses)
 
 
 def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any) -> tuple[str, ...]:

@@ -112,7 +112,9 @@ class Making:
         several lists."""
         sizes = self.sizes
         tokens = sizes.n_q if self.backward else sizes.n_kv
-        heads = heads_per_group(self.unit.work, tokens, sizes.batch * sizes.heads_kv)
+        heads = 1
+        if self.unit.work is not None:
+            heads = heads_per_group(self.unit.work, tokens, sizes.batch * sizes.heads_kv)
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 
@@ -227,7 +229,7 @@ class DocumentLists:
             Unlisted: sequences are too long or too many, or lists are to be checked.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        if os.environ.get("MASKC_CHECK") == "1":
+        if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
             raise Unlisted
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
         unit = self._built.selector.suited(unit, wanted, place.sizes, bound)
@@ -240,7 +242,7 @@ class DocumentLists:
         )  # fmt: skip
         if making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS:
             raise Unlisted
-        kernel = kernels.get(unit, mode, kept.features(wanted.features), index)
+        kernel = kernels.on_device(unit, mode, kept.features(wanted.features), index)
         tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)
@@ -248,7 +250,7 @@ class DocumentLists:
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
         arrays = itemgetter(*order, PARTS.index("stops"))
-        lists = kernels.get(self._unit, "usual", frozenset(), index)
+        lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
         return ListedPlan(
             _with_arrays(own, making, order), lists, tuple(before),
@@ -294,7 +296,10 @@ def _without_documents(bundle: Bundle, reach: int | None) -> Bundle:
     """The same mask but for its documents, and for pairs that are too far apart to be of one; its
     constants stay those of the whole formula."""
     (variant,) = bundle.variants
-    keep = beside_documents(variant.keep, bundle.data)
+    beside = beside_documents(variant.keep, bundle.data)
+    if beside is None:
+        raise Unlisted
+    keep = beside
     if reach is not None:
         ahead = E.sub(E.K, E.Q)
         keep = E.conj(keep, E.le(ahead, E.const(reach)), E.le(E.const(-reach), ahead))

@@ -163,7 +163,10 @@ class Gatherer:
     def __init__(self, built: BuiltBundle) -> None:
         bundle, target = built.bundle, built.target
         self._bundle, self._target, self._kernels = bundle, target, built.kernels
-        self._unit = bundle.list_source(target.name)
+        unit = bundle.list_source(target.name)
+        if unit is None or unit.gather is None:
+            raise TypeError(f"{bundle.name} has no source that lists keys")
+        self._unit, self._recipe = unit, unit.gather
         modes = dict(self._unit.modes)
         in_e4m3 = any(way.in_e4m3 and way.mode in modes for way in G.INDEXINGS)
         self._dtypes = (bundle.problem.dtype.value, *[E4M3] * in_e4m3)
@@ -187,11 +190,11 @@ class Gatherer:
             MC3xx for data, MC4xx for q, k and v.
         """
         problem = self._bundle.problem
-        views = [LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False)]
-        sizes = checks.check_inputs(*views, problem, self._target)
+        q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
+        sizes = checks.check_inputs(q, k, v, problem, self._target)
         params = binder.parameters(data)
         (selection,) = self._bundle.selections
-        ranking = ranking_on(views[0].device, selection, data, sizes, self._dtypes)
+        ranking = ranking_on(q.device, selection, data, sizes, self._dtypes)
         nothing = not launches(sizes, options.direction)
         key = tuple(params.values()), ranking.key
         return Bound(params, None, key, None if nothing else ranking)
@@ -205,11 +208,13 @@ class Gatherer:
         unit = self._chosen(unit, wanted, sizes)
         device = wanted.device[1]
         mode = "deterministic" if wanted.deterministic else "usual"
-        kernel = self._kernels.get(unit, mode, wanted.features, device)
+        kernel = self._kernels.on_device(unit, mode, wanted.features, device)
         way = ranking.indexing
-        lists = self._kernels.get(self._unit, way.mode if way else "usual", frozenset(), device)
+        lists = self._kernels.on_device(
+            self._unit, way.mode if way else "usual", frozenset(), device
+        )
         (selection,) = bundle.selections
-        recipe = self._unit.gather
+        recipe = self._recipe
         room = room_for(min(selection.k, sizes.n_kv), recipe, ranking, sizes, bound.params)
         tables = replace(_NO_TABLES, copies={})
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
@@ -220,7 +225,7 @@ class Gatherer:
             outputs=_with_space(own.outputs, wanted, sizes, room, dim),
             steps=kernel.steps(lambda launch, number: _blocks(unit, sizes, launch, number)),
         )  # fmt: skip
-        block = _gathered(selection.k, self._unit, ranking, sizes, bound.params, room)
+        block = _gathered(selection.k, self._unit, recipe, ranking, sizes, bound.params, room)
         return GatherPlan(own, lists, tuple(_chunks(block, lists, sizes, room)), room)
 
     def _chosen(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> SourceUnit:
@@ -274,8 +279,8 @@ def _numbers(
 
 
 def _gathered(
-    wanted: int, unit: SourceUnit, ranking: Ranking, sizes: Sizes, params: Mapping[str, int],
-    room: Room,
+    wanted: int, unit: SourceUnit, recipe: Gather, ranking: Ranking, sizes: Sizes,
+    params: Mapping[str, int], room: Room,
 ) -> ctypes.Structure:  # fmt: skip
     """`struct Gathered` of all rows.
 
@@ -299,7 +304,6 @@ def _gathered(
     block.n_q, block.n_kv, block.room = sizes.n_q, sizes.n_kv, room.room
     block.wanted = min(wanted, sizes.n_kv)
     env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    recipe = unit.gather
     args = arguments_of(recipe.constants, recipe.rests, env, any_int32)
     if (most := reached(unit.reach, {**env, "ti": sizes.n_q}, args)) > INT32:
         raise too_wide(most, env, INT32)

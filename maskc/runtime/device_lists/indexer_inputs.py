@@ -87,7 +87,9 @@ def _indexer(
     w = _view("index_w", device, data, tuple(CODES))
     factors = _view(FACTORS, device, data, tuple(CODES)) if FACTORS in data else None
     batch, n_q, n_kv = sizes.batch, sizes.n_q, sizes.n_kv
-    heads, dim = (q.shape[1], q.shape[3]) if len(q.shape) == 4 else ("heads", "dim")
+    if len(q.shape) != 4:
+        raise DataShape("index_q", q.shape, f"[{batch}, heads, {n_q}, dim]", at="index_q")
+    heads, dim = q.shape[1], q.shape[3]
     arrays = {"index_q": q, "index_k": k, "index_w": w} | ({FACTORS: factors} if factors else {})
     shapes = (heads, n_q, dim), (n_kv, dim), (heads, n_q), (n_kv,)
     for (name, array), rest in zip(arrays.items(), shapes, strict=False):

@@ -64,7 +64,7 @@ class TopKLists:
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder, self._target = built, binder, built.target.name
         self._unit = built.bundle.list_source(self._target)
-        self.active = built.selector.chooses(self._target)
+        self.active = self._unit is not None and built.selector.chooses(self._target)
         """Whether the device can choose for this mask."""
 
     def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
@@ -88,7 +88,8 @@ class TopKLists:
     def _votes(self, sizes: Sizes, given: Given) -> tuple[Vote, ...]:
         bundle = self._built.bundle
         dim = bundle.problem.head_dim
-        room = max(launch.shared_bytes for launch in self._unit.mode().launches)
+        launches = () if self._unit is None else self._unit.mode().launches
+        room = max(launch.shared_bytes for launch in launches)
         return tuple(Vote(each, sizes, given, dim, room) for each in bundle.selections)
 
     def plan(
@@ -102,7 +103,7 @@ class TopKLists:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         known = unit.target == self._target and not unit.distances and unit.boxes is None
-        if os.environ.get("MASKC_CHECK") == "1" or not known:
+        if os.environ.get("MASKC_CHECK") == "1" or not known or self._unit is None:
             raise Unlisted
         unit = self._built.selector.foreseen(unit, wanted, place.sizes, bound)
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
@@ -110,11 +111,11 @@ class TopKLists:
         tables, choosing, classes = self._static(unit, wanted, bound, place, votes)
         features = tables.features(wanted.features)
         mode = mode_of(unit, wanted, tables)
-        kernel = kernels.get(unit, mode, features, index)
+        kernel = kernels.on_device(unit, mode, features, index)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)
         own, room = with_room(own, choosing.backward, choosing.places)
-        lists = kernels.get(self._unit, "usual", frozenset(), index)
+        lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         names = [each.name for each in bundle.selections]
         order = tuple(map(names.index, bundle.arrays))
         return SelectedPlan(
@@ -126,7 +127,7 @@ class TopKLists:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, votes: tuple[Vote, ...]
     ) -> tuple[Tables, Choosing, tuple[int, ...]]:
         """(tables, sizes, where each selection's classes start) before anything is chosen."""
-        bundle, sizes, backward = self._built.bundle, place.sizes, wanted.direction
+        bundle, sizes = self._built.bundle, place.sizes
         backward = wanted.direction is Direction.backward
         rows, columns = unit.tiles(sizes.n_q, sizes.n_kv)
         if rows * columns * len(bundle.variants) > _MOST_TILES:
@@ -151,7 +152,8 @@ class TopKLists:
             raise Unlisted
         values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
         told = [bundle.variants[variant] for variant, _ in cases.tolist()]
-        if reached(self._unit.reach, values, [params[name] for name, _ in bundle.params]) > INT32:
+        reach = () if self._unit is None else self._unit.reach
+        if reached(reach, values, [params[name] for name, _ in bundle.params]) > INT32:
             raise Unlisted
         own = constants(bundle, unit, told, values, _one)
         args = np.array([params[name] for name, _ in bundle.params], np.int32)
@@ -229,12 +231,14 @@ def _given_on(
     whole = sizes.n_q, sizes.n_kv
     for each in selections:
         blocks = -(-sizes.n_q // each.q_block), -(-sizes.n_kv // each.block)
-        if each.score is Score.given and scores.array.shape[-2:] not in (whole, blocks):
+        if each.score is not Score.given:
+            continue
+        if scores is None or scores.array.shape[-2:] not in (whole, blocks):
             return None
-    if index_q is not None:
+    index_k, index_w = found.get("index_k"), found.get("index_w")
+    if index_q is not None and index_k is not None and index_w is not None:
         heads, _, dim = index_q.array.shape[1:]
-        fits = found["index_w"].array.shape[1] == heads and found["index_k"].array.shape[2] == dim
-        if not fits:
+        if index_w.array.shape[1] != heads or index_k.array.shape[2] != dim:
             return None
     return tuple(found.get(name) for name in _NAMES)
 
@@ -257,9 +261,10 @@ def _as_scores(array: Array, sizes: Sizes) -> Ranked | None:
     batch, heads = (1, 1, *array.shape[:-2])[-2:]
     if batch not in (1, sizes.batch) or heads not in (1, sizes.heads_q):
         return None
-    steps = (0, 0, *array.strides[:-2])[-2:]
+    of_batch, of_heads = (0, 0, *array.strides[:-2])[-2:]
+    rows, columns = array.strides[-2:]
     return Ranked(
-        array, (steps[0] if batch > 1 else 0, steps[1] if heads > 1 else 0, *array.strides[-2:])
+        array, (of_batch if batch > 1 else 0, of_heads if heads > 1 else 0, rows, columns)
     )
 
 
@@ -275,5 +280,5 @@ def _as_index(array: Array, name: str, sizes: Sizes) -> Ranked | None:
         return None
     batch = steps[0] if shape[0] > 1 else 0
     if of_keys:
-        return Ranked(array, (batch, 0, *steps[1:], 0)[:4])
+        return Ranked(array, (batch, 0, steps[1], steps[2] if rank == 3 else 0))
     return Ranked(array, (batch, steps[1], steps[2], steps[3] if rank == 4 else 0))

@@ -155,9 +155,9 @@ class Choosing:
         """int32 entries of what is made."""
         yield "counter", 2
         for i, vote in enumerate(self.votes):
-            for side, rows in zip("qk", vote.joined, strict=True):
+            for token, rows in zip("qk", vote.joined, strict=True):
                 if rows:
-                    yield f"joined_{side}{i}", rows * self.head_dim
+                    yield f"joined_{token}{i}", rows * self.head_dim
             yield f"bits{i}", vote.batches * vote.heads * vote.rows * vote.words
             yield f"seen{i}", 2 * self.lists * self.tiles[0] * vote.words
         for side in self.sides:
@@ -248,7 +248,8 @@ def cases_of(
         int32 [cases, 2]: the mask, and the first head; int32 [heads]: the case of each.
     """
     known: dict[tuple[int, ...], int] = {}
-    found, of_head = [], np.zeros(heads, np.int32)
+    found: list[tuple[int, int]] = []
+    of_head = np.zeros(heads, np.int32)
     for head in range(heads):
         variant = head_variant[head] if head_variant else 0
         owns = (head // votes[i].owners[2] if votes[i].owners[0] > 1 else 0 for i in reads[variant])

@@ -16,7 +16,7 @@ from maskc.core.abi import ATTENTION, Pointers
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
 from maskc.layout.tiles.chosen_blocks import NONE
-from maskc.runtime.launch.prepared import PreparedLaunch, Sent, filled
+from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
 
 
 class _Threads:
@@ -69,7 +69,7 @@ _SELECT = (
 )  # fmt: skip
 
 
-class CpuKernel:
+class CpuKernel(HostKernel):
     """The entry points of a shared object. ctypes releases the GIL while they run."""
 
     name = "cpu"
@@ -93,7 +93,7 @@ class CpuKernel:
 
     def workspace(self, block: ctypes.Structure) -> int:
         """fp32 entries that `delta` must have."""
-        return self._workspace(ctypes.byref(block))
+        return int(self._workspace(ctypes.byref(block)))
 
     def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
         """See maskc.layout.best: the same columns."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,9 +18,11 @@ from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.core.problem import Features
 from maskc.core.tensors import Shape
+from maskc.dispatch.launch_plan import LaunchPlan
 from maskc.dispatch.tensor_maps import Tensor
 from maskc.runtime.launch.prepared import (
     PER_THREAD,
+    Fitted,
     PreparedLaunch,
     Sent,
     fill_numbers,
@@ -56,7 +57,8 @@ def device_arch(target: str, device: int) -> str:
     found = gpus()
     if device >= len(found):
         raise NoDevice(target, f"there is none with index {device}", at="target")
-    needed, specific = re.fullmatch(r"(?:sm_|simt)(\d*)(a?)", target).groups()
+    specific = target.endswith("a")
+    needed = target.removeprefix("sm_").removeprefix("simt").removesuffix("a")
     have = found[device].capability
     if specific and have != int(needed):
         raise NoDevice(target, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
@@ -75,10 +77,10 @@ def current_device() -> int:
         raise NoDevice("of this kernel", "there is none", at="target")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return torch.cuda.current_device()
+        return int(torch.cuda.current_device())
     import cupy
 
-    return cupy.cuda.runtime.getDevice()
+    return int(cupy.cuda.runtime.getDevice())
 
 
 def multiprocessors(device: int) -> int:
@@ -101,6 +103,16 @@ class Step(NamedTuple):
     threads: int
     shared: int
     """Bytes of dynamic shared memory."""
+
+
+class Sendable(Protocol):
+    """The arguments of a launch."""
+
+    address: int
+    """Of the array of addresses that a launch takes."""
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """What the addresses point to."""
 
 
 class Memory:
@@ -161,6 +173,14 @@ class CudaKernel:
             if count
         )
 
+    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
+        """Launches and tensor maps.
+
+        Raises:
+            ExtraMissing: CuPy alone cannot make tensor maps.
+        """
+        return Fitted(plan.outputs, self.steps(plan.blocks), self.maps(plan.maps, dtype))
+
     def maps(self, tensors: tuple[Tensor, ...], dtype: str) -> Maps | None:
         """What encodes tensor maps; None where there are none.
 
@@ -213,14 +233,14 @@ class _Bindings:
         self.multiprocessors = cache(self._multiprocessors)
         self.encoder = cache(self._encoder)
 
-    def _check(self, result: tuple) -> Any:
+    def _check(self, result: tuple[Any, ...]) -> Any:
         if result[0]:
             raise RuntimeError(f"CUDA driver: {result[0]!r}")
         return result[1] if len(result) > 1 else None
 
     def _multiprocessors(self) -> int:
         attribute = self._driver.CUdevice_attribute(_MULTIPROCESSORS)
-        return self._check(self._driver.cuDeviceGetAttribute(attribute, self._device))
+        return int(self._check(self._driver.cuDeviceGetAttribute(attribute, self._device)))
 
     def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
         """Functions by entry point, allowed the dynamic shared memory they need."""
@@ -271,9 +291,9 @@ class _Bindings:
         if not int(own):
             return self.multiprocessors()
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        return self._check(driver.cuGreenCtxGetDevResource(own, kind)).sm.smCount
+        return int(self._check(driver.cuGreenCtxGetDevResource(own, kind)).sm.smCount)
 
-    def launch(self, steps: tuple[Step, ...], stream: int, memory: Memory) -> None:
+    def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
         foreign = int(self._current()[1]) != self._context_id
         if foreign:  # another device is current, or this thread never touched CUDA
             self._check(self._driver.cuCtxPushCurrent(self._context))
@@ -293,11 +313,12 @@ class _CuPy:
     """Launches through CuPy, where cuda.bindings is not installed."""
 
     def __init__(self, cupy: Any, device: int) -> None:
-        self._cupy, self._device, self._words = cupy, device, []
+        self._cupy, self._device = cupy, device
+        self._words: list[Any] = []
 
     def multiprocessors(self) -> int:
         runtime = self._cupy.cuda.runtime
-        return runtime.deviceGetAttribute(_MULTIPROCESSORS, self._device)
+        return int(runtime.deviceGetAttribute(_MULTIPROCESSORS, self._device))
 
     def encoder(self, target: str) -> Encode:
         raise ExtraMissing(f"target {target}", "cuda-bindings", "cuda13", at="target")
@@ -305,7 +326,7 @@ class _CuPy:
     def host_word(self) -> int:
         with self._cupy.cuda.Device(self._device):
             self._words.append(self._cupy.cuda.alloc_pinned_memory(_WORD))
-        return self._words[-1].ptr
+        return int(self._words[-1].ptr)
 
     def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
         cuda = self._cupy.cuda
@@ -324,7 +345,7 @@ class _CuPy:
     def capturing(self, stream: int) -> bool:
         return bool(self._cupy.cuda.runtime.streamIsCapturing(stream))
 
-    def launch(self, steps: tuple[Step, ...], stream: int, memory: Memory) -> None:
+    def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
         runtime = self._cupy.cuda.runtime
         before = runtime.getDevice()
         runtime.setDevice(self._device)

@@ -12,6 +12,7 @@ from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import NoCompiler
 from maskc.core.problem import Feature, Features
 from maskc.core.target import Target
+from maskc.layout import Rank, best
 from maskc.runtime.launch.cpu import CpuKernel
 from maskc.runtime.launch.cuda import CudaKernel, device_arch
 from maskc.runtime.launch.numpy_kernel import FallbackWarning, NumPyKernel
@@ -45,6 +46,21 @@ class Kernels:
                 if kernel is None:
                     kernel = self._made[key] = self._make(unit, key)
         return kernel
+
+    def on_device(self, unit: SourceUnit, mode: str, features: Features, device: int) -> CudaKernel:
+        """`get` of a CUDA source."""
+        kernel = self.get(unit, mode, features, device)
+        if not isinstance(kernel, CudaKernel):
+            raise TypeError(f"{unit.key} is no CUDA source")
+        return kernel
+
+    def ranking(self, unit: SourceUnit, features: Features) -> Rank:
+        """What ranks keys on the host: the C kernel of this source, or NumPy."""
+        if unit.target == "cpu":
+            kernel = self.get(unit, "usual", features, 0)
+            if isinstance(kernel, CpuKernel):
+                return kernel.best
+        return best
 
     def build(self, unit: SourceUnit, mode: str, features: Features, device: int) -> None:
         """Compile without loading, for a later `get`; nothing where that is done."""

@@ -24,7 +24,7 @@ def weigh(scores: np.ndarray, lse: np.ndarray, a: float) -> tuple[np.ndarray, np
 
 def log_sum(scores: np.ndarray, a: float) -> np.ndarray:
     """lse of every row, by Newton's method from its largest score upwards; 0 without keys."""
-    lse = scores.max(axis=1, initial=-np.inf)
+    lse: np.ndarray = scores.max(axis=1, initial=-np.inf)
     moves = lse != -np.inf
     lse[~moves] = 0
     while moves.any():

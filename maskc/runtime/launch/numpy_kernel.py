@@ -21,7 +21,7 @@ from maskc.dispatch.tables import Tables
 from maskc.layout import best, sequence_arrays
 from maskc.runtime.arrays.memory import CODES, at, load, store
 from maskc.runtime.launch.numpy_entmax import log_sum, weigh
-from maskc.runtime.launch.prepared import PreparedLaunch, Sent, filled
+from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
 
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
 """What storage precision explains of a difference, relative to the terms of a sum; see `_delta`."""
@@ -46,11 +46,11 @@ def _product(weights: np.ndarray, seen: np.ndarray, rows: np.ndarray) -> np.ndar
         rows: fp32 [m, d].
     """
     wild = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if not len(wild):
-        return weights @ rows
-    tame = rows.copy()
-    tame[wild] = 0
-    total = weights @ tame
+    tame = rows
+    if len(wild):
+        tame = rows.copy()
+        tame[wild] = 0
+    total: np.ndarray = weights @ tame
     for index in wild:
         total += np.where(seen[:, index, None], weights[:, index, None] * rows[index], 0)
     return total
@@ -70,7 +70,8 @@ def _delta(
     rounded, exact = of_out.sum(axis=1), of_keys.sum(axis=1)
     most = _ROUNDING.get(dtype.name, 0.0) * np.abs(of_out).sum(axis=1)
     whole = np.abs(weights - 1) <= _WHOLE
-    return np.where(whole & (np.abs(exact - rounded) <= most), exact, rounded)
+    found: np.ndarray = np.where(whole & (np.abs(exact - rounded) <= most), exact, rounded)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ class _Scores:
     """|p - k|."""
 
 
-class NumPyKernel:
+class NumPyKernel(HostKernel):
     """Stands in for CpuKernel."""
 
     name = "NumPy"
@@ -105,10 +106,6 @@ class NumPyKernel:
         self._bundle, self._tile, self._features = bundle, tile, features
 
     best = staticmethod(best)
-
-    def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries of `delta`: it is not used."""
-        return 0
 
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,

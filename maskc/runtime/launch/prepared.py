@@ -7,9 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import local
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple, Protocol
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
 from maskc.core.errors import TooFewMultiprocessors
@@ -74,26 +72,80 @@ def filled(
     return block
 
 
+class Fitted(NamedTuple):
+    """What a kernel adds to a plan."""
+
+    outputs: tuple[Output, ...]
+    """As `LaunchPlan` has them, with the workspace of a C kernel."""
+    steps: tuple[Any, ...] = ()
+    """CUDA: the launches, in order."""
+    maps: Any = None
+    """CUDA: the tensor maps, by pointers; None where there are none."""
+
+
+class HostKernel:
+    """What kernels on the host have in common: no streams, and a workspace that they tell."""
+
+    def workspace(self, block: ctypes.Structure) -> int:
+        """fp32 entries that `delta` must have in a backward pass."""
+        return 0
+
+    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
+        """The results with the workspace."""
+        if plan.direction is Direction.forward:
+            return Fitted(plan.outputs)
+        floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
+        return Fitted(with_workspace(plan.outputs, floats))
+
+    def usable(self, stream: int) -> int:
+        """No multiprocessor."""
+        return 0
+
+    def capturing(self, stream: int) -> bool:
+        """Never."""
+        return False
+
+
 class Kernel(Protocol):
     """Built entry points, in whatever form they run."""
 
     name: str
     """Of the source, and its mode where there are several."""
 
-    def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
-        """See maskc.layout.best (targets with run-time selections only)."""
+    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
+        """What the launches of a plan need, for tensors of a dtype."""
 
     def usable(self, stream: int) -> int:
-        """Multiprocessors that work of a stream may run on (CUDA only)."""
+        """Multiprocessors that work of a stream may run on."""
 
     def capturing(self, stream: int) -> bool:
-        """Whether launches on a stream become nodes of a CUDA graph (CUDA only)."""
+        """Whether launches on a stream become nodes of a CUDA graph."""
 
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
         softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass, or enqueue it."""
+
+
+class Runnable(Protocol):
+    """What a call runs: one launch, several, or lists and a launch."""
+
+    @property
+    def kernel(self) -> object:
+        """None where results are to be cleared first."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """As `LaunchPlan` has them."""
+
+    @property
+    def place(self) -> Callable[[Library, Any], tuple[Any, int]]:
+        """Gives (what lies on the device for a stream, the stream to launch on)."""
+
+    @property
+    def run(self) -> Callable[..., None]:
+        """Runs, or enqueues: (this, what `place` gave, pointers, scale, softcap, stream)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +219,8 @@ class PreparedLaunch:
         if kernel is None:
             return Sent(self.numbers, 0, None, _nothing), 0
         kind, index = self.device
-        key = stream = 0 if kind == "cpu" else library.stream(index)
+        stream = 0 if kind == "cpu" else library.stream(index)
+        key: object = stream
         if stream == PER_THREAD:
             key = _thread.token
         sent = self.sent.get(key)
@@ -234,17 +287,10 @@ def prepare(plan: LaunchPlan, kernel: Kernel | None, dtype: str) -> PreparedLaun
     Raises:
         NotAddressable, ExtraMissing: tensor maps cannot be made.
     """
-    outputs, steps, maps = plan.outputs, (), None
-    if kernel is not None and plan.unit.modes:
-        steps = kernel.steps(plan.blocks)
-        maps = kernel.maps(plan.maps, dtype)
-    elif kernel is not None and plan.direction is Direction.backward:
-        floats = kernel.workspace(ATTENTION.from_buffer_copy(plan.numbers))
-        outputs = with_workspace(outputs, floats)
+    own = Fitted(plan.outputs) if kernel is None else kernel.fit(plan, dtype)
     return PreparedLaunch(
-        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, outputs,
-        steps, maps,
-    )  # fmt: skip
+        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, *own
+    )
 
 
 def _nothing(*_: object) -> None:

@@ -74,7 +74,7 @@ def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Sha
                 dtype: str) -> tuple[Any, Any]:  # fmt: skip
     """cuTensorMapEncodeTiled of cuda.bindings: (status, map)."""
     kind = driver.CUtensorMapDataType
-    return driver.cuTensorMapEncodeTiled(
+    found: tuple[Any, Any] = driver.cuTensorMapEncodeTiled(
         kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if dtype == "bfloat16"
         else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         len(dims),
@@ -88,3 +88,4 @@ def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Sha
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )  # fmt: skip
+    return found
