@@ -61,7 +61,8 @@ def alpha_less_1(normalizer: str, alpha: Any) -> float:
         raise BadOption("normalizer", wanted, repr(normalizer), at="normalizer")
     if alpha is None:
         return 0.5
-    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 1 <= alpha <= 2:
+    real = isinstance(alpha, Real) and not isinstance(alpha, bool)
+    if not real or not 1 <= alpha <= 2:
         raise BadOption("alpha", "a number in 1 .. 2", repr(alpha), at="alpha")
     return ctypes.c_float(float(alpha) - 1).value
 

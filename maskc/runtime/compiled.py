@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 from maskc.build import BuildReport
 from maskc.core.abi import Pointers
@@ -104,6 +104,21 @@ class CompiledMask:
 
     # -------------------------------------------------------------- calls
 
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None,
+        return_lse: Literal[False] = False,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        deterministic: bool = False, **data: Any,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: Literal[True],
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        deterministic: bool = False, **data: Any,
+    ) -> tuple[Any, Any]: ...  # fmt: skip
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
