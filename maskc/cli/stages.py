@@ -9,8 +9,9 @@ from maskc.cli.entries import Entry
 from maskc.cli.options import Asked
 
 if TYPE_CHECKING:
+    from maskc.analysis.heads import Heads
     from maskc.ir.types import MaskIR
-    from maskc.plan.types import Heads, KernelPlan
+    from maskc.plan.types import KernelPlan
 
 STAGES = ("mask", "ir", "facts", "plan", "source")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from maskc.analysis.heads import Heads
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS, Target
@@ -16,14 +18,11 @@ from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
 from maskc.plan.forms.residue_classes import planned_parts
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
 from maskc.plan.forms.tiles import plan_tiles
-from maskc.plan.types import Heads, KernelPlan, selections
+from maskc.plan.types import KernelPlan, selections
 
 
-def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> KernelPlan:
+def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     """The plan for one target, with the plans whose sources go along.
-
-    Args:
-        whole: False for a part of a mask, which has no parts of its own and no stand-ins.
 
     Raises:
         MaskcError: the target has no kernel for this problem.
@@ -34,30 +33,45 @@ def plan(heads: Heads, problem: Problem, target: Target, whole: bool = True) -> 
         return plan_by_threshold(heads, one, problem, target)
     if chooses_keys(heads.masks, target):
         return plan_gathered(heads, problem, target)
-    main = plan_tiles(heads, problem, target, Direction.forward, "")
-    also = tuple(
-        plan_tiles(heads, problem, TARGETS[each.target], each.direction, each.form)
-        for each in family_of(target).along
-        if (whole or each.target == target.name) and _goes_along(each, main)
-    )
-    if selections(main.masks) or device_documents.matches(main):
-        also = tuple(map(_together_only, also))  # lists may come from the device, by columns alone
-    if whole:
-        forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
-        also = tuple(filter(None, (forward, *also, *others)))
-        reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
-        again = partial(plan, problem=problem, target=target, whole=False)
-        main = replace(main, parts=planned_parts(heads, again), reasons=reasons)
-        if family_of(target).device_documents and device_documents.matches(main):
-            main = device_documents.listed(main)
-            also = tuple(
-                device_documents.listed(each)
-                if (each.form, each.direction) == (SMALL, Direction.forward) else each
-                for each in also
-            )  # fmt: skip
-        if family_of(target).topk_shared_bytes and selections(main.masks):
-            main = device_topk.listed(main)
+    family = family_of(target)
+    main, *also = _sources(heads, problem, target, family.along)
+    forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
+    also = list(filter(None, (forward, *also, *others)))
+    reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
+    parts = planned_parts(heads, partial(_part, problem=problem, target=target))
+    main = replace(main, parts=parts, reasons=reasons)
+    if family.device_documents and device_documents.matches(main):
+        main = device_documents.listed(main)
+        also = [
+            device_documents.listed(each)
+            if (each.form, each.direction) == (SMALL, Direction.forward) else each
+            for each in also
+        ]  # fmt: skip
+    if family.topk_shared_bytes and selections(main.masks):
+        main = device_topk.listed(main)
     return _with_choice(main, also)
+
+
+def _part(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a part of a mask, which has no stand-ins on other targets."""
+    along = tuple(each for each in family_of(target).along if each.target == target.name)
+    main, *also = _sources(heads, problem, target, along)
+    return _with_choice(main, also)
+
+
+def _sources(
+    heads: Heads, problem: Problem, target: Target, along: tuple[Along, ...]
+) -> list[KernelPlan]:
+    """The plan in tiles of consecutive tokens, and those of the sources that go along."""
+    main = plan_tiles(heads, problem, target, Direction.forward, "")
+    also = [
+        plan_tiles(heads, problem, TARGETS[each.target], each.direction, each.form)
+        for each in along
+        if _goes_along(each, main)
+    ]
+    if selections(main.masks) or device_documents.matches(main):
+        also = list(map(_together_only, also))  # the device may list columns alone
+    return [main, *also]
 
 
 def _goes_along(each: Along, main: KernelPlan) -> bool:
@@ -75,13 +89,13 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
     return replace(plan, schedule=family.schedule(plan.problem, (), plan.direction, TOGETHER))
 
 
-def _with_choice(main: KernelPlan, also: tuple[KernelPlan, ...]) -> KernelPlan:
+def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
     """The plan and those that go along, with costs where a call chooses between two of a pass."""
-    chosen = {each.direction for each in also if each.form}
+    chosen = {each.direction for each in others if each.form}
     also = tuple(
         replace(each, costs=costs_of(each))
         if each.target == main.target and each.direction in chosen else each
-        for each in also
+        for each in others
     )  # fmt: skip
     reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
     costs = costs_of(main) if main.direction in chosen else ()

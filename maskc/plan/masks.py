@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.analysis.facts import MaskFacts
+from maskc.analysis.heads import Heads
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import TileShape
 from maskc.ir.lift import lift
@@ -13,7 +14,7 @@ from maskc.layout.tiles.relative_bits import parts_by_distance
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import difficulty, layout_recipe
-from maskc.plan.types import Heads, PlannedMask
+from maskc.plan.types import PlannedMask
 
 FEW, MANY = 3, 1 << 16
 """Intervals per row that are cheaper than bits from memory; more than any row has."""

@@ -21,16 +21,6 @@ from maskc.plan.ranges import RowRange
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """The distinct masks of all query heads."""
-
-    masks: tuple[MaskIR, ...]
-    facts: tuple[MaskFacts, ...]
-    of_head: tuple[int, ...]
-    """For each head its mask; empty when all share the first."""
-
-
-@dataclass(frozen=True, slots=True)
 class Schedule:
     """Tile, threads and memory of a kernel family for one problem."""
 

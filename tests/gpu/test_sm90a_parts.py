@@ -9,8 +9,9 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan.forms import residue_classes  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from tests.support.exact_attention import DEVICE, live_pairs, tensors, vectors  # noqa: E402
 from tests.support.hopper import HOPPER, check, compiled, freed, half  # noqa: E402, F401
@@ -32,7 +33,8 @@ SIZES = [(512, 512), (513, 513), (387, 387), (130, 131), (300, 555), (555, 300),
 def always(monkeypatch):
     """Whatever can run in parts does."""
     monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(residue_classes, "strides_together", relayout.alone)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
 
 
 def aligned(name, n_q, n_kv):

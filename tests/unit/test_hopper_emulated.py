@@ -14,12 +14,13 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.core.problem import Direction  # noqa: E402
 from maskc.dispatch import selector as making  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402
-from maskc.plan.forms import residue_classes  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from tests.emulator import machine  # noqa: E402
@@ -259,7 +260,8 @@ def test_heads_packed_into_tiles():
 @pytest.fixture
 def in_parts(monkeypatch):
     monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(residue_classes, "strides_together", relayout.alone)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
 
 
 @pytest.mark.parametrize("n", [201, 260])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import maskc as mc
+from maskc.analysis.heads import strides_together
 from maskc.ir.relayout import parts
-from maskc.plan.forms.residue_classes import strides_together
 from tests.unit.test_relayout import W, check, decomposed, published, same
 
 

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc import driver
+from maskc.analysis import heads
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
 from maskc.core.sizes import Sizes
 from maskc.dispatch.residue_split import slices
 from maskc.ir import relayout
 from maskc.layout import classes
-from maskc.plan.forms import residue_classes
 from maskc.runtime import CompiledMask, planner
 from maskc.runtime.launch.sequence import PartedPlan
 from tests.support.caches import binaries  # noqa: F401
@@ -43,7 +44,8 @@ DATA = {"document or dilated": lambda n: {"doc": np.arange(n) // 9}}
 def always(monkeypatch):
     """Every stride is a part of its own; the plans that were made."""
     made = []
-    monkeypatch.setattr(residue_classes, "strides_together", relayout.alone)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
     whole = planner.parted_plan
     monkeypatch.setattr(planner, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1])
     return made

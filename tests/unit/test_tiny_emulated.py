@@ -10,8 +10,9 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan.forms import residue_classes  # noqa: E402
 from maskc.runtime import (  # noqa: E402
     CompiledMask,
     planner,
@@ -125,7 +126,8 @@ def test_any_strides():
 def test_a_part_of_few_keys_joins_the_others(monkeypatch, n):
     """A window, and in residue classes a shorter one."""
     monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(residue_classes, "strides_together", relayout.alone)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
     mask = mc.window(20) | mc.dilated(20, stride=4)
     attn = mask.compile(head_dim=64, target="sm_90a")
     tiny = tuple(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from maskc.analysis.heads import Heads
 from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
@@ -23,7 +24,7 @@ from maskc.layout.topk import indexer as G
 from maskc.plan.families.table import family_of
 from maskc.plan.intervals import Interval, intervals
 from maskc.plan.masks import mask_for
-from maskc.plan.types import Formula, Gathering, Heads, KernelPlan
+from maskc.plan.types import Formula, Gathering, KernelPlan
 
 
 def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.analysis.facts import analyse
+from maskc.analysis.heads import Heads, assume, fix
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
@@ -18,7 +18,6 @@ from maskc.core.problem import Direction, Problem
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
 from maskc.ir.compare import subset
-from maskc.ir.decompose import decompose
 from maskc.ir.lift import Lifted, lift
 from maskc.ir.selecting import chosen, place_of
 from maskc.ir.types import MaskIR
@@ -26,7 +25,7 @@ from maskc.plan.families.table import family_of
 from maskc.plan.forms.tiles import plan_tiles
 from maskc.plan.intervals import intervals
 from maskc.plan.ranges import row_ranges
-from maskc.plan.types import Heads, KernelPlan
+from maskc.plan.types import KernelPlan
 
 _REASON = (
     "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
@@ -63,41 +62,7 @@ def by_threshold(heads: Heads, target: Target) -> Selection | None:
 
 def _grows(ir: MaskIR, one: Selection) -> bool | None:
     """Whether choosing more keys keeps more pairs."""
-    return subset(assumed(ir.keep, one, False), assumed(ir.keep, one, True))
-
-
-def assumed(keep: Expr, one: Selection, taken: bool) -> Expr:
-    """The formula where all pairs were chosen, or none."""
-    return _fixed(keep, chosen(one), taken)
-
-
-def _fixed(keep: Expr, atom: Expr, taken: bool) -> Expr:
-    return E.substitute(keep, {atom: E.Truth(taken), E.negate(atom): E.Truth(not taken)})
-
-
-def hulls(heads: Heads, one: Selection) -> Heads:
-    """The masks as if all candidates were chosen."""
-    masks = []
-    for ir in heads.masks:
-        keep = assumed(ir.keep, one, True)
-        read = set(E.arrays(keep))
-        data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
-        masks.append(decompose(replace(ir, keep=keep, data=data, pieces=(), selections=())))
-    return Heads(tuple(masks), tuple(map(analyse, masks)), heads.of_head)
-
-
-def candidates(heads: Heads, one: Selection) -> Heads:
-    """The pairs among which keys are chosen, as masks of their own."""
-    owner = next(ir for ir in heads.masks if one in ir.selections)
-    formulas = tuple(dict.fromkeys(one.allowed))
-    data = {decl for ir in heads.masks for decl in ir.data}
-    masks = []
-    for keep in formulas:
-        read = set(E.arrays(keep))
-        own = sorted((d for d in data if read.intersection(d.arrays)), key=lambda d: d.name)
-        masks.append(decompose(MaskIR(keep, tuple(own), owner.origins, owner.declared)))
-    of_head = tuple(map(formulas.index, one.allowed)) if len(formulas) > 1 else ()
-    return Heads(tuple(masks), tuple(map(analyse, masks)), of_head)
+    return subset(assume(ir.keep, one, False), assume(ir.keep, one, True))
 
 
 def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
@@ -107,20 +72,19 @@ def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
     atoms = [made for made, source in whole.sources if source == chosen(one)]
     shapes = [whole.shape, whole.shape]
     for atom in atoms:
-        shapes = [_fixed(s, atom, taken) for s, taken in zip(shapes, (True, False), strict=True)]
+        shapes = [fix(s, atom, taken) for s, taken in zip(shapes, (True, False), strict=True)]
     return replace(whole, shape=shapes[0]), shapes[1]
 
 
 def plan_by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
-    widest = hulls(heads, one)
+    hull = next(each for each in heads.hulls if each.selection == one)
     pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
     forward, *backward = (
-        _with_thresholds(plan_tiles(widest, problem, target, direction, ""), pairs)
+        _with_thresholds(plan_tiles(hull.widest, problem, target, direction, ""), pairs)
         for direction in target.directions
     )
-    found = candidates(heads, one)
-    chooser = plan_tiles(found, problem, target, Direction.forward, CHOOSE)
+    chooser = plan_tiles(hull.candidates, problem, target, Direction.forward, CHOOSE)
     count = max(len(mask.lifted.args) for mask in chooser.masks)
     masks = tuple(
         replace(mask, lifted=_padded(mask.lifted, count, one.k)) for mask in chooser.masks

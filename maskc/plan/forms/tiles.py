@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
@@ -19,7 +20,7 @@ from maskc.plan.masks import (
     without_chosen,
 )
 from maskc.plan.runs import run_length
-from maskc.plan.types import Heads, KernelPlan
+from maskc.plan.types import KernelPlan
 
 
 def plan_tiles(
