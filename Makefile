@@ -26,10 +26,12 @@ test: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
-# Every architecture, head dimension and dtype through NVRTC; needs the cuda13 extra, no GPU.
+# Every architecture, head dimension and dtype through NVRTC, and again what the ledger
+# tests/golden/compiled.txt remembers; needs the cuda13 extra, no GPU.
 matrix: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
+	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $$(grep -rl support.ledger tests/unit)
 
 check: $(STAMP)
 	$(BIN)/pip install --quiet 'ruff>=0.9'

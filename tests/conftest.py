@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ledger
+
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Threads that wait by spinning take the cores of tests beside: three times as long on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -14,6 +16,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Golden texts that are rewritten include what the compiler says, asked anew."""
+    if config.getoption("--update-golden"):
+        os.environ[ledger.WRITE] = os.environ[ledger.ANEW] = "1"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The ledger is put in order by the last process."""
+    if ledger.WRITE in os.environ and not hasattr(session.config, "workerinput"):
+        ledger.tidy()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,6 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import Bundle, Launch, SourceUnit
 from maskc.core.evaluate import evaluate
@@ -25,6 +24,7 @@ from maskc.plan.types import Gathering
 from maskc.runtime.device_lists.gathered import _most_beside, room_for
 from maskc.runtime.device_lists.indexer_inputs import Ranking
 from tests.support import sass
+from tests.support.ledger import build
 
 CAUSAL, TARGET = mc.causal(), TARGETS["sm_90a"]
 GIVEN = {"score": "given", "share": "all"}

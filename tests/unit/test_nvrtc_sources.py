@@ -9,11 +9,11 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core.bundle import SourceUnit
 from maskc.core.problem import Feature
 from maskc.core.target import TARGETS
 from maskc.ir.heads import fixed_heads
+from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")

@@ -11,7 +11,6 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
@@ -30,6 +29,7 @@ from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
 from maskc.runtime.launch import tensor_maps
 from tests.support.host_bits import HostBits
+from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 FOLDER = Path(__file__).parents[2] / "patterns"

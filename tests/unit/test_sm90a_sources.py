@@ -22,13 +22,13 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core.bundle import APART, OF_HEADS, ONCE, SourceUnit
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
 from tests.support import sass
+from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.rows import tiles_alone
-from maskc.build import build
 from maskc.core.bundle import ONCE, SourceUnit
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles, modes_with
 from maskc.core.problem import Direction, Feature, TileShape
@@ -33,6 +32,7 @@ from maskc.plan.predict import milliseconds
 from maskc.runtime import CompiledMask
 from tests.support import sass
 from tests.support.fake_hopper import Machine, backward, given
+from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 FORWARD, BACKWARD = Direction.forward, Direction.backward

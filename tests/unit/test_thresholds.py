@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.build import build
 from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
+from tests.support.ledger import build
 
 torch = pytest.importorskip("torch")
 
