@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def exponential(size: int, levels: int) -> Mask:
 # Other projects were timed on these very tables, and they come from PyTorch's generator.
 
 
-def _generator():
+def _generator() -> tuple[Any, Any]:
     try:
         import torch
     except ImportError:

@@ -21,7 +21,7 @@ Sides = tuple[int, ...]
 def neighbourhood(grid: Sides, window: Sides, stride: Sides) -> Mask:
     """Windows of even sides, shared by groups of `stride` queries, moved inwards at the border."""
 
-    def inside(q, k):
+    def inside(q: Any, k: Any) -> Any:
         live, step = q >= 0, prod(grid)
         for extent, size, shared in zip(grid, window, stride, strict=True):
             outermost = step == prod(grid)

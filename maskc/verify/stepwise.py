@@ -1,25 +1,51 @@
 """Masked attention step by step, with all that changes the scores: in fp64 the right answer, in
-half precision what PyTorch's operators make of it, the measure of the error a kernel may have."""
+half precision what PyTorch's operators make of it, the measure of the error a kernel may have.
+
+**How far off fp32 is.** With u = 2^-24, to first order in u, and every sum of n products off by
+r(n) u times the sum of their absolute values, r(n) = sqrt(n): rounding errors are as often up as
+down, and add up like a random walk (Higham and Mary, SIAM J. Sci. Comput. 41, 2019; the worst case
+is n). For a query with scores s and weights p = exp(s - lse), where out = p v, dp = dout v^T,
+delta = dout . out, ds = p (dp - delta), dq = ds k, dk = ds^T q and dv = p^T dout:
+
+- a score is off by r(D) S u, S = scale |q| |k|^T; what follows (scaling for exp2, soft-cap, ALiBi,
+  subtracting the maximum) by a few roundings of s and of the row's largest |s|;
+- a weight is off by that times itself, and by a few roundings: **a** u in relative terms, where
+  a = r(D) S + 2 (|s| + largest) + 4; the sum of weights by the mean of a under p, and r(keys);
+  so p by b = a + mean a + r(keys);
+- out by p (b + r(keys)) |v|; dp by r(Dv) |dout| |v|^T; delta by r(Dv) |dout| |out| and |dout| times
+  the error of out;
+- ds by p (b |dp - delta| + the errors of dp and delta + 2 (|dp| + |delta|)); with soft-cap times
+  its slope 1 - t^2, t = tanh(s / cap), which is off by 2 |t| r(D) S / cap + 8;
+- dq by the error of ds times |k| and r(keys) |ds| |k|; dk likewise, over all rows of all heads that
+  share the key; dv by p b |dout| and r(rows) p |dout|.
+
+So scores of size 4 and rows of many keys may be off by more, and nothing else may.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
 
 import numpy as np
 
 from maskc.core.dtypes import DType
 from maskc.verify.judge import Results, rounding
 
+_UNIT = 2.0**-24
+"""Of fp32: half the distance from 1 to the next number."""
+
 
 @dataclass(frozen=True, eq=False)
 class Steps(Results):
-    """Results with the size of what adds up to gradients: where a softmax is nearly one-hot these
-    terms cancel, and what is left is as exact as the terms are, not as itself."""
+    """Results with what their errors are measured by, of each row [B, H, rows] of a part."""
 
-    dq_terms: np.ndarray | None = None
-    """[B, Hq, rows]."""
-    dk_terms: np.ndarray | None = None
-    """[B, Hkv, Nkv]."""
+    terms: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The norm of the sums of absolute values that a row is a sum of: where a softmax is nearly
+    one-hot, the terms of a gradient cancel, and what is left is as exact as they are."""
+    single: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """How far off, in norm, a computation in fp32 may be; of fp64 results alone."""
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -53,14 +79,15 @@ def stepwise(
     distance = abs(np.arange(n_q)[:, None] + n_kv - n_q - np.arange(n_kv)).astype(real)
     out, lse = np.zeros((*q.shape[:3], v.shape[3]), real), np.zeros(q.shape[:3], real)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    dq_terms, dk_terms = np.zeros(q.shape[:3], real), np.zeros_like(k)
+    sums, errors = ({"out": out * 0, "dq": dq * 0, "dk": dk * 0, "dv": dv * 0} for _ in range(2))
     for b, h in np.ndindex(q.shape[:2]):
-        of_k, of_v = k[b, h // group], v[b, h // group]
-        s = store(store(q[b, h] @ of_k.T) * scale)
-        bend = real(1)
+        shared = h // group
+        of_q, of_k, of_v = q[b, h], k[b, shared], v[b, shared]
+        s = store(store(of_q @ of_k.T) * scale)
+        bent: np.ndarray | None = None
         if softcap is not None:
             bent = store(np.tanh(store(s / real(softcap))))
-            s, bend = store(bent * real(softcap)), 1 - bent**2
+            s = store(bent * real(softcap))
         if alibi_slopes is not None:
             s = store(s - store(real(alibi_slopes[h]) * distance))
         s = np.where(keep[b, h], s, real(-np.inf))
@@ -72,19 +99,61 @@ def stepwise(
         lse[b, h] = base[:, 0] + np.log(total)
         p = store(weights / np.where(total == 0, 1, total)[:, None])
         out[b, h] = store(p @ of_v)
-        if dout is not None:
-            of_out = dout[b, h].astype(real)
-            dp = store(of_out @ of_v.T)
-            delta = (of_out * out[b, h]).sum(1)[:, None]
-            sizes = p * (abs(dp) + abs(delta)) * bend * scale
-            dq_terms[b, h] = np.linalg.norm(sizes @ abs(of_k), axis=1)
-            dk_terms[b, h // group] += sizes.T @ abs(q[b, h])
-            ds = store(p * (dp - delta))
-            ds = store(store(ds * bend) * scale)
-            dq[b, h] = store(ds @ of_k)
-            dk[b, h // group] += ds.T @ q[b, h]
-            dv[b, h // group] += p.T @ of_out
+        sums["out"][b, h] = p @ abs(of_v)
+        off = None
+        if dtype is None:
+            spread = abs(scale) * (abs(of_q) @ abs(of_k).T)
+            off = _Off(p, s, spread, base[:, 0], sqrt(of_q.shape[1]))
+            errors["out"][b, h] = (p * (off.weight + off.keys)) @ abs(of_v)
+        if dout is None:
+            continue
+        of_out = dout[b, h].astype(real)
+        dp = store(of_out @ of_v.T)
+        delta = (of_out * out[b, h]).sum(1)[:, None]
+        bend = real(1) if bent is None else 1 - bent**2
+        ds = store(store(store(p * (dp - delta)) * bend) * scale)
+        dq[b, h] = store(ds @ of_k)
+        dk[b, shared] += ds.T @ of_q
+        dv[b, shared] += p.T @ of_out
+        sizes = p * (abs(dp) + abs(delta)) * bend * abs(scale)
+        sums["dq"][b, h] = sizes @ abs(of_k)
+        sums["dk"][b, shared] += sizes.T @ abs(of_q)
+        sums["dv"][b, shared] += p.T @ abs(of_out)
+        if off is None:
+            continue
+        of_delta = (abs(of_out) * (sqrt(v.shape[3]) * abs(out[b, h]) + errors["out"][b, h])).sum(1)
+        apart = off.weight * abs(dp - delta) + sqrt(v.shape[3]) * (abs(of_out) @ abs(of_v).T)
+        of_ds = p * (apart + of_delta[:, None] + 2 * (abs(dp) + abs(delta))) * bend
+        if bent is not None and softcap is not None:
+            slope = 2 * abs(bent) * sqrt(of_q.shape[1]) * off.spread / softcap + 8
+            of_ds = of_ds + p * abs(dp - delta) * slope
+        of_ds, rows = of_ds * abs(scale), sqrt(n_q * group)
+        errors["dq"][b, h] = (of_ds + off.keys * abs(ds)) @ abs(of_k)
+        errors["dk"][b, shared] += (of_ds + rows * abs(ds)).T @ abs(of_q)
+        errors["dv"][b, shared] += (p * (off.weight + rows)).T @ abs(of_out)
+    terms = {part: np.linalg.norm(x, axis=-1) for part, x in sums.items()}
+    single = {part: _UNIT * np.linalg.norm(x, axis=-1) for part, x in errors.items()}
     if dout is None:
-        return Steps(out, lse)
-    sums = {"dq_terms": dq_terms, "dk_terms": np.linalg.norm(dk_terms, axis=-1)}
-    return Steps(out, lse, dq, store(dk), store(dv), **sums)
+        return Steps(out, lse, terms=terms, single=single)
+    return Steps(out, lse, dq, store(dk), store(dv), terms=terms, single=single)
+
+
+class _Off:
+    """Relative errors of the weights of some rows, in units of `_UNIT`."""
+
+    def __init__(
+        self, p: np.ndarray, s: np.ndarray, spread: np.ndarray, base: np.ndarray, products: float
+    ) -> None:
+        """
+        Args:
+            p, s, spread: weights, scores and scale |q| |k|^T, [rows, keys].
+            base: the largest score of each row, [rows].
+            products: r(D).
+        """
+        seen = p > 0
+        self.spread = spread
+        self.keys = sqrt(max(p.shape[1], 1))
+        sizes = np.where(seen, abs(np.where(seen, s, 0)), 0)
+        largest = np.maximum(sizes.max(1, initial=0), abs(base))[:, None]
+        apart = products * spread + 2 * (sizes + largest) + 4
+        self.weight = apart + (p * apart).sum(1)[:, None] + self.keys

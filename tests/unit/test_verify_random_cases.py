@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ from maskc.runtime import CompiledMask
 from maskc.verify import random_cases as cases
 from maskc.verify import stepwise as S
 from maskc.verify import strides as L
+from maskc.verify.judge import Judge, rounding
 from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
 from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
@@ -167,6 +170,104 @@ def test_step_by_step_in_fp64_is_the_reference(options: Any):
     rounded = S.stepwise(q, k, v, keep, dout, DType.float16, **some)
     assert rounded.out.dtype == np.float32
     np.testing.assert_allclose(rounded.out, out, atol=2e-2)
+
+
+def problem(number: int) -> tuple[np.ndarray, ...]:
+    """Random q, k, v, keep, dout: every query sees two keys or more, scores are small to large."""
+    rng = np.random.default_rng(number)
+    n_q, n_kv, d = rng.integers(1, 40), rng.integers(4, 70), rng.choice([8, 16, 64])
+    shapes = (2, 4, n_q, d), (2, 2, n_kv, d), (2, 2, n_kv, d), (2, 4, n_q, d)
+    q, k, v, dout = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    keep = rng.random((2, 4, n_q, n_kv)) < rng.choice([0.1, 0.5, 1.0])
+    keep[..., :2] = True
+    return q * np.float32(rng.choice([0.3, 1.0, 3.0])), k, v, keep, dout
+
+
+def verdicts(given: tuple[np.ndarray, ...], found: S.Results, dtype: DType) -> dict[str, float]:
+    """What share of the allowed error each part has."""
+    expected = S.stepwise(*given, None)
+    near = None if dtype is DType.float32 else S.stepwise(*given, dtype)
+    allowed = Judge(expected, near).allowed
+    return {
+        part: cases.share_of_allowed(part, getattr(found, part), expected, allowed[part], dtype)
+        for part in ("out", "dq", "dk", "dv")
+        if getattr(found, part) is not None
+    }
+
+
+def in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, keep: np.ndarray, dout: np.ndarray):
+    """fp32 in another order of sums than the definition's: keys back to front."""
+    found = S.stepwise(q, k[:, :, ::-1], v[:, :, ::-1], keep[..., ::-1], dout, DType.float32)
+    return dataclasses.replace(found, dk=found.dk[:, :, ::-1], dv=found.dv[:, :, ::-1])
+
+
+@pytest.mark.parametrize("hundred", range(3))
+def test_fp32_in_any_order_passes(hundred: int):
+    for number in range(100 * hundred, 100 * hundred + 100):
+        given = problem(number)
+        found = verdicts(given, in_blocks(*given), DType.float32)
+        assert max(found.values()) <= 1, (number, found)
+
+
+def without_a_key(q, k, v, keep, dout):
+    """One query of a head misses the key that weighs most."""
+    scores = np.where(keep[1, 2, -1], k[1, 1] @ q[1, 2, -1], -np.inf)
+    keep = keep.copy()
+    keep[1, 2, -1, scores.argmax()] = False
+    return in_blocks(q, k, v, keep, dout)
+
+
+def with_a_wrong_row(q, k, v, keep, dout):
+    """One query of a head sees what it should not, and not what it should; or one key of all."""
+    keep = keep.copy()
+    keep[0, 1, 0] = np.eye(1, keep.shape[-1])[0] if keep[0, 1, 0].all() else ~keep[0, 1, 0]
+    return in_blocks(q, k, v, keep, dout)
+
+
+def with_another_scale(q, k, v, keep, dout):
+    """Scores are off by a thousandth."""
+    return in_blocks(q * np.float32(1.001), k, v, keep, dout)
+
+
+def with_rounded_weights(q, k, v, keep, dout):
+    """Weights pass through bf16 on their way to the product."""
+    found, group = in_blocks(q, k, v, keep, dout), q.shape[1] // k.shape[1]
+    wide_k, wide_v = (np.repeat(x, group, 1) for x in (k, v))
+    s = np.where(keep, q @ wide_k.swapaxes(-1, -2) * np.float32(q.shape[-1] ** -0.5), -np.inf)
+    p = np.exp(s - found.lse[..., None]).astype(ml_dtypes.bfloat16).astype(np.float32)
+    return dataclasses.replace(found, out=p @ wide_v)
+
+
+@pytest.mark.parametrize("fault", [
+    without_a_key, with_a_wrong_row, with_another_scale, with_rounded_weights,
+])  # fmt: skip
+def test_faults_are_caught_in_fp32(fault: Any):
+    for number in range(100):
+        given = problem(number)
+        found = verdicts(given, fault(*given), DType.float32)
+        assert max(found.values()) > 1, (number, found)
+
+
+@pytest.mark.parametrize("fault", [without_a_key, with_a_wrong_row])
+@pytest.mark.parametrize("dtype", [DType.bfloat16, DType.float16])
+def test_faults_are_caught_in_half_precision(dtype: DType, fault: Any):
+    for number in range(40):
+        given = problem(number)
+        given = tuple(x if x.dtype == bool else rounding(dtype)(x) for x in given)
+        right = S.stepwise(*given, dtype)
+        assert max(verdicts(given, right, dtype).values()) <= 1
+        wrong = verdicts(given, fault(*given), dtype)
+        assert max(wrong.values()) > 1, (number, wrong)
+
+
+def test_values_below_the_smallest_of_fp16_are_rounded_too():
+    """A query whose sink weighs nearly all: out is below 2^-24, and 0 is as near as fp16 comes."""
+    q, k, v, keep, _ = problem(5)
+    expected = S.stepwise(q, k, v, keep, None, None, sink_logits=np.full(4, 40.0))
+    assert 0 < abs(expected.out).max() < 2**-24
+    share = cases.share_of_allowed("out", expected.out * 0, expected, 1e-5, DType.float16)
+    assert share < 1
+    assert cases.share_of_allowed("out", expected.out * 0 + 1e-6, expected, 1e-5, DType.float16) > 1
 
 
 # ------------------------------------------------------------------ drawn cases
