@@ -15,7 +15,7 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction
 from maskc.verify.case import Case
-from maskc.verify.judge import Judge, Verdict, attend
+from maskc.verify.full_judge import FullJudge
 from maskc.verify.tensors import Tensors, host, make_tensors
 
 if TYPE_CHECKING:
@@ -84,27 +84,21 @@ class Probe:
     # -------------------------------------------------------------- random inputs
 
     def _random(self, tensors: Tensors) -> Iterator[Check]:
-        judge = self._judge(tensors)
         out, lse = self._call(tensors, return_lse=True)
-        yield self._judged("forward", judge, out=host(out), lse=host(lse))
+        found = {"forward": {"out": host(out), "lse": host(lse)}}
         if self.backward:
-            found = self.attn.backward(*tensors.qkv, out, lse, tensors.dout, **self.case.data)
-            dq, dk, dv = map(host, found)
-            yield self._judged("backward", judge, dq=dq, dk=dk, dv=dv)
-
-    def _judged(self, what: str, judge: Judge, **parts: np.ndarray) -> Check:
-        verdict: Verdict = judge.verdict(**parts)
-        allowed = max(judge.allowed[part] for part in parts)
-        return Check(self.label, what, verdict.error, allowed, verdict.ok)
-
-    def _judge(self, tensors: Tensors) -> Judge:
-        """The right answers, by the fp64 oracle, and what rounding may do to them."""
-        rows = np.arange(self.case.n_q)
-        expected, *stepwise = (
-            attend(self.case, tensors, rows, lambda _, h: self.keep[h], self.backward, dtype)
-            for dtype in (None, *([] if self.case.dtype is DType.float32 else [self.case.dtype]))
-        )
-        return Judge(expected, *(stepwise or [None]))
+            parts = self.attn.backward(*tensors.qkv, out, lse, tensors.dout, **self.case.data)
+            found["backward"] = {
+                name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)
+            }
+        judge = FullJudge(
+            *map(host, tensors.qkv), self.keep[None], host(tensors.dout) if self.backward else None,
+            self.case.dtype,
+        )  # fmt: skip
+        for what, parts in found.items():
+            judged = [judge.error(part, values) for part, values in parts.items()]
+            error, allowed = max(judged, key=lambda each: _share(*each))
+            yield Check(self.label, what, error, allowed, error <= allowed)
 
     # -------------------------------------------------------------- exact probes
 
@@ -141,6 +135,11 @@ class Probe:
         unchanged = (found == clean).all(axis=2) | reached
         wrong = int(np.count_nonzero(~(as_seen & unchanged)))
         return Check(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
+
+
+def _share(error: float, allowed: float) -> float:
+    """Of what is allowed; NaN is more than all of it."""
+    return error / allowed if np.isfinite(error) else np.inf
 
 
 def _groups(n_kv: int, width: int) -> list[int]:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from maskc.core.data import CuSeqlens, DataKind, Parents
-from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.verify.case import Case
-from maskc.verify.judge import Judge
+from maskc.verify.full_judge import FullJudge
 from maskc.verify.lengths import MARGIN, Lengths, fixed_lengths
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.stepwise import Steps, stepwise
 from maskc.verify.strides import STRIDES, laid, moved
 from maskc.verify.tensors import Tensors, host, numpy_dtype
 
@@ -36,11 +34,6 @@ OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
-_SUMS = 2e-6
-"""Of its terms, what sums in fp32 may be off in half precision."""
-_EPSILON = {DType.float16: 2**-11, DType.bfloat16: 2**-8}
-_SMALLEST = {DType.float16: 2**-24, DType.bfloat16: 2**-133}
-"""The least value above 0; what is nearer to 0 is rounded to a multiple of it."""
 _SECONDS = 20.0
 """That drawing may take, and that shrinking may take."""
 
@@ -260,50 +253,12 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
         found |= {name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)}
     keep = _truth(case, subject, data, q, k)
     sent_back = dout if backward else None
-    expected = stepwise(q, k, v, keep, sent_back, None, **options)
-    near = None
-    if problem.dtype is not DType.float32:
-        near = stepwise(q, k, v, keep, sent_back, problem.dtype, **options)
-    judge = Judge(expected, near)
+    judge = FullJudge(q, k, v, keep, sent_back, problem.dtype, **options)
     for part, values in found.items():
-        error = judge.verdict(**{part: values}).error
-        ratio = error / judge.allowed[part]
-        if part != "lse":
-            ratio = share_of_allowed(part, values, expected, judge.allowed[part], problem.dtype)
-        if not ratio <= 1:
-            finite = np.isfinite(error) and np.isfinite(ratio)
-            allowed = error / ratio if finite else judge.allowed[part]
+        error, allowed = judge.error(part, values)
+        if not error <= allowed:
             return Mismatch(case, part, error, allowed)
     return None
-
-
-def share_of_allowed(
-    part: str, found: np.ndarray, expected: Steps, allowed: float, dtype: DType
-) -> float:
-    """The largest error of a row of a part, as a share of what is allowed; NaN where one is found.
-
-    fp32: `SINGLE` of the row, or what the first-order bound of `maskc.verify.stepwise` gives where
-    that is more. Half precision: twice what PyTorch's operators are off, one rounding of the row,
-    for cases so small that these are exact by chance, and 2e-6 of its terms.
-
-    Args:
-        part: `out`, `dq`, `dk` or `dv`.
-        found: [B, H, rows, D].
-        expected: in fp64.
-        allowed: of the judge: relative to a row, or to the root mean square of a head's rows.
-    """
-    right = getattr(expected, part)
-    size = np.linalg.norm(right, axis=-1)
-    usual = np.maximum(size, np.sqrt((size**2).mean(-1))[..., None])
-    if dtype is DType.float32:
-        most = np.maximum(allowed * usual, expected.single[part])
-    else:
-        near_0 = _SMALLEST[dtype] / 2 * right.shape[-1] ** 0.5  # there rounding is not relative
-        rounded = np.maximum(_EPSILON[dtype] * size, near_0)
-        most = allowed * usual + rounded + _SUMS * expected.terms[part]
-    off = np.linalg.norm(found - right, axis=-1)
-    shares = np.where(off == 0, 0, off / np.maximum(most, np.finfo(float).tiny))
-    return float(shares.max(initial=0))
 
 
 # ------------------------------------------------------------------ many cases

@@ -73,69 +73,84 @@ def stepwise(
     """
     store, group = rounding(dtype), q.shape[1] // k.shape[1]
     real = np.dtype(np.float64 if dtype is None else np.float32).type
-    q, k, v = (x.astype(real) for x in (q, k, v))
     n_q, n_kv = keep.shape[-2:]
     scale = real(q.shape[-1] ** -0.5)
-    distance = abs(np.arange(n_q)[:, None] + n_kv - n_q - np.arange(n_kv)).astype(real)
+    r_d, r_v, r_rows = sqrt(q.shape[-1]), sqrt(v.shape[-1]), sqrt(n_q * group)
     out, lse = np.zeros((*q.shape[:3], v.shape[3]), real), np.zeros(q.shape[:3], real)
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    sums, errors = ({"out": out * 0, "dq": dq * 0, "dk": dk * 0, "dv": dv * 0} for _ in range(2))
-    for b, h in np.ndindex(q.shape[:2]):
-        shared = h // group
-        of_q, of_k, of_v = q[b, h], k[b, shared], v[b, shared]
-        s = store(store(of_q @ of_k.T) * scale)
-        bent: np.ndarray | None = None
-        if softcap is not None:
-            bent = store(np.tanh(store(s / real(softcap))))
-            s = store(bent * real(softcap))
-        if alibi_slopes is not None:
-            s = store(s - store(real(alibi_slopes[h]) * distance))
-        s = np.where(keep[b, h], s, real(-np.inf))
-        sink = real(-np.inf if sink_logits is None else sink_logits[h])
-        top = np.maximum(s.max(1, initial=-np.inf), sink)
-        base = np.where(np.isneginf(top), 0, top)[:, None]
-        weights = np.exp(s - base)
-        total = weights.sum(1) + np.exp(sink - base[:, 0])
-        lse[b, h] = base[:, 0] + np.log(total)
-        p = store(weights / np.where(total == 0, 1, total)[:, None])
-        out[b, h] = store(p @ of_v)
-        sums["out"][b, h] = p @ abs(of_v)
-        off = None
-        if dtype is None:
-            spread = abs(scale) * (abs(of_q) @ abs(of_k).T)
-            off = _Off(p, s, spread, base[:, 0], sqrt(of_q.shape[1]))
-            errors["out"][b, h] = (p * (off.weight + off.keys)) @ abs(of_v)
-        if dout is None:
-            continue
-        of_out = dout[b, h].astype(real)
-        dp = store(of_out @ of_v.T)
-        delta = (of_out * out[b, h]).sum(1)[:, None]
-        bend = real(1) if bent is None else 1 - bent**2
-        ds = store(store(store(p * (dp - delta)) * bend) * scale)
-        dq[b, h] = store(ds @ of_k)
-        dk[b, shared] += ds.T @ of_q
-        dv[b, shared] += p.T @ of_out
-        sizes = p * (abs(dp) + abs(delta)) * bend * abs(scale)
-        sums["dq"][b, h] = sizes @ abs(of_k)
-        sums["dk"][b, shared] += sizes.T @ abs(of_q)
-        sums["dv"][b, shared] += p.T @ abs(of_out)
-        if off is None:
-            continue
-        of_delta = (abs(of_out) * (sqrt(v.shape[3]) * abs(out[b, h]) + errors["out"][b, h])).sum(1)
-        apart = off.weight * abs(dp - delta) + sqrt(v.shape[3]) * (abs(of_out) @ abs(of_v).T)
-        of_ds = p * (apart + of_delta[:, None] + 2 * (abs(dp) + abs(delta))) * bend
-        if bent is not None and softcap is not None:
-            slope = 2 * abs(bent) * sqrt(of_q.shape[1]) * off.spread / softcap + 8
-            of_ds = of_ds + p * abs(dp - delta) * slope
-        of_ds, rows = of_ds * abs(scale), sqrt(n_q * group)
-        errors["dq"][b, h] = (of_ds + off.keys * abs(ds)) @ abs(of_k)
-        errors["dk"][b, shared] += (of_ds + rows * abs(ds)).T @ abs(of_q)
-        errors["dv"][b, shared] += (p * (off.weight + rows)).T @ abs(of_out)
-    terms = {part: np.linalg.norm(x, axis=-1) for part, x in sums.items()}
-    single = {part: _UNIT * np.linalg.norm(x, axis=-1) for part, x in errors.items()}
+    dq, dk, dv = (np.zeros(x.shape, real) for x in (q, k, v))
+    sizes = {"out": lse.shape, "dq": lse.shape, "dk": k.shape[:3], "dv": k.shape[:3]}
+    terms, single = ({part: np.zeros(each) for part, each in sizes.items()} for _ in range(2))
+    for b, shared in np.ndindex(k.shape[:2]):
+        sums = {part: np.zeros((n_kv, x.shape[3])) for part, x in (("dk", k), ("dv", v))}
+        errors = {part: np.zeros_like(x) for part, x in sums.items()}
+        for h in range(shared * group, (shared + 1) * group):
+            # What nobody sees, and who sees nothing, costs nothing: a long call has much of both.
+            rows, keys = np.flatnonzero(keep[b, h].any(1)), np.flatnonzero(keep[b, h].any(0))
+            sink = real(-np.inf if sink_logits is None else sink_logits[h])
+            lse[b, h] = sink
+            of_q = q[b, h, rows].astype(real)
+            of_k, of_v = (x[b, shared, keys].astype(real) for x in (k, v))
+            s = store(store(of_q @ of_k.T) * scale)
+            bent: np.ndarray | None = None
+            if softcap is not None:
+                bent = store(np.tanh(store(s / real(softcap))))
+                s = store(bent * real(softcap))
+            if alibi_slopes is not None:
+                distance = abs(rows[:, None] + n_kv - n_q - keys).astype(real)
+                s = store(s - store(real(alibi_slopes[h]) * distance))
+            s = np.where(keep[b, h][np.ix_(rows, keys)], s, real(-np.inf))
+            base = np.maximum(s.max(1, initial=-np.inf), sink)[:, None]
+            weights = np.exp(s - base)
+            total = weights.sum(1) + np.exp(sink - base[:, 0])
+            lse[b, h, rows] = base[:, 0] + np.log(total)
+            p = store(weights / total[:, None])
+            found = store(p @ of_v)
+            out[b, h, rows] = found
+            terms["out"][b, h, rows] = norms(p @ abs(of_v))
+            off = None
+            if dtype is None:
+                spread = abs(scale) * (abs(of_q) @ abs(of_k).T)
+                off = _Off(p, s, spread, base[:, 0], r_d)
+                of_out = (p * (off.weight + off.keys)) @ abs(of_v)
+                single["out"][b, h, rows] = _UNIT * norms(of_out)
+            if dout is None:
+                continue
+            given = dout[b, h, rows].astype(real)
+            dp = store(given @ of_v.T)
+            delta = (given * found).sum(1)[:, None]
+            bend = real(1) if bent is None else 1 - bent**2
+            ds = store(store(store(p * (dp - delta)) * bend) * scale)
+            dq[b, h, rows] = store(ds @ of_k)
+            dk[b, shared, keys] += ds.T @ of_q
+            dv[b, shared, keys] += p.T @ given
+            each = p * (abs(dp) + abs(delta)) * bend * abs(scale)
+            terms["dq"][b, h, rows] = norms(each @ abs(of_k))
+            sums["dk"][keys] += each.T @ abs(of_q)
+            sums["dv"][keys] += p.T @ abs(given)
+            if off is None:
+                continue
+            of_delta = (abs(given) * (r_v * abs(found) + of_out)).sum(1)[:, None]
+            apart = off.weight * abs(dp - delta) + r_v * (abs(given) @ abs(of_v).T)
+            of_ds = p * (apart + of_delta + 2 * (abs(dp) + abs(delta))) * bend
+            if bent is not None and softcap is not None:
+                slope = 2 * abs(bent) * r_d * off.spread / softcap + 8
+                of_ds = of_ds + p * abs(dp - delta) * slope
+            of_ds = of_ds * abs(scale)
+            single["dq"][b, h, rows] = _UNIT * norms((of_ds + off.keys * abs(ds)) @ abs(of_k))
+            errors["dk"][keys] += (of_ds + r_rows * abs(ds)).T @ abs(of_q)
+            errors["dv"][keys] += (p * (off.weight + r_rows)).T @ abs(given)
+        for part in ("dk", "dv"):
+            terms[part][b, shared] = norms(sums[part])
+            single[part][b, shared] = _UNIT * norms(errors[part])
     if dout is None:
         return Steps(out, lse, terms=terms, single=single)
     return Steps(out, lse, dq, store(dk), store(dv), terms=terms, single=single)
+
+
+def norms(x: np.ndarray) -> np.ndarray:
+    """Of rows [..., D], in fp64."""
+    found: np.ndarray = np.sqrt(np.einsum("...d,...d->...", x, x, dtype=np.float64))
+    return found
 
 
 class _Off:

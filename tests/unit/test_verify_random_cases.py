@@ -27,7 +27,8 @@ from maskc.runtime import CompiledMask
 from maskc.verify import random_cases as cases
 from maskc.verify import stepwise as S
 from maskc.verify import strides as L
-from maskc.verify.judge import Judge, rounding
+from maskc.verify.full_judge import FullJudge
+from maskc.verify.judge import rounding
 from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
 from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
@@ -184,15 +185,12 @@ def problem(number: int) -> tuple[np.ndarray, ...]:
 
 
 def verdicts(given: tuple[np.ndarray, ...], found: S.Results, dtype: DType) -> dict[str, float]:
-    """What share of the allowed error each part has."""
-    expected = S.stepwise(*given, None)
-    near = None if dtype is DType.float32 else S.stepwise(*given, dtype)
-    allowed = Judge(expected, near).allowed
-    return {
-        part: cases.share_of_allowed(part, getattr(found, part), expected, allowed[part], dtype)
-        for part in ("out", "dq", "dk", "dv")
-        if getattr(found, part) is not None
-    }
+    """What share of the allowed error each part has; lse is fp32 in kernels of every dtype."""
+    judge, shares = FullJudge(*given, dtype), {}
+    for part in ("out", "dq", "dk", "dv", *(["lse"] if dtype is DType.float32 else [])):
+        error, allowed = judge.error(part, getattr(found, part))
+        shares[part] = error / allowed
+    return shares
 
 
 def in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, keep: np.ndarray, dout: np.ndarray):
@@ -263,11 +261,28 @@ def test_faults_are_caught_in_half_precision(dtype: DType, fault: Any):
 def test_values_below_the_smallest_of_fp16_are_rounded_too():
     """A query whose sink weighs nearly all: out is below 2^-24, and 0 is as near as fp16 comes."""
     q, k, v, keep, _ = problem(5)
-    expected = S.stepwise(q, k, v, keep, None, None, sink_logits=np.full(4, 40.0))
-    assert 0 < abs(expected.out).max() < 2**-24
-    share = cases.share_of_allowed("out", expected.out * 0, expected, 1e-5, DType.float16)
-    assert share < 1
-    assert cases.share_of_allowed("out", expected.out * 0 + 1e-6, expected, 1e-5, DType.float16) > 1
+    sinks = np.full(4, 40.0, np.float32)
+    judge = FullJudge(q, k, v, keep, None, DType.float16, sink_logits=sinks)
+    assert 0 < abs(judge.expected.out).max() < 2**-24
+    error, allowed = judge.error("out", np.zeros_like(q))
+    assert error <= allowed
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+def test_rows_that_see_nothing_are_exact_and_nan_is_wrong(dtype: DType):
+    q, k, v, keep, dout = problem(6)
+    keep[:, :, 0], keep[..., 1] = False, False
+    judge, right = FullJudge(q, k, v, keep, dout, dtype), S.stepwise(q, k, v, keep, dout, dtype)
+    assert np.all(right.out[:, :, 0] == 0)
+    assert np.all(np.isneginf(right.lse[:, :, 0]))
+    assert np.all(right.dk[:, :, 1] == 0)
+    for part in ("out", "dq", "dk", "dv"):
+        error, allowed = judge.error(part, getattr(right, part))
+        assert error <= allowed
+        spoilt = getattr(right, part).copy()
+        spoilt[0, 0, 0] = np.nan
+        error, allowed = judge.error(part, spoilt)
+        assert not error <= allowed
 
 
 # ------------------------------------------------------------------ drawn cases
