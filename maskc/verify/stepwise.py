@@ -12,6 +12,7 @@ delta = dout . out, ds = p (dp - delta), dq = ds k, dk = ds^T q and dv = p^T dou
 - a weight is off by that times itself, and by a few roundings: **a** u in relative terms, where
   a = r(D) S + 2 (|s| + largest) + 4; the sum of weights by the mean of a under p, and r(keys);
   so p by b = a + mean a + r(keys);
+- a weight or an entry of ds below 2^-126 may be 0;
 - out by p (b + r(keys)) |v|; dp by r(Dv) |dout| |v|^T; delta by r(Dv) |dout| |out| and |dout| times
   the error of out;
 - ds by p (b |dp - delta| + the errors of dp and delta + 2 (|dp| + |delta|)); with soft-cap times
@@ -35,6 +36,8 @@ from maskc.verify.judge import Results, rounding
 
 _UNIT = 2.0**-24
 """Of fp32: half the distance from 1 to the next number."""
+_FLUSHED = 2.0**-126 / _UNIT
+"""What is smaller than the least normal number may become 0, in units of `_UNIT`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +114,7 @@ def stepwise(
             if dtype is None:
                 spread = abs(scale) * (abs(of_q) @ abs(of_k).T)
                 off = _Off(p, s, spread, base[:, 0], r_d)
-                of_out = (p * (off.weight + off.keys)) @ abs(of_v)
+                of_out = (off.weight + off.keys * p) @ abs(of_v)
                 single["out"][b, h, rows] = _UNIT * norms(of_out)
             if dout is None:
                 continue
@@ -130,15 +133,16 @@ def stepwise(
             if off is None:
                 continue
             of_delta = (abs(given) * (r_v * abs(found) + of_out)).sum(1)[:, None]
-            apart = off.weight * abs(dp - delta) + r_v * (abs(given) @ abs(of_v).T)
-            of_ds = p * (apart + of_delta + 2 * (abs(dp) + abs(delta))) * bend
+            of_dp = r_v * (abs(given) @ abs(of_v).T)
+            of_ds = p * (of_dp + of_delta + 2 * (abs(dp) + abs(delta)))
+            of_ds = (of_ds + off.weight * abs(dp - delta)) * bend + _FLUSHED
             if bent is not None and softcap is not None:
                 slope = 2 * abs(bent) * r_d * off.spread / softcap + 8
                 of_ds = of_ds + p * abs(dp - delta) * slope
             of_ds = of_ds * abs(scale)
             single["dq"][b, h, rows] = _UNIT * norms((of_ds + off.keys * abs(ds)) @ abs(of_k))
             errors["dk"][keys] += (of_ds + r_rows * abs(ds)).T @ abs(of_q)
-            errors["dv"][keys] += (p * (off.weight + r_rows)).T @ abs(given)
+            errors["dv"][keys] += (off.weight + r_rows * p).T @ abs(given)
         for part in ("dk", "dv"):
             terms[part][b, shared] = norms(sums[part])
             single[part][b, shared] = _UNIT * norms(errors[part])
@@ -154,7 +158,7 @@ def norms(x: np.ndarray) -> np.ndarray:
 
 
 class _Off:
-    """Relative errors of the weights of some rows, in units of `_UNIT`."""
+    """Errors of the weights of some rows, [rows, keys], in units of `_UNIT`."""
 
     def __init__(
         self, p: np.ndarray, s: np.ndarray, spread: np.ndarray, base: np.ndarray, products: float
@@ -171,4 +175,4 @@ class _Off:
         sizes = np.where(seen, abs(np.where(seen, s, 0)), 0)
         largest = np.maximum(sizes.max(1, initial=0), abs(base))[:, None]
         apart = products * spread + 2 * (sizes + largest) + 4
-        self.weight = apart + (p * apart).sum(1)[:, None] + self.keys
+        self.weight = p * (apart + (p * apart).sum(1)[:, None] + self.keys) + _FLUSHED
