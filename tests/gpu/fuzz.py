@@ -541,7 +541,8 @@ class Fuzz:
         keep = keep.reshape(batch, heads, n_q, n_kv)
         options = self.options(rng, heads, dim)
         used_options = sorted(name for name, value in options.items() if value is not None)
-        title = f"{n_q}x{n_kv} B{batch} H{heads}/{heads_kv} D{dims} {dtype} {used_options} of {term.text}"
+        title = f"{n_q}x{n_kv} B{batch} H{heads}/{heads_kv} D{dims} {dtype} "
+        title += f"{used_options} of {term.text}"
         self.counts["calls"] += 1
         for name in ("softcap", "alibi_slopes", "sink_logits"):
             self.counts[name] += options.get(name) is not None
@@ -616,7 +617,8 @@ class Fuzz:
         if ranked and batch > 1:
             return  # these questions are asked of one sequence
         dense = term.mask.dense(n_q, n_kv, n_heads=heads, **given, **ranked)
-        forms = [dense[:, None], dense[None]] if dense.ndim == 3 else [dense]  # sequences or heads
+        forms = [dense.reshape(-1, 1, n_q, n_kv)]  # 3 dimensions: sequences or heads
+        forms = [dense] if dense.ndim == 4 else [*forms, forms[0].transpose(1, 0, 2, 3)]
         self.counts["dense"] += 1
         fitting = [
             x
