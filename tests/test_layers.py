@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",
     },
-    "testing": {"dsl", "driver", "verify"},
+    "testing": {"dsl", "reference", "ir", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
