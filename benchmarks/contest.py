@@ -26,7 +26,7 @@ from maskc.verify.timing import SECONDS, Timed, take_turns
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
 
-Progress = Callable[[str], None]
+Progress = Callable[[str], object]
 MATMUL: Key = ("matmul", "")
 """A bf16 product that takes its turns too: what the card gives in the same rounds."""
 _MATMUL_SIZE = 8192

@@ -182,12 +182,13 @@ def _timed(runner: Runner, direction: str, tensors: Tensors) -> Timed:
 
 
 def _maskc(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> Runner:
-    call = partial(attn, *tensors.qkv, return_lse=True, **case.data)
+    data: dict[str, Any] = dict(case.data)
+    call = partial(attn, *tensors.qkv, return_lse=True, **data)
     kept = cache(call)
 
     def gradient(dout: Any) -> tuple[Any, ...]:
         out, lse = kept()
-        found: tuple[Any, ...] = attn.backward(*tensors.qkv, out, lse, dout, **case.data)
+        found: tuple[Any, ...] = attn.backward(*tensors.qkv, out, lse, dout, **data)
         return found
 
     return Runner("maskc", call, gradient if backward else None)
