@@ -35,13 +35,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "api": {"dsl", "ir", "questions", "runtime", "integrations", "driver"},
     "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
-    "bench": {
-        "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "emit", "build",
-        "runtime", "integrations", "driver", "viz",
+    "verify": {
+        "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
+        "integrations", "driver",
     },
+    "testing": {"dsl", "reference", "ir", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
-ALLOWED["cli"] = set(ALLOWED) | {"bench"}
+ALLOWED["cli"] = set(ALLOWED)
 
 # library -> (rooms that may import it, whether at module level)
 HEAVY: dict[str, tuple[set[str], bool]] = {
@@ -50,7 +51,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "bench"}, False),
+    "torch": ({"integrations", "verify"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),

@@ -182,7 +182,7 @@ def seed_option(command: Command) -> Command:
 
 def data_of(entry: Entry, n_q: int, n_kv: int, seed: int, quiet: bool = False) -> dict[str, object]:
     """Made-up arrays for the data a mask reads, and the parameters that were set."""
-    from maskc.bench.sample import sample_data
+    from maskc.verify.samples import sample_data
 
     data = sample_data(entry.mask, n_q, n_kv, seed)
     if data and not quiet:

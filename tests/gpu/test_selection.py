@@ -10,7 +10,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.bench.sample import sample_data
+from maskc.verify.samples import sample_data
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
