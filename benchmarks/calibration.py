@@ -1,5 +1,5 @@
 """The `calibration` suite: each source of a target in each of its modes, on masks whose tiles tell
-its coefficients apart; see maskc/bench/fitting.py for what is made of the times.
+its coefficients apart; see benchmarks/fitting.py for what is made of the times.
 """
 
 from __future__ import annotations

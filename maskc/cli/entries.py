@@ -12,13 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maskc.core.errors import (
-    MaskcError,
-    NoPattern,
-    NotAnInteger,
-    SeveralErrors,
-    UsageMistake,
-)
+from maskc.core.errors import MaskcError, NoPattern, NotAnInteger, SeveralErrors, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask

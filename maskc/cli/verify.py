@@ -103,7 +103,7 @@ def _checked(
     seed: int,
 ) -> Report:  # fmt: skip
     """All checks at these lengths, and what the mask is there."""
-    from maskc.runtime.parts import hold
+    from maskc.dispatch.residue_split import hold
     from maskc.verify.lengths import seen
 
     rows: list[Check] = []

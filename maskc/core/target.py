@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.core.dtypes import DType
-from maskc.core.errors import (
-    DTypeUnsupported,
-    HeadDimUnsupported,
-    TargetNotBuilt,
-    UnknownTarget,
-)
+from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
 from maskc.core.problem import Direction, Problem
 
 _HALF = (DType.bfloat16, DType.float16)

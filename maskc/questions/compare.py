@@ -16,13 +16,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
 from maskc.core.data import DataDecl, unknown_keyword
 from maskc.core.difference import Difference
-from maskc.core.errors import (
-    BadLength,
-    CheckFailed,
-    MaskcError,
-    Undecided,
-    WrongHeads,
-)
+from maskc.core.errors import BadLength, CheckFailed, MaskcError, Undecided, WrongHeads
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH

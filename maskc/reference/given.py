@@ -8,13 +8,7 @@ from functools import partial
 import numpy as np
 
 from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
-from maskc.core.errors import (
-    DataMissing,
-    DataRange,
-    DataShape,
-    DataType,
-    NotAnArray,
-)
+from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAnArray
 
 Given = dict[str, object]
 """By declaration name: what the caller passed, or what `read` made of it."""

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.dtypes import DType
+from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import ExtraMissing
-from maskc.core.gather import E4M3
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.verify.case import Case

@@ -5,14 +5,7 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 
-from maskc.core.bundle import (
-    Grid,
-    Launch,
-    Mode,
-    SourceUnit,
-    TensorMap,
-    WorkList,
-)
+from maskc.core.bundle import Grid, Launch, Mode, SourceUnit, TensorMap, WorkList
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.runtime import CompiledMask
 from maskc.runtime.arrays.known import LIBRARIES

@@ -8,13 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from maskc.core.bundle import (
-    Grid,
-    Launch,
-    LayoutRecipe,
-    Variant,
-    WorkList,
-)
+from maskc.core.bundle import Grid, Launch, LayoutRecipe, Variant, WorkList
 from maskc.core.errors import CheckFailed, TargetNotBuilt
 from maskc.core.expr_text import parse_expr
 from maskc.dispatch.tables import check_spans

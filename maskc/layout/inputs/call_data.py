@@ -13,13 +13,7 @@ import numpy as np
 
 from maskc.core.captured import HELD
 from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
-from maskc.core.errors import (
-    BadLength,
-    DataMissing,
-    DataRange,
-    DataShape,
-    DataType,
-)
+from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SHAPES
 from maskc.layout.inputs import random_draw as random
