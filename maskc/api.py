@@ -24,26 +24,29 @@ def attention(
 ) -> Any:
     """Attention restricted to a mask, compiled on first use and remembered.
 
-    On torch tensors it is differentiable in q, k, v, alibi_slopes and sink_logits, through out
-    and through lse, once; it works inside torch.compile(fullgraph=True) with a mask made outside,
+    On torch tensors it is differentiable once in q, k, v, alibi_slopes and sink_logits, through
+    out and through lse. It works inside torch.compile(fullgraph=True) with a mask made outside,
     and under autocast, which casts q, k and v as it does for scaled_dot_product_attention.
 
     Args:
-        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]. Where they live decides the
-            target.
+        q: queries [B, Hq, Nq, D] in bf16, fp16 or fp32; where they live decides the target.
+        k: keys [B, Hkv, Nkv, D] in q's dtype; Hq is a multiple of Hkv.
+        v: values [B, Hkv, Nkv, Dv] in q's dtype.
         mask: which query sees which key.
         deterministic: torch gradients have the same bits on every run; also whenever
             torch.use_deterministic_algorithms(True) is in force.
-        options: as of CompiledMask: scale, return_lse, softcap, alibi_slopes, sink_logits,
-            nan_safe, and the mask's data and parameters by name.
+        options: as of a CompiledMask: scale, return_lse, softcap, alibi_slopes, sink_logits,
+            normalizer, alpha, nan_safe, and the mask's data and parameters by name.
 
     Returns:
-        out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
+        out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with return_lse=True, where lse is the
+        natural log-sum-exp of every row, fp32 [B, Hq, Nq].
 
     Raises:
-        NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
-        TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
-        MaskcError: see CompiledMask.
+        NotAMask: `mask` is something else, such as a matrix or a function; the hint says what to
+            write (MC106).
+        TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
+        MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
     """
     if not isinstance(mask, Mask):
         raise not_a_mask("mc.attention", mask, caller() or "mask")
@@ -58,7 +61,7 @@ def attention(
 
 
 def _tensor(x: Any, name: str) -> Array:
-    """Shape, dtype and device of a tensor with four dimensions."""
+    """Shape, dtype and device of a tensor, which must have four dimensions."""
     from maskc.runtime.arrays import LIBRARIES, library
 
     known = library(x, name)
@@ -69,9 +72,9 @@ def _tensor(x: Any, name: str) -> Array:
 
 
 def _compiled(mask: Mask, *kernel: Any) -> CompiledMask:
-    """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.
+    """The compiled mask for head_dim, head_dim_v, heads, dtype and device, made once.
 
-    A function of its own, as torch.compile takes no cached one for an argument.
+    It is a function of its own because torch.compile accepts no cached function as an argument.
     """
     *sizes, (place, _) = kernel
     inner, held = emptied(mask)
@@ -95,28 +98,33 @@ def diff(
     a: Mask, b: Mask, /, *, n: int | None = None, n_q: int | None = None,
     n_kv: int | None = None, n_heads: int | None = None, **data: Any,
 ) -> Difference | None:  # fmt: skip
-    """A pair that tells two masks apart, and the data that make it differ; None where none does.
+    """Find a pair that tells two masks apart, and the data that make it differ.
 
     With `n` and all data that the masks name, the answer is exact for these, and the pair is the
     first one. Without data, arrays are found as well: all but a few elements are 0. Without `n`,
-    lengths are found, the least that isl knows. What is returned was checked by the masks' dense
-    definition.
+    lengths are found, the smallest that isl finds. The result is checked by the masks' dense
+    definition before it is returned.
 
     Args:
-        a, b: the masks; they may name the same data.
-        n: queries; n_kv: keys, n when None. Without both the question is about all lengths.
-        n_q: the same as n, which beside it is a parameter of that name.
+        a: the first mask.
+        b: the second mask; it may name the same data as the first.
+        n: queries; without it the question is about all lengths.
+        n_q: the same as n; when both are given, n is a parameter of the masks.
+        n_kv: keys; n when None.
         n_heads: query heads, where heads differ and the masks do not say how many there are.
         data: arrays and parameters that the masks name. Parameters may come without arrays; of
-            arrays all or none.
+            arrays, give all or none.
 
     Returns:
-        Difference, which has q, k, head, batch, n_q, n_kv, kept_by ("a" or "b"), data and pairs
+        A Difference, which has q, k, head, batch, n_q, n_kv, kept_by ("a" or "b"), data and pairs
         (how many differ in all); or None, which is a proof that the masks are equal.
 
     Raises:
-        Undecided: no difference was found, and no proof that there is none.
-        NotAMask, WrongHeads, BadLength, and MC3xx for data.
+        Undecided: neither a difference nor a proof that there is none was found (MC126).
+        NotAMask: an argument is no mask (MC106).
+        WrongHeads: `n_heads` contradicts a mask (MC125).
+        BadLength: a length is no integer, or out of range (MC306).
+        MaskcError: a mistake in data (MC3xx).
     """
     from maskc.questions import diff as find
 
@@ -128,14 +136,19 @@ def diff(
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     """Attention over the union of disjoint pieces, from the pieces' results.
 
+    Each result is weighed by its share of the sum of exponentials, as in FlashDecoding. Torch
+    tensors keep their gradients.
+
     Args:
-        outs: each [B, H, N, Dv]; lses: each fp32 [B, H, N], natural log.
+        outs: the pieces' results, each [B, H, N, Dv].
+        lses: the pieces' log-sum-exp (natural log), each fp32 [B, H, N].
 
     Returns:
-        (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
+        (out, lse) of the union; a query that sees no key in any piece has out 0 and lse -inf.
 
     Raises:
-        BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
+        BadShape: there are no pieces, or their shapes differ (MC401).
+        MixedLibraries: the arrays come from several libraries (MC411).
     """
     from maskc.runtime.merge import merge as join
 
