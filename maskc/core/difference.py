@@ -18,10 +18,10 @@ _RUNS = 6
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Query `q` sees key `k` in one of two masks; what `mc.diff(a, b)` found.
+    """Query `q` sees key `k` in only one of two masks; `mc.diff(a, b)` found it.
 
-    `a.dense(d.n_q, d.n_kv, **d.data)` and the same of b differ at [d.q, d.k], after sequence and
-    head where there are such dimensions.
+    `a.dense(d.n_q, d.n_kv, **d.data)` and the same of b differ at [d.q, d.k], after the indices of
+    sequence and head where there are such dimensions.
     """
 
     q: int

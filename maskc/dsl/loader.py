@@ -36,11 +36,20 @@ def load(path: str | Path) -> dict[str, Pattern | Mask]:
     What it does to the working directory is undone. Patterns defined in it are called once with
     their defaults, so that all its mistakes are reported together.
 
+    Args:
+        path: the file.
+
+    Returns:
+        Patterns and masks by name.
+
     Raises:
-        FileMissing: no such file. FileUnreadable: it is a pipe, or reading is not allowed.
-        PatternFailed: the file itself raised. NoPattern: it has none. BadPatternName,
-        PatternTwice: the name of a mask or pattern is none, or is used again.
-        MaskcError: a mistake in the mask language, or SeveralErrors.
+        FileMissing: the file does not exist (MC207).
+        FileUnreadable: it is a pipe, or may not be read (MC208).
+        PatternFailed: the file itself raised (MC201).
+        NoPattern: it defines neither a pattern nor a mask (MC202).
+        BadPatternName: a name cannot name a module (MC203).
+        PatternTwice: a name is used again (MC209).
+        MaskcError: a mistake in the mask language (MC1xx), or several of them (MC001).
     """
     source, file = _read(path), Path(os.path.abspath(path))
     with undisturbed(), _running(file) as module, collecting():

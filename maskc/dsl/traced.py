@@ -388,9 +388,22 @@ n_kv = Traced(E.N_KV)
 
 
 def param(name: str, default: int) -> Traced:
-    """An integer named `name` that may be changed at every call without recompiling.
+    """A named integer that may be changed at every call without recompiling.
 
-    Use it where an integer is data: a window's width, a number of sinks, in `where`.
+    Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
+    `attn(q, k, v, name=value)` gives another value.
+
+    Args:
+        name: the keyword under which calls give the value.
+        default: the value where a call gives none.
+
+    Returns:
+        A formula with which masks and `where` may compute.
+
+    Raises:
+        NotAnInteger: the default is no integer (MC103).
+        IntegerTooWide: the default does not fit 64 bits (MC120).
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
     """
     at = caller()
     try:
