@@ -129,7 +129,7 @@ def _fit(
     least: int,
     period: int,
 ) -> ClosedForm | None:
-    """The polynomial through the counts, if one goes through all of them."""
+    """The polynomial through the counts; None where no polynomial goes through all of them."""
     import sympy
 
     table = sympy.Matrix([

@@ -55,7 +55,7 @@ def method(name: str) -> Function | None:
 
 
 def attribute(value: Traced, name: str) -> object:
-    """What a tensor without dimensions has for an attribute; None where it has none."""
+    """The attribute of a tensor without dimensions; None where it has none of this name."""
     if name == "shape":
         return ()
     if name == "ndim":

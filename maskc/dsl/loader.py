@@ -150,7 +150,7 @@ class _Neighbours:
                     del sys.modules[known]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Python asks this for every module that is not loaded yet."""
+        """The spec of a neighbour. Python calls this for every module that is not loaded yet."""
         if path is not None or name in _THEIRS:
             return None
         found = PathFinder.find_spec(name, [str(self._folder)])
@@ -187,7 +187,7 @@ def _try(pattern: Pattern, name: str) -> None:
 
 @contextmanager
 def _noting(name: str) -> Iterator[None]:
-    """Whatever a file raises is a mistake of it, except where the user interrupts."""
+    """Turn whatever a file raises into a mistake of the file, except the user's interruption."""
     try:
         yield
     except KeyboardInterrupt:
@@ -200,9 +200,10 @@ def _noting(name: str) -> Iterator[None]:
 
 
 def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -> MaskcError:
-    """What a pattern's own code raised, as a mistake with its place.
+    """The mistake, with its place, for an error that a pattern's own code raised.
 
     Args:
+        error: what was raised.
         file: as messages show it.
         at: the place where nothing better is known; the file when None.
     """

@@ -32,7 +32,7 @@ def emptied(mask: Mask) -> tuple[Mask, Held | None]:
 
 
 def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
-    """The same for several masks: equal arrays have one name in all of them."""
+    """Empty several masks at once; equal arrays have one name in all of them."""
     slots = _Slots(masks)
     inner = tuple(map(slots.mask, masks))
     held = Held(tuple(slots.tables), tuple(slots.readings)) if slots.tables else None

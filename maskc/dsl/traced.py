@@ -76,7 +76,7 @@ def lift(value: object) -> Expr:
 
 
 def lift_int(value: object, context: str) -> Expr:
-    """Like lift, for places that need an integer."""
+    """Lift a value where an integer is needed."""
     expr = lift(value)
     if is_condition(expr):
         _refuse(f"{context} needs integers, found a condition")
@@ -84,7 +84,7 @@ def lift_int(value: object, context: str) -> Expr:
 
 
 def lift_bool(value: object, context: str) -> Expr:
-    """Like lift, for places that need a condition."""
+    """Lift a value where a condition is needed."""
     expr = lift(value)
     if not is_condition(expr):
         _refuse(f"{context} needs conditions such as q >= k, found an integer")
@@ -358,7 +358,7 @@ class Traced:
 def _called(
     library: str, function: object, args: tuple[object, ...], named: dict[str, object]
 ) -> object:
-    """What a function of another library gives for traced values."""
+    """The result of another library's function for traced values."""
     from maskc.dsl.functions import call
 
     return call(library, function, args, named)

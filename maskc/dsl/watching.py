@@ -69,8 +69,11 @@ def _is_traced(value: object) -> bool:
 
 
 def users(module: object) -> bool:
-    """Whether functions of a module are the user's, or of a library that is followed like them, as
-    maskc's own suites of masks are."""
+    """Whether functions of a module are watched.
+
+    Those of the user are, and those of libraries that are followed in the same way, such as maskc's
+    own suites of masks.
+    """
     name = str(module or "")
     return name.partition(".")[0] not in _LIBRARIES or name.startswith("maskc.bench.")
 

@@ -42,8 +42,10 @@ _ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
 
 
 def decompose(ir: MaskIR) -> MaskIR:
-    """The same mask with `pieces` filled in: disjoint, their union unchanged (proved by isl, or
-    by arithmetic where `nested` takes the mask apart)."""
+    """Fill in `pieces`, which are disjoint and whose union is the mask.
+
+    isl proves that, or arithmetic where `nested` decomposes the mask.
+    """
     certain = _certain(ir.keep)
     union = nested(certain)
     if union is not None:
@@ -64,8 +66,10 @@ def _place(piece: Piece) -> _Place:
 
 
 def _rank(kind: PieceKind, detail: Detail | None, keep: Expr) -> _Place:
-    """By kind, lattices by stride, bands that shift before others, then by text, read as people
-    read numbers."""
+    """Sort by kind, then lattices by stride, then bands that shift first, then by text.
+
+    Numbers in the text compare as numbers.
+    """
     stride = detail.stride if isinstance(detail, Lattice) else 0
     stays = isinstance(detail, Band) and not detail.shifts
     text = re.sub(r"\d+", lambda number: number[0].zfill(20), keep.key)
@@ -214,7 +218,7 @@ class _Decomposer:
         return [Piece(p.formula, p.kind, p.detail) for p in self._gathered(pieces)]
 
     def _divided(self, part: _Part, owners: list[_Part]) -> list[_Part]:
-        """What is left of a part, whole if it is of some kind, else by conjunctions."""
+        """The rest of a part: one piece if it is of some kind, otherwise one per conjunction."""
         with budget(_OPERATIONS):
             before = [other for other in owners if not other.pairs.is_disjoint(part.pairs)]
             rest = reduce(isl.Set.subtract, (o.pairs for o in before), part.pairs).coalesce()

@@ -33,7 +33,7 @@ class GridMask:
 
 @dataclass(frozen=True)
 class _Span:
-    """What a coordinate tells of a token t: (t // low) mod (high // low)."""
+    """A coordinate of a token t: (t // low) mod (high // low)."""
 
     low: int
     high: int | None
@@ -100,7 +100,7 @@ def _spans(node: Expr) -> Iterator[_Span]:
 
 
 def _extent(spans: list[_Span]) -> _Span | None:
-    """From the finest to the coarsest of several; None of none."""
+    """The span from the finest to the coarsest of several; None where there are none."""
     if not spans:
         return None
     highs = [span.high for span in spans if span.high is not None]
@@ -115,7 +115,7 @@ def _inside(span: _Span | None, low: int, high: int | None) -> bool:
 
 
 def _cuts(terms: list[_Span | None]) -> list[int]:
-    """Where axes begin, the innermost first: no term reads across a cut."""
+    """The places where axes begin, the innermost first; no term reads across a cut."""
     spans = [span for span in terms if span is not None]
     ends = {1} | {span.low for span in spans} | {span.high for span in spans if span.high}
     return sorted(

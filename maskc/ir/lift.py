@@ -112,7 +112,7 @@ class _Lifter:
         return E.Sym(f"c{len(self.args) - 1}")
 
     def lifted(self, node: Expr) -> Expr:
-        """What a comparison becomes."""
+        """The comparison in lifted form."""
         if node not in self.known:
             if isinstance(node, E.Member):
                 made: Expr = self._member(node)

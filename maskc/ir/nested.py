@@ -33,7 +33,7 @@ class _Distances:
     rest: int
 
     def within(self, low: int, high: int) -> _Distances:
-        """Those of low .. high."""
+        """The distances that lie in low .. high."""
         first = low + (self.rest - low) % self.stride
         return replace(self, low=first, high=high - (high - self.rest) % self.stride)
 
@@ -44,7 +44,7 @@ class _Distances:
         return not apart and (self.rest - other.rest) % common == 0
 
     def without(self, other: _Distances) -> list[_Distances] | None:
-        """What another one leaves of these; None where that is no union of intervals."""
+        """These distances without another's; None where the rest is no union of intervals."""
         if not self.meets(other):
             return [self]
         if self.stride % other.stride:
@@ -158,7 +158,7 @@ def _distances(term: Expr, distance: Expr) -> _Distances | None:
 
 
 def _apart(terms: Iterable[_Distances]) -> tuple[tuple[_Distances, ...], ...] | None:
-    """What the terms before leave of each; None where that is no union of intervals."""
+    """Each term without those before it; None where the rest is no union of intervals."""
     before: list[_Distances] = []
     found: list[tuple[_Distances, ...]] = []
     for term in terms:

@@ -58,7 +58,7 @@ def lattice(pairs: isl.Set, space: Space) -> Lattice | None:
 
 
 def _congruent(band: Expr) -> bool:
-    """Whether a formula still asks for the residue of a class."""
+    """Whether a formula still tests the residue of a class."""
     return any(
         isinstance(node, (E.Mod, E.FloorDiv)) and E.symbols(node) & {C.name, J.name}
         for node in E.walk(band)

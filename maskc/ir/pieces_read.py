@@ -57,7 +57,10 @@ class Reader:
         return E.conj(*(self.constraint(c, within) for c in told))
 
     def constraint(self, constraint: isl.Constraint, within: isl.Set | None = None) -> Expr:
-        """One equality or inequality; less what it exceeds zero by everywhere in `within`."""
+        """One equality or inequality as a constraint.
+
+        It leaves out the amount by which the formula exceeds zero everywhere in `within`.
+        """
         value = constraint.get_aff()
         if constraint.is_equality():
             return E.equals_zero(self.integer(value))
@@ -112,7 +115,7 @@ class Reader:
 
 
 def points_of(constraint: isl.Constraint) -> isl.Set:
-    """Where one equality or inequality holds."""
+    """The set of points where one equality or inequality holds."""
     return isl.Set.from_basic_set(isl.BasicSet.from_constraint(constraint))
 
 

@@ -132,7 +132,7 @@ class Space:
         return False
 
     def whatever_lengths(self, points: isl.Set) -> isl.Set:
-        """What a set holds at some lengths, at all of them."""
+        """The points that a set holds at some lengths, at all lengths."""
         some = points.project_out(_PARAM, 0, 2)
         return some.align_params(self.inside.get_space())
 

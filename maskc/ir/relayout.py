@@ -126,7 +126,7 @@ def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
 
 
 def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
-    """Whether it is proved that masks over t_q and t_k, by residue of the key, are the piece."""
+    """Whether masks over t_q and t_k, one per residue of the key, are proved to be the piece."""
     own = E.disj(*(
         E.conj(
             E.eq(E.mod(E.K, stride), E.const(residue)),
@@ -155,7 +155,7 @@ def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:
 
 
 def _inner(ir: MaskIR, group: _Group) -> MaskIR:
-    """What pieces keep inside a class, as a mask of its own."""
+    """The pairs that pieces keep inside a class, as a mask of its own."""
     keep = E.substitute(group.near, {_D: _DISTANCE})
     longer = {name: E.scale(group.stride, name) for name in (E.Q, E.K, E.N_Q, E.N_KV)}
     scaled = ((E.substitute(atom, longer), origin) for atom, origin in ir.origins)
@@ -166,7 +166,7 @@ _Noted = tuple[Expr, Origin]
 
 
 def _spoken_of(keep: Expr, origins: Iterable[_Noted]) -> tuple[_Noted, ...]:
-    """Those whose comparison `keep` has, as it is or negated."""
+    """The terms whose comparison `keep` has, as it is or negated."""
     live = set(E.walk(keep))
     found: dict[Expr, Origin] = {}
     for atom, origin in origins:
@@ -202,7 +202,7 @@ class _Found:
 
 
 def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
-    """What is regrouped, one group a stride."""
+    """The pieces that are regrouped, one group for each stride."""
     candidates = [piece for piece in pieces if _may_shift(piece)]
     if not candidates:
         return
@@ -260,7 +260,7 @@ def _going_along(slashes: dict[Piece, int], strides: set[int]) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class _Distances:
-    """What is asked of the distances of a piece."""
+    """Answers questions about the distances of a piece."""
 
     stride: int
     """The largest that divides all of them; 1 where that is too hard."""
@@ -295,7 +295,7 @@ class _Line:
         return self.line.set(found).intersect(self.counts).coalesce()
 
     def distances(self, piece: Piece) -> _Distances:
-        """What the distances have in common, at any parameters."""
+        """What the distances have in common at any parameters."""
         try:
             with budget():
                 far = self._kept(piece.keep)
@@ -352,8 +352,10 @@ class _Line:
         return reduce(isl.Set.union, wider).coalesce()
 
     def extent(self, found: list[_Found]) -> int | None:
-        """From the least to the largest d of pieces of one stride, at the parameters' defaults;
-        None where there is no largest."""
+        """The smallest and the largest d of pieces of one stride, at the parameters' defaults.
+
+        The result is None where there is no largest one.
+        """
         near = self._united(found, found[0].stride)
         for name, value in self.defaults.items():
             near = near.intersect(self.line.set(E.eq(E.Param(name, value), E.const(value))))

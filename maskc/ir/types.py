@@ -13,7 +13,7 @@ from maskc.core.source import SourceLoc
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which term of the pattern a comparison came from."""
+    """Says which term of the pattern a comparison came from."""
 
     loc: SourceLoc | None
     term: str
@@ -21,7 +21,7 @@ class Origin:
 
 
 class PieceKind(StrEnum):
-    """What a piece is, hence which way of running it would suit; in the order of pieces."""
+    """The kind of a piece, which suggests how to run it; in the order of pieces."""
 
     band = "band"
     """Every query's keys are consecutive."""
@@ -43,7 +43,7 @@ class PieceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """On queries where `rows` holds, keys first .. last (inclusive; none where last < first)."""
+    """The keys first .. last (inclusive) on queries where `rows` holds; none where last < first."""
 
     rows: Expr
     """Over q and lengths."""
@@ -86,9 +86,9 @@ class Lattice:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where `queries` holds (over q), the keys are those of `keys` (over k), all of them.
+    """On queries where `queries` holds, the keys are all those where `keys` holds.
 
-    The queries elsewhere see some of them: they are few, whatever the lengths.
+    The other queries see some of them. They are few, whatever the lengths.
     """
 
     keys: Expr
@@ -97,7 +97,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where `keys` holds (over k), the queries are those of `queries` (over q), all of them."""
+    """For keys where `keys` holds, the queries are all those where `queries` holds."""
 
     queries: Expr
     keys: Expr
@@ -105,7 +105,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Which array names the blocks."""
+    """Names the array that says which blocks are live."""
 
     array: str
     block: int
@@ -114,7 +114,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which arrays say where the segments are."""
+    """Names the arrays that say where the segments are."""
 
     arrays: tuple[str, ...]
 

@@ -58,7 +58,7 @@ class Asked:
         return self.irs[head if len(self.irs) > 1 else 0]
 
     def own(self, head: int, batch: int) -> dict[str, np.ndarray]:
-        """What the mask of one head reads in one sequence."""
+        """The data that the mask of one head reads in one sequence."""
         return sequence_arrays(recipe_of(self.ir(head)), self.arrays, batch, head)
 
     def extents(self, ir: MaskIR) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def ask(
 
 
 def selects(mask: Mask) -> bool:
-    """Whether run-time selections are part of it."""
+    """Whether the mask contains run-time selections."""
     return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
 
 

@@ -81,9 +81,10 @@ def row(
     mask: Mask, q: int, n_q: int, n_kv: int, *, n_heads: int | None = None, head: int = 0,
     batch: int = 0, **data: object,
 ) -> np.ndarray:  # fmt: skip
-    """One query's row of the same, bool [n_kv], without the others; arguments and errors as there.
+    """One query's row of `dense`, bool [n_kv], without the others.
 
-    A run-time selection looks at all rows, so the whole of its mask is made.
+    Arguments and errors are those of `dense`. A run-time selection looks at all rows, so the whole
+    of its mask is made.
     """
     if any(isinstance(node, N.TopK) for node in walk(mask)):
         return dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)[q]
@@ -235,7 +236,7 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
 
 
 def walk(mask: Mask) -> Iterator[N.Node]:
-    """The mask and all masks it is made of."""
+    """The mask and, recursively, all masks it is made of."""
     yield mask  # type: ignore[misc]
     for child in mask.children:  # type: ignore[attr-defined]
         yield from walk(child)
@@ -281,7 +282,7 @@ def _table_heads(decl: DataDecl, data: given.Given) -> int | None:
 def _heads(
     nodes: list[N.Node], data: given.Given, scores: Rankings, n_heads: int | None
 ) -> int | None:
-    """How many query heads there are; None where nothing asks."""
+    """The number of query heads; None where nothing depends on it."""
     found = n_heads
     for node in nodes:
         if isinstance(node, N.PerHead):

@@ -172,7 +172,7 @@ def document_ids(
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
-    """Which of all tokens the queries are, or the keys: the last `count` of them, or the first."""
+    """The tokens that the queries, or the keys, are: the last `count` of all, or the first."""
     return np.arange(count) + (0 if decl.from_start else of - count)
 
 
