@@ -57,11 +57,12 @@ class ClosedForm:
     """Live pairs at n_q = n_kv = N as a polynomial, exact where `valid` says."""
 
     pairs: sympy.Expr
-    """In N and the mask's parameters."""
+    """A formula in N and the mask's parameters."""
     least: int
-    """For N from here on (and parameters near their defaults' order of magnitude)."""
+    """The formula holds for N from here on (and for parameters of about the defaults'
+    magnitude)."""
     period: int
-    """For multiples of this."""
+    """The formula holds for N that are multiples of this."""
 
     def __str__(self) -> str:
         every = f", N a multiple of {self.period}" if self.period > 1 else ""

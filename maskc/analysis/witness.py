@@ -21,11 +21,12 @@ from maskc.core.expr import Expr
 from maskc.ir.sets import TooHard, Universe, budget
 
 _LARGEST = 1 << 31
-"""Magnitude that no element reaches: arrays hold 32-bit integers."""
+"""A magnitude that no element reaches, because arrays hold 32-bit integers."""
 _MOST_VALUES = 64
-"""Captured arrays of so many elements take part with their values; larger ones may hold any."""
+"""Captured arrays of at most so many elements take part with their values; larger ones may hold
+any."""
 _MOST_CELLS = 10
-"""Elements read at one pair; with more isl is not asked."""
+"""The most elements that may be read at one pair; with more, isl is not asked."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Candidate:
     k: int
     params: Mapping[str, int]
     cells: Mapping[str, Mapping[tuple[int, ...], int]]
-    """Elements by array and index."""
+    """The values of elements, by array and index."""
     paired: bool
     """Whether queries and keys have documents of their own, instead of one array of all tokens."""
 
@@ -50,14 +51,14 @@ class Question:
     left: Expr
     right: Expr
     decls: tuple[DataDecl, ...]
-    """Of all arrays that they read."""
+    """The declarations of all arrays that the formulas read."""
     one_way: bool = False
-    """Whether only pairs of `left` that `right` lacks count."""
+    """Whether only pairs of `left` count that `right` lacks."""
     n_q: int | None = None
     n_kv: int | None = None
     """Lengths, where they are given; both or none."""
     params: Mapping[str, int] | None = None
-    """Values that are given."""
+    """The values of parameters that are given."""
 
 
 def candidates(question: Question) -> Iterator[Candidate]:

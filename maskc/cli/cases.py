@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
-"""What changes the scores; drawn together, so that only one more kernel is built."""
+"""Options that change the scores; they are drawn together, so that only one more kernel is
+built."""
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
@@ -42,7 +43,7 @@ cases the step by step computation is exact by chance. A weight is off by as man
 large, here up to 4, and products and sums by as many again."""
 _EPSILON = {DType.float32: 2**-24, DType.float16: 2**-11, DType.bfloat16: 2**-8}
 _SECONDS = 20.0
-"""That drawing may take, and that shrinking may take."""
+"""The time limit of drawing, and that of shrinking, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Subject:
     params: tuple[tuple[str, int], ...]
     """Names and defaults of the parameters that may be drawn."""
     fixed_params: tuple[tuple[str, int], ...] = ()
-    """Those that the user set."""
+    """The parameters that the user set."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,9 @@ class Outcome:
     """What drawn cases showed."""
 
     cases: int
-    """That were compared."""
+    """The number of cases that were compared."""
     refused: int
-    """That the kernel refuses, for the reason of the first."""
+    """The number of cases that the kernel refuses; `reason` is that of the first."""
     reason: str
     mismatch: Mismatch | None
     """The smallest that was found."""

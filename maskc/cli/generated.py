@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maskc.plan.types import Plan
 
 FOLDER = "generated"
-"""Where generated files lie when nothing else is said."""
+"""The folder of generated files when nothing else is said."""
 
 _SUFFIXES = (".py", ".c", ".cu", ".plan.json")
 
@@ -124,7 +124,7 @@ _HEAD = """\
 # of its plan (how lengths become tiles, how kernels are launched). Written by `maskc compile`.
 """
 _DIGITS = 16
-"""Of a digest: enough to see that something has changed."""
+"""The digits of a digest: enough to see that something has changed."""
 
 
 def manifest_rows(entry: Entry, asked: Asked) -> list[str]:

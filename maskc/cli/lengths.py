@@ -25,7 +25,7 @@ Shape = tuple[int, int]
 """(queries, keys)."""
 
 SHORT: tuple[Shape, ...] = ((1, 1), (64, 64), (129, 129), (257, 257), (75, 203), (203, 75))
-"""Where every mask is checked: one token, whole tiles, odd, rectangular."""
+"""The lengths at which every mask is checked: one token, whole tiles, odd, rectangular."""
 
 MARGIN = 257
 """Tokens past a constant: two tiles of 128, and one more."""
@@ -47,7 +47,7 @@ class Lengths:
     constants: tuple[int, ...]
     """Tokens at which something about the mask changes, ascending; those that are reached."""
     unreached: tuple[int, ...] = ()
-    """Those that would take too long to reach."""
+    """The constants that would take too long to reach."""
 
 
 def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Lengths:
@@ -185,7 +185,7 @@ class Seen:
     looks: str
     """`full`, `causal`, `empty`, or `other`."""
     live_share: float
-    """Of all pairs."""
+    """The share of live pairs among all pairs."""
     full: int
     """Tiles of 64 x 64 whose pairs are all kept; likewise some, and none."""
     partial: int

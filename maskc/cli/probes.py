@@ -36,7 +36,7 @@ class Check:
     case: str
     """Lengths."""
     check: str
-    """What was tried."""
+    """The name of what was tried."""
     error: float
     """The largest; of exact checks the number of wrong entries."""
     allowed: float
@@ -53,7 +53,7 @@ class Probe:
     """bool [heads, n_q, n_kv]."""
     seed: int
     note: str = ""
-    """How the mask runs, where there are several ways."""
+    """How the mask ran, where there are several ways."""
 
     @property
     def label(self) -> str:

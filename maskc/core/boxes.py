@@ -25,11 +25,11 @@ class Boxes:
     """
 
     extents: tuple[int, ...]
-    """Of all axes but the first."""
+    """The extents of all axes except the first."""
     q: tuple[int, ...]
     """Extents of a tile of queries, the first axis included."""
     k: tuple[int, ...]
-    """The same of keys."""
+    """Extents of a tile of keys, the first axis included."""
     seen: int
     """Columns of a tile that a warpgroup looks at at once: keys, or queries in a backward pass."""
 

@@ -69,16 +69,16 @@ class Variant:
     keep: Expr
     """The mask over q, k, n_q, n_kv, parameters and data arrays."""
     shape: int
-    """Which formula of the source evaluates it."""
+    """The number of the formula of the source that evaluates it."""
     args: tuple[Expr, ...]
     """Values of the formula's constants c0, c1, ..., over n_q, n_kv and parameters."""
     recipes: tuple[LayoutRecipe, ...]
-    """One per tile shape of the units."""
+    """Layout recipes, one for each tile shape of the units."""
     axes: tuple[Expr, ...] = ()
-    """The same as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
-    boxes; none where there are none."""
+    """The mask as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
+    boxes; empty where there are none."""
     rests: tuple[Expr | None, ...] = ()
-    """For each constant a bound on |what it is added to| in its comparison, see core/widths; None
+    """For each constant, a bound on |what it is added to| in its comparison, see core/widths; None
     where its value matters beyond that."""
     lists: tuple[IdList, ...] = ()
     """Ids that the formula reads as `ids.0`, `ids.1`, ..."""
@@ -95,11 +95,12 @@ class Grid(Enum):
     """How many blocks a CUDA launch has."""
 
     rows = "rows"
-    """One per tile row, head and sequence."""
+    """One block per tile row, head and sequence."""
     items = "items"
-    """One per item of the work list."""
+    """One block per item of the work list."""
     stream = "stream"
-    """As many as the device runs at once, at most one per item: blocks fetch items in turn."""
+    """As many blocks as the device runs at once, at most one per item; blocks fetch items in
+    turn."""
     queries = "queries"
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
     sides = "sides"
@@ -112,15 +113,15 @@ class Grid(Enum):
     """Enough for the tile rows that several items of the work list share, `per_block` queries
     each."""
     tiles = "tiles"
-    """One per tile row and tile column of every sequence that brings documents of its own, or of
-    an indexer's scores, where a tile has `per_block` keys."""
+    """One block per tile row and tile column of every sequence that brings documents of its own, or
+    of an indexer's scores, where a tile has `per_block` keys."""
     columns = "columns"
-    """The same of tile columns, where tiles of keys begin with documents."""
+    """One block per tile column of such sequences, where tiles of keys begin with documents."""
     lists = "lists"
-    """The same of the lists that a pass reads: by rows, by columns or both."""
+    """One block per tile row or tile column of such sequences, or per both, as the pass reads lists."""
     few = "few"
-    """One per tile row, head and sequence where a call has few pairs; else the launch is left
-    out."""
+    """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
+    left out."""
     results = "results"
     """`resident` per multiprocessor: they share what there is to write."""
 
@@ -140,8 +141,8 @@ class Launch:
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
     feature: Feature | None = None
-    """What a call must ask for to have it, in place of one of the same entry that every call has;
-    None: every call has it."""
+    """The feature that a call must ask for to have this launch, in place of another one of the same
+    entry; None where every call has it."""
 
 
 PACKED = "packed"
@@ -187,7 +188,7 @@ class TensorMap:
     """Member of `struct Attention`."""
     rows: int
     box: tuple[int, ...] = ()
-    """How these lie in a grid; none where they are consecutive."""
+    """How the tokens of a tile lie in a grid; empty where they are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +199,12 @@ class WorkList:
     group_tokens: int
     """Tokens per group of heads: groups have as many heads as fit, at least one."""
     most_tiles: int = 0
-    """Most tiles of an item; longer rows or columns become several. 0: never cut."""
+    """The most tiles of an item; longer rows or columns become several items. 0: never cut."""
     stream_below: int = 0
     """Mean tiles per item below which blocks stream through items (mode `stream`)."""
     uneven_tiles: int = 0
-    """Most tiles of an item of a row or column far longer than the others of its list, or some
-    powers of two as many, see maskc/layout/work.py. 0: as of any other."""
+    """The most tiles of an item of a row or column that is far longer than the others of its list,
+    or some powers of two as many, see maskc/layout/work.py. 0: as of any other."""
     ordered: bool = False
     """Whether it is the list of a deterministic pass, see maskc/layout/ordered.py."""
     resident: int = 1
@@ -239,7 +240,8 @@ class SourceUnit:
     """fp32 workspace per query: backward, of a padded tile row, head and sequence; forward, of a
     tile row for each of the items that share it."""
     key_floats: int = 0
-    """The same per key of every tile column that several items of the work list share."""
+    """Workspace per key of every tile column that several items of the work list share, in
+    floats."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
     by_documents: bool = False
@@ -247,16 +249,17 @@ class SourceUnit:
     form: str = ""
     """Tells sources of one target and pass apart, where a call takes the cheapest."""
     costs: tuple[Cost, ...] = ()
-    """By mode, where there is a choice of sources."""
+    """The cost of each mode, where there is a choice of sources."""
     boxes: Boxes | None = None
-    """Where tiles are boxes of a grid: it then serves only calls that have one."""
+    """The boxes, where tiles are boxes of a grid; the source then serves only calls that have a
+    grid."""
     gather: Gather | None = None
-    """What the lists are made of that it makes of single keys."""
+    """What lists of single keys are made of."""
     thresholds: bool = False
     """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
     them, or, as that of a chooser, writes them."""
     reach: tuple[Expr, ...] = ()
-    """For each formula a bound on |everything that the source computes of it|, see core/widths."""
+    """For each formula, a bound on |everything that the source computes of it|, see core/widths."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -339,27 +342,27 @@ class Bundle:
     problem: Problem
     variants: tuple[Variant, ...]
     head_variant: tuple[int, ...]
-    """For each query head its variant; empty when all share variant 0."""
+    """The variant of each query head; empty when all share variant 0."""
     arrays: tuple[str, ...]
     """Data arrays in the order of the kernel's `array` slots."""
     data: tuple[DataDecl, ...]
     params: tuple[tuple[str, int], ...]
     """Names and defaults, sorted."""
     units: tuple[SourceUnit, ...]
-    """One or more per target: its passes share a source or have one each, and for a pass there may
-    be a choice; the one with the largest tiles comes first."""
+    """The sources, one or more per target: its passes share a source or have one each, and a pass
+    may have several to choose from; the one with the largest tiles comes first."""
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
     parts: tuple[PartBundle, ...] = ()
-    """The same mask in parts, for the targets that have them; none where it runs whole."""
+    """The mask in parts, for the targets that have them; empty where it runs whole."""
     selections: tuple[Selection, ...] = ()
-    """What is chosen anew at every call before anything is launched, each after those that it
+    """The selections that every call makes before anything is launched, each after those that it
     reads."""
     chooser: Bundle | None = None
     """The candidates of keys that kernels choose one by one, as a mask of its own, whose source
     finds the thresholds; the mask is then what it would be if all of them were chosen."""
     report: str = field(default="", compare=False)
-    """What explain() prints."""
+    """The text that explain() prints."""
 
     @cached_property
     def digest(self) -> str:

@@ -126,9 +126,10 @@ class Reading:
     """One formula over captured arrays."""
 
     raw: Expr
-    """As the user wrote it: an index may lie outside where a condition beside it says no."""
+    """The formula as the user wrote it: an index may lie outside where another condition excludes
+    it."""
     read: Expr
-    """As kernels read it: no index is below 0."""
+    """The formula as kernels read it: no index is below 0."""
     at: SourceLoc | None = field(default=None, compare=False)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 FORM = "selections"
-"""Of the source that chooses blocks on the device."""
+"""The form of the source that chooses blocks on the device."""
 THREADS = 128
-"""Of a block."""
+"""Threads of a block."""
 ROWS = 16
 """Blocks of queries that a block of threads ranks for, at most: four for every warp."""
 FEW_ROWS = 4
-"""The same where there are too many blocks of keys for so many, or too few blocks of threads: one
-for every warp."""
+"""Rows of a block where there are too many blocks of keys for so many, or too few blocks of
+threads: one for every warp."""
 MANY_BLOCKS = 512
 """Blocks of threads below which each ranks for FEW_ROWS, so that all of a card has work."""
 COLUMNS = 32

@@ -31,7 +31,7 @@ class Tally:
     masked: int
     """Live tiles with dead pairs."""
     single: bool = False
-    """Of a backward pass that may store dq: whether no tile row has several tiles."""
+    """For a backward pass that may store dq, whether no tile row has several tiles."""
     alone: bool = False
     """Whether, besides, no tile column has."""
 
@@ -47,7 +47,7 @@ class Cost:
     tile: int
     """Per live tile."""
     masked: int
-    """More per live tile with dead pairs."""
+    """Additional cycles of a live tile with dead pairs."""
 
     def cycles(self, tally: Tally) -> int:
         """Of a whole pass."""
@@ -63,7 +63,7 @@ class Card:
     ghz: float
     """Cycles per nanosecond, as cycles are counted in coefficients."""
     launch_us: float
-    """What a launch takes beside its work, in microseconds."""
+    """The overhead of a launch, in microseconds."""
 
     def milliseconds(self, cycles: float, launches: float = 1) -> float:
         """Of work that keeps all multiprocessors busy."""

@@ -134,7 +134,7 @@ class CuSeqlens:
 
     array: object
     max_seqlen: object = None
-    """Most tokens of a document; an integer, or None where nothing is promised."""
+    """The most tokens of a document, an integer; None where nothing is promised."""
 
 
 def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> DataUnknown:

@@ -15,10 +15,10 @@ GATHER, WIDE, LISTS = "gather", "gather_wide", "gather_lists"
 """Forms of the sources: tiles of 64 heads, of 128, and what makes the lists."""
 
 E4M3 = "float8_e4m3fn"
-"""Of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et
-al., 2022)."""
+"""A dtype of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity
+(Micikevicius et al., 2022)."""
 SLAB_BYTES = 128
-"""Of a row, that a step of products reads."""
+"""The bytes of a row that one step of products reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Indexing:
     """A way to compute an indexer's scores, by the dtype of its queries and keys."""
 
     mode: str
-    """Of the source that makes lists."""
+    """The mode of the source that makes lists."""
     dim: int
-    """Elements of a row, at most."""
+    """The most elements of a row."""
     in_e4m3: bool = False
     """Whether elements are E4M3, and not of the dtype of q."""
 
@@ -55,20 +55,20 @@ INDEXINGS = (
     Indexing("indexed_e4m3_128", 128, in_e4m3=True),
     Indexing("indexed_e4m3_256", 256, in_e4m3=True),
 )
-"""For each dtype by ascending dimension."""
+"""The modes for each dtype, by ascending dimension."""
 
 ROWS, WIDE_ROWS = 64, 128
 """Heads of a tile."""
 KEYS = 64
-"""Of a tile."""
+"""Keys of a tile."""
 MOST_CONSTANTS = 48
-"""Of a mask's formulas."""
+"""The most constants of a mask's formulas."""
 SCORE_QUERIES = 64
-"""For which a block computes an indexer's scores."""
+"""The queries for which a block computes an indexer's scores."""
 MOST_HEADS = 1024
-"""Of an indexer."""
+"""The most heads of an indexer."""
 SCORE_BYTES = 1 << 27
-"""Of scores that are kept at a time; of longer rows one."""
+"""The bytes of scores that are kept at a time; of longer rows, one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class Gather:
     """What lists are made of, when lengths are known."""
 
     constants: tuple[Expr, ...]
-    """Of the kernel's formulas, over n_q, n_kv and parameters."""
+    """The constants of the kernel's formulas, over n_q, n_kv and parameters."""
     beside: tuple[Span, ...]
-    """What a query may see without it having been chosen: the union holds all of that."""
+    """What a query may see without its being chosen; the union holds all of it."""
     rests: tuple[Expr | None, ...] = ()
-    """For each constant a bound on what it is added to, as `Variant` has it."""
+    """For each constant, a bound on what it is added to, as in `Variant`."""
 
 
 GATHERED_FIELDS: tuple[Field, ...] = (
@@ -122,4 +122,4 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("factor_code", "i32", "likewise of the factors"),
     Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
 )  # fmt: skip
-"""What kernels take that score keys and list the best."""
+"""The arguments of kernels that score keys and list the best."""

@@ -13,9 +13,9 @@ PARTIAL, FULL = 1, 2
 """Values of `kind`: some pairs live; every pair inside the lengths live."""
 
 MAX_LENGTH = 1 << 30
-"""Most queries, most keys."""
+"""The most queries, and the most keys."""
 MAX_TILES = 1 << 30
-"""Most live tiles: lists are indexed with 32 bits."""
+"""The most live tiles: lists are indexed with 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)

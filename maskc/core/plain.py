@@ -26,7 +26,7 @@ _ROOM = "maskc.core."
 _NOT_WRITTEN_HERE = (
     AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
-"""What reading a text raises that `to_text` did not make."""
+"""Errors of reading a text that `to_text` did not make."""
 
 
 def to_text(value: object) -> str:

@@ -23,7 +23,7 @@ class SourceLoc:
     line: int
     col: int
     end_col: int = 0
-    """One past the last column on the same line; 0 when unknown."""
+    """The column behind the last one on the same line; 0 when unknown."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}"

@@ -38,7 +38,7 @@ _CALLS |= {
 
 
 _FILE = "--expr"
-"""What messages call the text."""
+"""The name of the text in messages."""
 
 
 def parse(text: str) -> Mask:

@@ -33,7 +33,7 @@ _MOST = 48
 """Conjunctions of a mask up to which they are told apart."""
 
 _MOST_FLOORS = 6
-"""Of those, such as speak of blocks or residues."""
+"""How many of these conjunctions may speak of blocks or residues."""
 
 _FEW = 8
 """Conjunctions of a mask up to which it is asked whether it is of one kind."""

@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 
 MOST_AXES = 3
-"""What copies of boxes can follow beside elements and heads."""
+"""A tensor map has room for so many axes beside elements and heads."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GridMask:
     """A mask as one relation for every axis, outermost first."""
 
     extents: tuple[int, ...]
-    """Of all axes but the first."""
+    """The extents of all axes except the first."""
     axes: tuple[Expr, ...]
     """Over the coordinates q and k of a query and of a key on the axis; n_q and n_kv are the
     extent of the first axis, on every axis. It holds where all of them do, if n_q == n_kv is a

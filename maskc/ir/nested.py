@@ -58,10 +58,10 @@ class Nested:
     """A union of such terms, ascending stride."""
 
     position: Expr
-    """Of a query: q, or q + n_kv - n_q."""
+    """The query's position: q, or q + n_kv - n_q."""
     terms: tuple[tuple[Expr, _Distances], ...]
     left: tuple[tuple[_Distances, ...], ...]
-    """Of every term, what those before leave."""
+    """For every term, the distances that the terms before it leave."""
 
     def simplified(self) -> Expr:
         """The union without terms that others hold."""

@@ -61,10 +61,10 @@ class Part:
 
 
 Extents = Mapping[int, int | None]
-"""By stride, 1 for what is not regrouped: distances, in strides, from the least to the largest, at
-parameters' defaults; None where there is no largest."""
+"""For each stride (1 for what is not regrouped) the smallest and the largest distance in strides,
+at the parameters' defaults; None where there is no largest."""
 Choose = Callable[[Extents], Mapping[int, int]]
-"""Which stride pieces of each stride run with: their own, or one that divides it."""
+"""Says with which stride pieces of each stride run: their own, or one that divides it."""
 
 
 def alone(extents: Extents) -> Mapping[int, int]:
@@ -198,7 +198,7 @@ class _Found:
     stride: int
     near: isl.Set
     aligned: bool
-    """As for a group."""
+    """Whether positions are aligned, as in a group."""
 
 
 def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:

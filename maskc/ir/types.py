@@ -38,7 +38,7 @@ class PieceKind(StrEnum):
     selection = "selection"
     """Pairs that a run-time selection chose."""
     set = "set"
-    """None of these, or not proved to be."""
+    """The piece is none of these, or not proved to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Lattice:
     difference: int | None
     """Least residue of position minus key where that is what is fixed; c is the key's residue."""
     width: int
-    """How many residues there are from the least one on (modulo stride): 0 <= j < width."""
+    """The number of residues from the smallest one on (modulo stride): 0 <= j < width."""
     queries: Expr
     keys: Expr
     band: Expr
@@ -129,8 +129,8 @@ class Piece:
     keep: Expr
     kind: PieceKind = PieceKind.set
     detail: Detail | None = None
-    """Of the class its kind names; None for a set, a selection, and for columns and rows that read
-    flags."""
+    """An instance of the class that the kind names; None for a set, a selection, and for columns
+    and rows that read flags."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class MaskIR:
     data: tuple[DataDecl, ...]
     """The arrays it reads, by name."""
     origins: tuple[tuple[Expr, Origin], ...] = field(compare=False)
-    """For comparisons of `keep`, the user's term (the first where several agree)."""
+    """The user's term for each comparison of `keep` (the first where several agree)."""
     declared: frozenset[str] = frozenset()
     """Keywords the mask as written accepts; some may no longer be read."""
     pieces: tuple[Piece, ...] = ()

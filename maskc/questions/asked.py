@@ -37,7 +37,7 @@ class Asked:
     n_q: int
     n_kv: int
     irs: tuple[MaskIR, ...]
-    """By head; a single one where heads do not differ, but for their tables."""
+    """One for each head; a single one where heads differ in nothing except their tables."""
     params: Mapping[str, int]
     """A value for every parameter."""
     arrays: Mapping[str, np.ndarray]

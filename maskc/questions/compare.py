@@ -114,15 +114,15 @@ class Both:
 
     masks: tuple[Mask, Mask]
     irs: tuple[tuple[MaskIR, MaskIR], ...]
-    """By head; a single pair where heads do not differ."""
+    """One pair for each head; a single one where heads do not differ."""
     n_heads: int | None
-    """How many query heads there are, where they differ."""
+    """The number of query heads, where they differ."""
     complete: bool
     """Whether these are all heads that there may be."""
     one_way: bool
     """Whether only pairs count that the second mask lacks."""
     held: Held | None = None
-    """What formulas of either captured."""
+    """The arrays that formulas of either mask captured."""
 
     @staticmethod
     def of(left: Mask, right: Mask, n_heads: int | None, one_way: bool) -> Both:

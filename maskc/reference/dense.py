@@ -108,12 +108,12 @@ class _At:
     """A mask with everything that it reads."""
 
     place: Place
-    """Of head 0, with the arrays of all sequences."""
+    """The place of head 0, with the arrays of all sequences."""
     wanted: dict[str, DataDecl]
     sequences: int | None
-    """How many there are; None where no array has a batch dimension."""
+    """The number of sequences; None where no array has a batch dimension."""
     heads: int | None
-    """How many there are; None where nothing says."""
+    """The number of heads; None where nothing says."""
     by_head: bool
 
     def sequence(self, b: int) -> Place:
@@ -171,7 +171,7 @@ def _asked(name: str, index: int | None, differ: int, known: int | None) -> rang
 
 
 Rankings = Mapping[N.TopK, np.ndarray]
-"""What each selection ranks by."""
+"""The scores by which each selection ranks."""
 
 
 def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Rankings:

@@ -17,7 +17,7 @@ from maskc.core.errors import (
 )
 
 Given = dict[str, object]
-"""By declaration name: what the caller passed, or what `read` made of it."""
+"""For each declaration's name, what the caller passed, or what `read` made of it."""
 
 
 def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> None:

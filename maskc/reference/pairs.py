@@ -34,7 +34,8 @@ class Place:
     data: given.Given
     scope: Scope
     scores: Mapping[N.TopK, np.ndarray]
-    """What each selection ranks by: [heads, rows, columns] or, where heads share, without heads."""
+    """The scores by which each selection ranks: [heads, rows, columns] or, where heads share,
+    without heads."""
     sequence: int = 0
 
     @property

@@ -26,7 +26,7 @@ class Group:
 
     name: str
     values: Mapping[str, float]
-    """By series; a missing one leaves no bar."""
+    """The value of each series; a missing one leaves no bar."""
     label: str = ""
     """Written behind the first bar."""
 

@@ -21,14 +21,14 @@ from maskc.layout import check_lengths, tile_shape
 from maskc.viz.view import Span, View, Views, views
 
 MOST_TILES = 2048
-"""Most tiles in a row or a column of a raster."""
+"""The most tiles in a row or a column of a raster."""
 MOST_ELEMENTS = 256
 """Windows of at most this many queries and keys show their elements."""
 
 _TILES_WANTED = 64
 _SMALLEST, _LARGEST = 16, 128
 _LARGEST_TILE = 1 << 16
-"""What a layout may have."""
+"""The largest tile that a layout may have."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ class Call:
     """JSON object: for every keyword where its value is. A number is a place among the data
     tensors, a text holds a place among `values`, a list is a tuple, an object a marker."""
     values: tuple[Any, ...]
-    """What is no tensor; integers only where the call becomes an operator."""
+    """The options that are no tensors; they are integers where the call becomes an operator."""
     scale: float | None
     softcap: float | None
     normalizer: str
