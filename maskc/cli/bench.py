@@ -51,9 +51,9 @@ def bench(
     asked: Asked, n: int, n_kv: int, kv_heads: int | None, batch: int, direction: str,
     repeats: int, seed: int, suite: SuiteAsked, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time the mask of FILE where torch is installed beside its attention; check every result.
+    """Time the mask of FILE, beside PyTorch's attention where torch is installed.
 
-    Exits with 3 where a result is wrong.
+    Every result is checked; exits with 3 where one is wrong.
     """
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     if (suite.name or suite.results) and (file or expr):

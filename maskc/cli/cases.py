@@ -48,7 +48,7 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Drawn:
-    """One case; every number shrinks towards the first that it can be."""
+    """A case that was drawn; every number shrinks towards the first one that it can be."""
 
     n_q: int
     n_kv: int
@@ -63,7 +63,7 @@ class Drawn:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """What is smaller is easier to read."""
+        """A measure by which the smaller of two cases is easier to read."""
         return (
             self.batch * self.heads * self.n_q * self.n_kv, len(self.options),
             STRIDES.index(self.strides), int(self.data_by_sequence), self.seed,
@@ -72,7 +72,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is verified."""
+    """The mask and the kernel that are verified."""
 
     name: str
     mask: Mask
@@ -99,7 +99,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What drawn cases showed."""
+    """The result of the drawn cases."""
 
     cases: int
     """The number of cases that were compared."""
@@ -148,7 +148,7 @@ def _divides(count: int, heads: int) -> bool:
 
 
 def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
-    """Queries and keys; equal ones, or a few of one and more of the other."""
+    """Draw queries and keys: equally many, or a few of one and more of the other."""
     fixed = fixed_lengths(subject.mask)
     if fixed:
         return tuple(side[draw.integer(0, len(side) - 1)] for side in fixed)  # type: ignore
@@ -167,8 +167,11 @@ def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
 
 
 def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """q, k, v, dout and the options, in fp32: rounded to the dtype of the kernel, and, where q and
-    k rank keys, to a grid on which their products are exact."""
+    """q, k, v, dout and the options, in fp32.
+
+    They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
+    their products are exact.
+    """
     problem = subject.attn.bundle.problem
     rng = np.random.default_rng(case.seed)
     rows = (case.batch, case.heads, case.n_q)
@@ -188,7 +191,7 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
 
 
 def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
-    """What the mask reads: the same for all sequences, or each with its own."""
+    """The data that the mask reads: the same for all sequences, or each with its own."""
     found = sample_data(subject.mask, case.n_q, case.n_kv, case.seed)
     if case.data_by_sequence:
         others = [
@@ -203,7 +206,7 @@ def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Vectors with a batch dimension in front; what is no vector stays the first sequence's."""
+    """Vectors with a batch dimension in front; anything else stays that of the first sequence."""
     first = values[0]
     if isinstance(first, tuple):
         return tuple(_stacked([value[i] for value in values]) for i in range(len(first)))
@@ -221,7 +224,7 @@ def _case(case: Drawn, subject: Subject, data: dict[str, Any]) -> Case:
 
 
 def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) -> np.ndarray:
-    """bool [batch, heads, n_q, n_kv], by the reference."""
+    """The mask by the reference, bool [batch, heads, n_q, n_kv]."""
     bench = _case(case, subject, data)
     keep = true_mask(bench, Tensors(q, k, None, None, "cpu"))
     keep = keep.reshape(masks_of(case, subject), -1, case.n_q, case.n_kv)
@@ -229,7 +232,7 @@ def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) 
 
 
 def masks_of(case: Drawn, subject: Subject) -> int:
-    """Sequences that have a mask of their own; 1 where all have the same."""
+    """The number of sequences that have a mask of their own; 1 where all have the same."""
     by_data = case.data_by_sequence and _has_vectors(subject.mask)
     return case.batch if by_data or _case(case, subject, {}).ranks_by_qk else 1
 
@@ -293,7 +296,7 @@ def _ratio(part: str, found: np.ndarray, expected: Steps, allowed: float, epsilo
 
 
 class _Enough(BaseException):
-    """Drawing or shrinking has taken its time; a BaseException, which Hypothesis lets through."""
+    """Raised when drawing has used its time; Hypothesis lets a BaseException through."""
 
 
 class _Wrong(Exception):
@@ -354,7 +357,7 @@ def try_cases(subject: Subject, count: int, seed: int) -> Outcome:
 
 @contextmanager
 def _nothing_left_behind() -> Iterator[None]:
-    """Hypothesis keeps notes in the working directory, if it is not told where."""
+    """Keep Hypothesis from writing notes into the working directory."""
     if _STORAGE in os.environ:
         yield
         return
@@ -399,7 +402,7 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
 
 
 def _fewer_options(found: Mismatch, subject: Subject) -> Mismatch:
-    """One option alone, where that is wrong too."""
+    """The case with one option alone, where that is wrong too."""
     if len(found.case.options) < 2:
         return found
     for case in _alone(found.case):

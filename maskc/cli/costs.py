@@ -44,7 +44,7 @@ def costs(mask: Mask, plan: Plan, n_q: int, n_kv: int, data: dict[str, object]) 
 
 
 def cost_lines(found: list[Costs]) -> list[str]:
-    """The same for people."""
+    """The costs as lines for people."""
     return [line for cost in found for line in _lines(cost)]
 
 

@@ -35,7 +35,7 @@ class LeftOut:
         return f"{self.pattern}: nothing for {self.target}: {self.reason}"
 
     def as_dict(self) -> dict[str, str]:
-        """For --json."""
+        """The target and the reason, for --json."""
         code, why = self.reason.code, self.reason.finding
         return {"pattern": self.pattern, "target": self.target, "code": code, "reason": why}
 
@@ -128,7 +128,7 @@ _DIGITS = 16
 
 
 def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
-    """One line for each target of a pattern; of those without a kernel, why."""
+    """One line for each target of a pattern; for targets without a kernel, the reason."""
     from maskc import driver
     from maskc.emit.module import digests
 

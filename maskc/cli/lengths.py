@@ -41,7 +41,7 @@ _FEWEST = 16
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where a mask is checked."""
+    """The lengths at which a mask is checked."""
 
     shapes: tuple[Shape, ...]
     constants: tuple[int, ...]
@@ -79,8 +79,10 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
 
 
 def _past(found: list[int]) -> int:
-    """Tokens past the largest constant and a smaller one: where sinks stand before a window, all
-    keys are seen until both are passed."""
+    """A number of tokens past the largest constant plus a smaller one.
+
+    Where sinks stand before a window, all keys are seen until both are passed.
+    """
     largest = max(found, default=0)
     beside = max((number for number in found if number * _BESIDE <= largest), default=0)
     return largest + beside + MARGIN
@@ -166,7 +168,7 @@ def _value(total: E.Sum, params: Mapping[str, int]) -> int:
 
 
 def _unit(expr: Expr) -> int:
-    """Tokens for which 1 of this number stands: 64 for k // 64."""
+    """The number of tokens for which 1 of this number stands: 64 for k // 64."""
     inner = max(map(_unit, expr.parts), default=1)
     return expr.den * inner if isinstance(expr, E.FloorDiv) else inner
 

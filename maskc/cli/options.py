@@ -47,7 +47,7 @@ def mask_source(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a kernel is asked for."""
+    """The options of the command line that describe a kernel."""
 
     targets: tuple[str, ...]
     head_dim: int

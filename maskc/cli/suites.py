@@ -25,7 +25,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class SuiteAsked:
-    """Which suite, which part of it, and what to make of the results."""
+    """The suite, the part of it that runs, and what to do with the results."""
 
     name: str | None
     impls: tuple[str, ...]
@@ -95,7 +95,7 @@ class SuiteAsked:
 
 
 def _write(path: str, report: Report) -> None:
-    """Replace a file as a whole: a reader, or whoever ends this, never finds a part of it."""
+    """Replace a file as a whole: neither a reader nor an interruption finds a part of it."""
     beside = Path(f"{path}.part")
     beside.write_text(json.dumps(report, indent=1) + "\n")
     beside.replace(path)

@@ -102,7 +102,7 @@ def _checked(
     entry: Entry, ways: dict[str, CompiledMask], heads: int, shapes: tuple[tuple[int, int], ...],
     seed: int,
 ) -> Report:  # fmt: skip
-    """All checks at these lengths, and what the mask is there."""
+    """The results of all checks at these lengths, and what the mask is there."""
     from maskc.cli.lengths import seen
     from maskc.runtime.parts import hold
 
@@ -129,7 +129,7 @@ def _checked(
 def _drawn(
     entry: Entry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
 ) -> Report:
-    """What random cases show."""
+    """The results of random cases."""
     from maskc.cli.cases import Outcome, Subject, try_cases
     from maskc.cli.counterexample import script
     from maskc.cli.entries import default_parameters
@@ -184,7 +184,7 @@ def _write(report: Report) -> None:
 
 
 def _seen(report: Report) -> Iterator[str]:
-    """From which lengths on the mask is one of its own, and what was not reached."""
+    """From which lengths on the mask differs from plain ones, and constants not reached."""
     found = report["seen"]
     for plain in ("causal", "full"):
         other = [each["case"] for each in found if each["looks"] not in (plain, "full")]

@@ -53,7 +53,7 @@ class LayoutRecipe:
 
 @dataclass(frozen=True)
 class IdList:
-    """Ids that a kernel reads as bits: bit i tells of the value low + i."""
+    """Ids that a kernel reads as bits: bit i stands for the value low + i."""
 
     low: Expr
     high: Expr
@@ -118,7 +118,7 @@ class Grid(Enum):
     columns = "columns"
     """One block per tile column of such sequences, where tiles of keys begin with documents."""
     lists = "lists"
-    """One block per tile row or tile column of such sequences, or per both, as the pass reads lists."""
+    """One block per tile row, tile column or both of such sequences, as the pass reads lists."""
     few = "few"
     """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
     left out."""
@@ -160,7 +160,7 @@ NOT_ONCE = OF_HEADS | {Feature.entmax}
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way to run a source: launches in order, and the macro that selects the code."""
+    """One way to run a source: its launches in order, and the macro that selects the code."""
 
     launches: tuple[Launch, ...]
     macro: str = ""
@@ -221,7 +221,7 @@ class WorkList:
 
 @dataclass(frozen=True)
 class SourceUnit:
-    """One kernel source and all that launching it takes."""
+    """One kernel source and everything that launching it needs."""
 
     target: str
     text: str
@@ -269,7 +269,7 @@ class SourceUnit:
         return modes.get(name) or modes["usual"]
 
     def without(self, name: str) -> SourceUnit:
-        """The same source that never runs in a mode."""
+        """The source as one that never runs in a mode."""
         modes = tuple(each for each in self.modes if each[0] != name)
         return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
 
@@ -296,21 +296,23 @@ class SourceUnit:
         return self.offers(features) and (self.boxes is None or self.boxes.hold(n_q, n_kv))
 
     def tiles(self, n_q: int, n_kv: int) -> tuple[int, int]:
-        """Tile rows and tile columns."""
+        """The numbers of tile rows and of tile columns."""
         if self.boxes is not None:
             return self.boxes.counts(n_q)
         return -(-n_q // self.tile.q), -(-n_kv // self.tile.k)
 
     @property
     def key(self) -> str:
-        """What tells it apart from all units of a bundle: its target, its form, and its pass where
-        that is backward alone."""
+        """The name that tells the source apart from all others of a bundle.
+
+        It is made of the target, the form, and the pass where that is backward alone.
+        """
         passes = Direction.backward.value if self.directions == (Direction.backward,) else ""
         return "_".join(filter(None, (self.target, self.form, passes)))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the text without its comments, hexadecimal: what decides the binary."""
+        """The sha256 of the text without its comments, hexadecimal; it decides the binary."""
         lines = (_COMMENT.sub("", line).rstrip() for line in self.text.splitlines())
         return sha256("\n".join(filter(None, lines)).encode()).hexdigest()
 
@@ -321,7 +323,7 @@ N_KV_OF_ALL = "n_kv_of_all"
 
 @dataclass(frozen=True)
 class PartBundle:
-    """Pieces of a mask that run together."""
+    """A bundle of pieces of a mask that run together."""
 
     stride: int
     """1: over the tokens as they are; s >= 2: over those of every residue class modulo s, as
@@ -366,7 +368,7 @@ class Bundle:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
+        """The sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
         own = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],

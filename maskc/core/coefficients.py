@@ -32,7 +32,7 @@ _NAMES = {
 
 @cache
 def measured(target: str) -> Mapping[str, Mapping[str, Any]]:
-    """All that was measured for a target, by the names of its sources; empty where nothing was."""
+    """All measured numbers of a target, by the names of its sources; empty where there are none."""
     return tomllib.loads((files("maskc.core") / "cost.toml").read_text("utf-8")).get(target, {})
 
 
@@ -43,14 +43,16 @@ def card_of(target: str) -> Card | None:
 
 
 def source_name(direction: Direction, form: str) -> str:
-    """What coefficients call a source: `large`, `small`, `tiny`, `backward`, `small_backward` or
-    `tiny_backward`."""
+    """The name of a source among coefficients.
+
+    It is `large`, `small`, `tiny`, `backward`, `small_backward` or `tiny_backward`.
+    """
     first = "backward" if direction is Direction.backward else "large"
     return _NAMES.get((direction, form), first)
 
 
 def step_size(keys: int, usual: int) -> float:
-    """The time of a forward step over `keys` keys, where one over `usual` keys takes 1."""
+    """The time of a forward step over `keys` keys, relative to one over `usual` keys."""
     return (keys + STEP_KEYS) / (usual + STEP_KEYS)
 
 
@@ -58,11 +60,11 @@ def costs(
     target: str, direction: Direction, form: str, head_dim: int, modes: Collection[str],
     size: float = 1.0,
 ) -> tuple[Cost, ...]:  # fmt: skip
-    """What the modes of a source take; none where nothing is known.
+    """The costs of the modes of a source; empty where nothing is known.
 
     Args:
-        modes: the names of those it has.
-        size: of a step, that of the usual source being 1.
+        modes: the names of the modes that it has.
+        size: the cost of a step, relative to a step of the default source.
     """
     found = measured(target).get(source_name(direction, form), {}).get(str(head_dim), {})
     return tuple(
@@ -73,7 +75,7 @@ def costs(
 
 
 def unpriced(bundle: Bundle) -> Bundle:
-    """The same bundle, in parts too, without a measured number."""
+    """The bundle, and its parts, without any measured number."""
     units = tuple(replace(unit, costs=()) for unit in bundle.units)
     parts = tuple(replace(part, bundle=unpriced(part.bundle)) for part in bundle.parts)
     return replace(bundle, units=units, parts=parts)

@@ -59,7 +59,7 @@ class Difference:
 
 
 def _text(value: object) -> str:
-    """What was given, short enough to read."""
+    """The value as text, short enough to read."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, Parents):

@@ -34,17 +34,17 @@ class Indexing:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
+        """The bytes of an element."""
         return 1 if self.in_e4m3 else 2
 
     @property
     def slabs(self) -> int:
-        """Of a row."""
+        """The slabs of a row."""
         return self.dim * self.itemsize // SLAB_BYTES
 
     @property
     def macro(self) -> str:
-        """By which the source knows the mode."""
+        """The macro by which the source knows the mode."""
         return f"INDEXED_{'E4M3_' if self.in_e4m3 else ''}{self.dim}"
 
 
@@ -83,7 +83,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What lists are made of, when lengths are known."""
+    """The recipe of lists of single keys, for when lengths are known."""
 
     constants: tuple[Expr, ...]
     """The constants of the kernel's formulas, over n_q, n_kv and parameters."""

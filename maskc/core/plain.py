@@ -92,7 +92,7 @@ def _plain(value: object) -> object:
 
 
 def _name(kind: type) -> str:
-    """What the text calls a class of core."""
+    """The name of a class of core in the text."""
     if not kind.__module__.startswith(_ROOM):
         raise TypeError(f"a {kind.__name__} is no plain value")
     return f"{kind.__module__.removeprefix(_ROOM)}.{kind.__name__}"

@@ -34,7 +34,7 @@ Features = frozenset[Feature]
 
 
 class Direction(Enum):
-    """Which pass a kernel computes."""
+    """The pass that a kernel computes."""
 
     forward = "forward"
     backward = "backward"

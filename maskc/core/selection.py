@@ -12,7 +12,7 @@ from maskc.core.expr import Expr
 
 
 class Score(Enum):
-    """What candidates are ranked by."""
+    """The score by which candidates are ranked."""
 
     qk = "qk"
     """q . k of each pair."""
@@ -26,7 +26,7 @@ class Score(Enum):
 
 
 class Share(Enum):
-    """Which query heads select together."""
+    """The query heads that choose together."""
 
     head = "head"
     group = "group"

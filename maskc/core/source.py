@@ -42,7 +42,7 @@ _written: ContextVar[SourceLoc | None] = ContextVar("written", default=None)
 
 @contextmanager
 def written_at(place: SourceLoc) -> Iterator[None]:
-    """What is called meanwhile was written there, in text that no frame runs."""
+    """Say that what is called meanwhile was written there, in text that no frame runs."""
     token = _written.set(place)
     try:
         yield

@@ -19,7 +19,7 @@ _LATER = "use target='cpu', or 'sm_90a' on Hopper; 'sm_80' has forward passes in
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a kernel family can do, and its limits."""
+    """A kernel family's abilities and limits."""
 
     name: str
     """The name, as users write it and as it appears in generated file names."""

@@ -60,7 +60,7 @@ def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
 
 
 def _data_atoms(keep: Expr) -> set[Expr]:
-    """Comparisons that read arrays, each in one of its two polarities."""
+    """The comparisons that read arrays, each in one of its two polarities."""
     found: set[Expr] = set()
     for node in E.walk(keep):
         if isinstance(node, (E.Cmp, E.Member)) and E.arrays(node) and E.negate(node) not in found:
@@ -89,7 +89,7 @@ def fingerprint(keep: Expr) -> str:
 
 
 class _Scramble:
-    """Stands for a data array: a fixed function of name and index."""
+    """A fixed function of name and index, which stands for a data array."""
 
     def __init__(self, name: str) -> None:
         self.salt = int.from_bytes(sha256(name.encode()).digest()[:4], "little")

@@ -104,7 +104,7 @@ class _Part:
 
 
 def _exact(keep: Expr) -> list[Piece]:
-    """Pieces of a mask without data; one of kind `set` where isl's budget does not suffice."""
+    """The pieces of a mask without data; one of kind `set` where isl's budget is too small."""
     if keep == E.NEVER:
         return []
     try:
@@ -145,8 +145,10 @@ class _Decomposer:
     # ------------------------------------------------------------ as wide as the mask allows
 
     def _conjunctions(self) -> list[tuple[isl.Set, Expr]]:
-        """Conjunctions whose union is the mask, none of them in another, each without any
-        comparison that the mask does not need."""
+        """Conjunctions whose union is the mask.
+
+        None of them lies in another, and none has a comparison that the mask does not need.
+        """
         found: dict[Expr, isl.Set] = {}
         parts = self.space.reader.parts(self.whole)
         floors = sum(part.dim(isl.dim_type.div) > 0 for part in parts)
@@ -187,7 +189,7 @@ class _Decomposer:
     # ------------------------------------------------------------ without what others own
 
     def _bands_joined(self, parts: list[_Part]) -> list[_Part]:
-        """Bands that overlap or touch in every row they share become one."""
+        """Join bands that overlap or touch in every row they share."""
         kept: list[_Part] = []
         for part in parts:
             for index, other in enumerate(kept):
@@ -242,7 +244,7 @@ class _Decomposer:
         return [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in found]
 
     def _gathered(self, parts: list[_Part]) -> list[_Part]:
-        """Columns of the same queries are one piece, likewise rows, and whatever has no kind."""
+        """Join columns of the same queries, likewise rows, and whatever has no kind."""
         kept: list[_Part] = []
         for part in sorted(parts, key=lambda part: part.place):
             for index, other in enumerate(kept):
@@ -273,12 +275,12 @@ def _disjoint(parts: list[isl.BasicSet]) -> bool:
 
 
 def _check(keep: Expr, pieces: list[Piece]) -> None:
-    """Disjoint and complete, where isl's budget suffices.
+    """Check that pieces are disjoint and complete, where isl's budget suffices.
 
-    What data decide is disjoint by its making: alternatives less those before them.
+    What data decide is disjoint by construction: each alternative without those before it.
 
     Raises:
-        DecompositionBroken: they are not.
+        DecompositionBroken: the pieces overlap, or their union is not the mask.
     """
     if pieces == [Piece(keep)]:
         return

@@ -69,7 +69,7 @@ def grid_mask(keep: Expr) -> GridMask | None:
 
 
 def _reduced(node: Expr) -> Expr | None:
-    """(t + 5) mod 8 as (t mod 8 + 5) mod 8, which reads a coordinate of t."""
+    """Rewrite (t + 5) mod 8 as (t mod 8 + 5) mod 8, which reads a coordinate of t."""
     if not isinstance(node, E.Mod) or not isinstance(node.num, E.Sum):
         return None
     terms = ((factor, E.transform(term, _reduced)) for factor, term in node.num.terms)

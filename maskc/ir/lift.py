@@ -78,7 +78,7 @@ def _ordered(keep: Expr, lists: bool) -> list[Expr]:
 
 
 def _skeleton(term: Expr, lists: bool) -> str:
-    """Text of a term with a blank for every argument."""
+    """The text of a term with a blank for every argument."""
     if isinstance(term, (E.All, E.Any)):
         return f"{type(term).__name__}({sorted(_skeleton(part, lists) for part in term.terms)})"
     if isinstance(term, (E.Cmp, E.Member)):
@@ -214,7 +214,7 @@ def _is_near(value: Expr) -> bool:
 
 
 def _split(expr: Expr) -> tuple[Expr, list[tuple[int, Expr]]]:
-    """(part known on the host, the other terms)."""
+    """(the part that the host knows, the other terms)."""
     constant, terms = (expr.const, expr.terms) if isinstance(expr, E.Sum) else (0, ((1, expr),))
     host = E.linear(constant, (pair for pair in terms if _is_host(pair[1])))
     return host, [pair for pair in terms if not _is_host(pair[1])]

@@ -25,7 +25,7 @@ _POSITION = E.linear(0, ((1, E.Q), (1, E.N_KV), (-1, E.N_Q)))
 
 @dataclass(frozen=True)
 class _Distances:
-    """Distances low <= d <= high, d mod stride == rest; both ends have that residue."""
+    """The distances low <= d <= high with d mod stride == rest; both ends have that residue."""
 
     low: int
     high: int
@@ -70,7 +70,7 @@ class Nested:
         ))  # fmt: skip
 
     def pieces(self) -> list[Piece]:
-        """Disjoint: one for every interval that is left; of bands that touch, one for all."""
+        """Disjoint pieces, one for every interval that is left; bands that touch are one piece."""
         parts = sorted((one for left in self.left for one in left), key=lambda one: one.low)
         bands: list[_Distances] = []
         for part in parts:
@@ -93,7 +93,7 @@ class Nested:
         return Piece(keep, PieceKind.lattice, detail)
 
     def _band(self, own: _Distances) -> Piece:
-        """Keys from position - high to position - low, where there are some."""
+        """The keys from position - high to position - low, where there are some."""
         keep = _between(E.sub(self.position, E.K), own.low, own.high)
         first, last = (E.sub(self.position, E.const(end)) for end in (own.high, own.low))
         rows = E.ge(last, E.ZERO)

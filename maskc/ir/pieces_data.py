@@ -38,7 +38,10 @@ def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
 
 
 def simplified(keep: Expr) -> Expr:
-    """Simplified twice where alternatives inside a conjunction may have become one."""
+    """The formula, simplified.
+
+    It is simplified twice where alternatives inside a conjunction may have become one.
+    """
     once = simplify(keep)
     return simplify(once) if any(isinstance(node, E.Any) for node in E.walk(keep)) else once
 

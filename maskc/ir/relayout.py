@@ -47,14 +47,14 @@ class Part:
     """Pieces of a mask that run together."""
 
     stride: int
-    """1: over the tokens as they are; s >= 2: over the tokens of each residue class modulo s."""
+    """1: the part runs over the tokens as they are; s >= 2: over each residue class modulo s."""
     ir: MaskIR
     """The mask that runs, in pieces: of the tokens, or of every class with its own lengths."""
     aligned: bool = False
-    """Whether it is so only where the stride divides n_kv - n_q."""
+    """Whether this holds only where the stride divides n_kv - n_q."""
     keys: int | None = None
-    """Over all queries, and of the keys those of this residue modulo the stride; None: see
-    `stride`. The mask then speaks of N_KV_OF_ALL."""
+    """The residue, modulo the stride, of the keys that all queries meet; the mask then speaks of
+    N_KV_OF_ALL. None: see `stride`."""
 
 
 # ------------------------------------------------------------------ parts
@@ -108,7 +108,7 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
 
 
 def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
-    """Pieces of a few residues of keys: by residue, what queries see of its keys."""
+    """For pieces of a few residues of keys, what queries see of the keys of each residue."""
     found = {}
     for piece in pieces:
         match piece.detail:
@@ -187,7 +187,7 @@ class _Group:
     near: Expr
     """Over d and parameters."""
     aligned: bool
-    """Whether only where the stride divides n_kv - n_q."""
+    """Whether the pairs are these only where the stride divides n_kv - n_q."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class _Found:
     stride: int
     near: isl.Set
     aligned: bool
-    """Whether positions are aligned, as in a group."""
+    """Whether the distances hold only where the stride divides n_kv - n_q."""
 
 
 def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
@@ -269,7 +269,7 @@ class _Distances:
 
 
 class _Line:
-    """Sets of pairs [q, k, n_q, n_kv] and of their distances [d], over the same parameters."""
+    """Makes sets of pairs [q, k, n_q, n_kv] and of distances [d], over the same parameters."""
 
     def __init__(self, defaults: dict[str, int]) -> None:
         names, self.defaults = tuple(defaults), defaults
@@ -326,8 +326,11 @@ class _Line:
         return None
 
     def joined(self, found: list[_Found], stride: int) -> _Group | None:
-        """Disjoint pieces as one group of a stride that divides all theirs, their distances read as
-        a formula; None too where one holds at aligned lengths of a larger stride only."""
+        """Disjoint pieces as one group of a stride that divides all theirs.
+
+        The result is None where their distances cannot be read as a formula, or where one piece
+        holds at aligned lengths of a larger stride only.
+        """
         if any(one.aligned and one.stride != stride for one in found):
             return None
         try:

@@ -152,7 +152,7 @@ class MaskIR:
 
     @property
     def params(self) -> dict[str, int]:
-        """Names and defaults of the parameters the mask reads."""
+        """The names and defaults of the parameters that the mask reads."""
         found = params(self.keep)
         for selection in self.selections:
             for formula in selection.allowed:

@@ -14,7 +14,7 @@ from maskc.core.errors import BadOption
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """All of a call but its tensors and its mask."""
+    """Everything of a call except its tensors and its mask."""
 
     layout: str
     """JSON object: for every keyword where its value is. A number is a place among the data
@@ -102,7 +102,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:
-    """Where the value goes, as JSON."""
+    """The place of the value in the JSON text."""
     import torch
 
     if isinstance(value, torch.Tensor):
