@@ -32,9 +32,9 @@ TEXTS = {
         "    hint: convert it first; nothing is rounded silently",
     ),
     "MC305": (
-        lambda: DOC.dense(4, doc=mc.cu_seqlens([0, 5])),
-        "MC305 doc  'doc': it must ascend from 0 to the length 4\n"
-        "    hint: cumulative lengths hold documents + 1 entries",
+        lambda: DOC.dense(4, doc=np.full(4, 1 << 63, np.uint64)),
+        "MC305 doc  'doc': 9223372036854775808 does not fit 64 signed bits\n"
+        "    hint: number tokens and documents from 0",
     ),
     "MC306": (
         lambda: mc.causal().dense(-1),
