@@ -43,7 +43,7 @@ generated: $(STAMP)
 
 # The site, into build/site; a broken link or a docstring that cannot be read is an error.
 docs: $(STAMP)
-	$(BIN)/pip install --quiet 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.27'
+	$(BIN)/pip install --quiet -e '.[docs]'
 	$(BIN)/python docs/error_index.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
