@@ -1,4 +1,4 @@
-"""What a command works on: the masks of a file, of a folder, or of an expression."""
+"""The masks that a command works on: those of a file, of a folder, or of an expression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lengths at which a mask shows all that it is made of, from its own constants.
+"""The lengths at which a mask shows everything in it, from its own constants.
 
 A window of 4095 keys is plain causal attention below 4096 tokens: a check at shorter lengths
 checks nothing. So the longest lengths lie past the largest window, block, residue, stride and

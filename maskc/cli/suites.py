@@ -1,4 +1,4 @@
-"""Options of `maskc bench` that speak of suites and of what they measured before."""
+"""Options of `maskc bench` for suites and for their earlier results."""
 
 from __future__ import annotations
 

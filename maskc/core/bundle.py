@@ -1,4 +1,4 @@
-"""What compilation hands to the runtime: sources, formulas and recipes, all plain values."""
+"""The bundle that compilation gives the runtime: sources, formulas, recipes, all plain values."""
 
 from __future__ import annotations
 

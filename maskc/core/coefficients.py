@@ -1,4 +1,4 @@
-"""The cost model's coefficients, from cost.toml: what they say of a source, and of which card."""
+"""The cost model's coefficients, from cost.toml, for each source and each card."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a pass is predicted to take, and which of several sources takes least.
+"""The predicted cost of a pass, and which of several sources is cheapest.
 
-Predictions speak of the mask and the lengths alone: each distinct list of tiles counts once,
-however many heads or sequences have it, and nothing is said of the card. So one mask at one pair of
+Predictions depend on the mask and the lengths alone: each distinct list of tiles counts once,
+however many heads or sequences have it, and the card does not matter. So one mask at one pair of
 lengths always runs the same source and gives the same bits.
 """
 
@@ -125,14 +125,16 @@ def faster(source: Costed, tally: Tally) -> str:
 
 
 def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
-    """What other tiles of the same mask at least have, from the tally of larger ones.
+    """A lower bound of the tally of smaller tiles of the same mask, from that of larger ones.
 
     A full tile inside the lengths is full of smaller ones; any other has at least one. Where the
-    others do not divide them, no more is sure than that full ones are covered. Smaller ones may
-    always be alone in their rows and columns.
+    smaller tiles do not divide the larger ones, only full ones are sure to be covered. Smaller
+    tiles may always be alone in their rows and columns.
 
     Args:
         tally: of tiles of shape `tile`.
+        tile: the shape of the larger tiles.
+        small: the shape of the smaller tiles.
         n_kv: keys.
     """
     edges = tally.rows + -(-n_kv // tile.k)  # full tiles that the lengths may cut

@@ -1,4 +1,4 @@
-"""What a mask reads at call time: declarations of data atoms and parameters."""
+"""The data that a mask reads at call time: declarations of data atoms and parameters."""
 
 from __future__ import annotations
 

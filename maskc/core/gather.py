@@ -1,4 +1,4 @@
-"""Single keys chosen for heads together: what gathers them, and the arguments of its lists.
+"""Single keys that heads choose together: recipes of gathering, and the arguments of its lists.
 
 A tile's rows are then the query heads of one query that share its keys, and its columns these keys,
 wherever they lie: a list per query tells which.

@@ -39,10 +39,10 @@ def to_text(value: object) -> str:
 
 
 def to_readable_text(value: object) -> str:
-    """The same with named fields, formulas as Python, and lines to read and compare.
+    """Text as of `to_text`, but to be read: named fields, formulas as Python, lines.
 
     Raises:
-        TypeError: it holds something that is not plain.
+        TypeError: the value holds something that is not plain.
     """
     return _laid_out(_named(value), "") + "\n"
 
@@ -67,7 +67,7 @@ def _laid_out(found: object, indent: str) -> str:
 
 
 def from_text(text: str) -> Any:
-    """What `to_text` was given.
+    """The value that was given to `to_text`.
 
     Raises:
         ValueError: the text is not what `to_text` of this version writes.

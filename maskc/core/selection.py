@@ -1,4 +1,4 @@
-"""What a run-time selection is once the combinators are gone: who ranks what, by which scores."""
+"""A run-time selection after lowering: who ranks what, by which scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in the user's files something was written."""
+"""Places in the user's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions and methods of torch and NumPy mean for traced values.
+"""The meaning of functions and methods of torch and NumPy for traced values.
 
 Those that are exact on integers and conditions are followed; whatever else a formula calls is
 refused by its name. torch and NumPy hand their calls over (`__torch_function__`,

@@ -1,4 +1,4 @@
-"""What to write instead of something that is no mask."""
+"""Hints that say what to write instead of something that is no mask."""
 
 from __future__ import annotations
 

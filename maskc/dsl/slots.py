@@ -1,4 +1,4 @@
-"""Takes captured arrays out of a mask: what is left is planned, their content comes with calls.
+"""Takes captured arrays out of a mask, which is planned without them; calls bring their content.
 
 Masks that differ only in the content of captured arrays become the same mask here, so they share
 a plan and its kernels.

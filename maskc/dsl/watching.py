@@ -1,4 +1,4 @@
-"""What runs while a formula is traced: torch's calls, and what Python decides without asking.
+"""Watches code that runs while a formula is traced: torch's calls, and decisions of Python's own.
 
 Most questions reach the traced value itself (`bool`, `len`, `str`, `hash`, `isinstance`), which
 refuses them. `is`, `type` and `id` do not: every function of the user's that runs meanwhile is

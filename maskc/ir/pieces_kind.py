@@ -1,4 +1,4 @@
-"""What kind a set of pairs is: every answer is a proof by isl, and says how it is to be read."""
+"""The kind of a set of pairs; every answer is a proof by isl, with formulas of the set."""
 
 from __future__ import annotations
 

@@ -73,20 +73,21 @@ def alone(extents: Extents) -> Mapping[int, int]:
 
 
 def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
-    """The parts of a decomposed mask: ascending stride, then those over keys of one residue;
-    disjoint, their union the mask.
+    """The parts of a decomposed mask, which are disjoint and whose union is the mask.
 
-    A piece is regrouped by the largest stride that divides all its distances, if it is proved
-    that nothing else decides; pieces that read data never are. Where a mask speaks of q - k
-    instead of distances that holds only at lengths whose difference the stride divides.
-    A mask without such pieces is one part, `ir` itself.
+    They come in ascending order of their stride, and those over the keys of one residue come last.
+    A piece is regrouped by the largest stride that divides all its distances, if it is proved that
+    nothing else decides; pieces that read data never are. Where a mask uses q - k instead of
+    distances, that holds only at lengths whose difference the stride divides. A mask without such
+    pieces is one part, `ir` itself.
 
     Args:
+        ir: the mask.
         choose: puts parts together; a part's pieces then keep multiples of a multiple of its
             stride.
 
     Raises:
-        DecompositionBroken: an inner mask reads otherwise than what was proved.
+        DecompositionBroken: an inner mask differs from what was proved.
     """
     with LOCK:
         found = sorted(_regrouped(ir.pieces, choose), key=lambda group: group.stride)

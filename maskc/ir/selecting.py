@@ -1,4 +1,4 @@
-"""Run-time selections: topk nodes become data atoms, and what is needed to choose their content."""
+"""Run-time selections: topk nodes become data atoms, with recipes that choose their content."""
 
 from __future__ import annotations
 

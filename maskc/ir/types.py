@@ -1,4 +1,4 @@
-"""What a mask is once the combinators are gone: one formula, and pieces that add up to it."""
+"""A mask after lowering: one formula, and pieces that add up to it."""
 
 from __future__ import annotations
 

@@ -137,10 +137,10 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
 
 
 def _check_heads(asked: Asked, n_heads: int | None) -> None:
-    """All that tells heads apart speaks of as many.
+    """Check that all tables that tell heads apart have the same number of heads.
 
     Raises:
-        DataShape: a table of another number of heads.
+        DataShape: a table has another number of heads.
     """
     wanted = n_heads or (len(asked.irs) if len(asked.irs) > 1 else asked.heads)
     for decl in (decl for ir in asked.irs for decl in ir.data if decl.rank > 1):

@@ -95,8 +95,10 @@ def row(
 
 
 def sequences_given(mask: Mask, data: given.Given) -> int:
-    """How many sequences the arrays of a question speak of, whether or not the set depends on
-    them; 1 where none has a dimension for sequences."""
+    """How many sequences the arrays of a question have, whether or not the set depends on them.
+
+    The number is 1 where no array has a dimension for sequences.
+    """
     wanted, _ = _named(list(walk(mask)))
     own = {name: decl for name, decl in wanted.items() if data.get(name) is not None}
     arrays = {name: given.read(decl, data[name]) for name, decl in own.items()}
@@ -152,13 +154,17 @@ def _at(
 
 
 def _asked(name: str, index: int | None, differ: int, known: int | None) -> range:
-    """Which heads, or sequences, are computed, where `differ` of them have sets of their own.
+    """The heads, or sequences, that are computed, where `differ` of them have sets of their own.
 
     Args:
+        name: "head" or "batch", for messages.
+        index: the one that was asked for; None: all.
+        differ: how many have sets of their own.
         known: how many there are, where that is known.
 
     Raises:
-        NoSuchHead, DataRange: there is none of that index.
+        NoSuchHead: there is no head of that index.
+        DataRange: there is no sequence of that index.
     """
     if index is None:
         return range(differ)
@@ -175,7 +181,7 @@ Rankings = Mapping[N.TopK, np.ndarray]
 
 
 def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Rankings:
-    """By its own definition where that is possible, else by the tensor for all.
+    """The scores of each selection, by its definition where possible, else by the tensor for all.
 
     Raises:
         DataMissing: neither is possible.

@@ -1,4 +1,4 @@
-"""What the caller passes, as plain int64 arrays for one sequence of the batch."""
+"""The caller's data as plain int64 arrays for one sequence of the batch."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> N
 
 
 def read(decl: DataDecl, raw: object) -> object:
-    """What was passed for one declaration, with int64 arrays inside.
+    """The data that were passed for one declaration, with int64 arrays inside.
 
     Returns:
-        An array, a pair of what stands for queries and keys (or ends), CuSeqlens or Parents.
+        An array, a pair of arrays for queries and keys (or for ends), CuSeqlens or Parents.
 
     Raises:
-        DataShape: no pair where one is needed. DataType, NotAnArray: not integers or booleans.
+        DataShape: a pair is needed and something else was given.
+        DataType: the elements are neither integers nor booleans.
+        NotAnArray: something is no array.
     """
     match decl.kind:
         case DataKind.documents:

@@ -1,4 +1,4 @@
-"""What topk ranks by, from q and k: every score by its definition, in fp64."""
+"""The scores by which topk ranks, from q and k, each by its definition in fp64."""
 
 from __future__ import annotations
 

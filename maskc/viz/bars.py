@@ -1,4 +1,4 @@
-"""Grouped bars, lying: one panel per title, one group of bars per name, values from zero."""
+"""Horizontal grouped bars: one panel per title, one group of bars per name, values from zero."""
 
 from __future__ import annotations
 

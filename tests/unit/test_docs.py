@@ -71,7 +71,8 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
             pytest.skip(f"{page.name} needs PyTorch from line {block.line} on")
         out = io.StringIO()
         with redirect_stdout(out):
-            text = block.text.replace("compile(head_dim=128)", 'compile(head_dim=128, target="cpu")')
+            anywhere = 'compile(head_dim=128, target="cpu")'  # with NumPy arrays, beside a GPU too
+            text = block.text.replace("compile(head_dim=128)", anywhere)
             code = compile("\n" * block.line + text, str(page), "exec")
             exec(code, scope)
         if block.printed is not None:
@@ -159,3 +160,12 @@ def test_the_example_of_the_architecture_is_what_the_stages_print() -> None:
             r"\.\.\.|\n(?=    [a-z]+ )(?=    plan|    piece|    no|    cont)", block
         ):
             assert " ".join(part.split()) in printed
+
+
+# ---------------------------------------------------------------- the README
+
+
+def test_a_cell_of_the_readme_holds_at_most_ten_words() -> None:
+    for line in (ROOT / "README.md").read_text().splitlines():
+        if line.startswith("|"):
+            assert all(len(cell.split()) <= 10 for cell in line.strip("|").split("|")), line

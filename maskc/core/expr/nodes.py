@@ -1,4 +1,4 @@
-"""The nodes of formulas: frozen values. Build them with the functions beside, never directly."""
+"""Frozen nodes of formulas. Build them with the functions of the package, never directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled masks by name: what an operator, which takes no Python object, calls one."""
+"""Compiled masks by name, for operators, which take no Python objects."""
 
 from __future__ import annotations
 
