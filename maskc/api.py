@@ -15,7 +15,7 @@ from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     from maskc.core.difference import Difference
-    from maskc.runtime.arrays import Array
+    from maskc.core.tensors import Array
     from maskc.runtime.compiled import CompiledMask
 
 
@@ -62,7 +62,8 @@ def attention(
 
 def _tensor(x: Any, name: str) -> Array:
     """Shape, dtype and device of a tensor, which must have four dimensions."""
-    from maskc.runtime.arrays import LIBRARIES, library
+    from maskc.runtime.arrays.find import library
+    from maskc.runtime.arrays.known import LIBRARIES
 
     known = library(x, name)
     found = LIBRARIES[type(known)].view(known, name)

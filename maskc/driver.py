@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from maskc.core.layout import BlockLayout
     from maskc.ir.types import MaskIR
-    from maskc.plan.types import Heads, Plan
+    from maskc.plan.types import Heads, KernelPlan
     from maskc.runtime.compiled import CompiledMask
 
 # ------------------------------------------------------------------ compiling
@@ -62,7 +62,7 @@ class Recipe:
         return Recipe, self._made_of
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> KernelPlan:
         """Made once."""
         return planned(*self._made_of[:3])
 
@@ -86,21 +86,21 @@ def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: o
     return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads)
 
 
-def planned(mask: Mask, problem: Problem, target: Target) -> Plan:
+def planned(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     """Stages 2 to 5: lower, decompose, analyse, plan."""
     from maskc.plan.choose import plan
 
     return plan(understood(mask, problem.n_heads), problem, target)
 
 
-def bundled(plan: Plan, name: str = "mask") -> Bundle:
+def bundled(plan: KernelPlan, name: str = "mask") -> Bundle:
     """Stage 6: emit."""
     from maskc.emit.emitter import emit
 
     return emit(plan, name)
 
 
-def plan_module(mask: Mask, problem: Problem, target: Target) -> Plan:
+def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     """The plan of one target of a generated module.
 
     Raises:
@@ -115,7 +115,7 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> Plan:
     return plan
 
 
-def generate(mask: Mask, name: str, plans: Sequence[Plan], title: str) -> dict[str, str]:
+def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> dict[str, str]:
     """The generated module of a mask, its plan and its sources: file name -> text.
 
     Args:

@@ -17,16 +17,17 @@ from maskc.bench.pairs import Pairs
 from maskc.bench.rivals import Contender
 from maskc.bench.tensors import Tensors, make_tensors
 from maskc.core.bundle import APART, SourceUnit
-from maskc.core.coefficients import TINY, card_of, source_name
+from maskc.core.coefficients import card_of, source_name
 from maskc.core.cost import Cost
 from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
+from maskc.core.forms import TINY
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.dsl.combinators import block_diagonal, causal, full, sinks, window
 from maskc.dsl.mask import Mask
 from maskc.layout import build
-from maskc.layout.tally import tally_of
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 

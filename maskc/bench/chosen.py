@@ -15,9 +15,10 @@ from maskc.bench.tensors import Tensors, host
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
+from maskc.core.sizes import Sizes
 from maskc.dsl import nodes as N
-from maskc.layout import Extent, bind_arrays, choose, scores_of, sequence_arrays
 from maskc.layout import best as best_of_floats
+from maskc.layout import bind_arrays, choose, scores_of, sequence_arrays
 from maskc.reference import ranking
 from maskc.reference.dense import walk
 from maskc.reference.pairs import Place, keep
@@ -115,7 +116,7 @@ class ChosenPairs:
         if self._one is not None:
             return self._live_of_one()
         known = driver.understood(case.mask, case.heads)
-        extent = Extent(case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv)
+        extent = Sizes(case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv)
         for number, ir in enumerate(known.masks):
             params = {name: case.data.get(name, default) for name, default in ir.params.items()}
             mine = {d.name: case.data[d.name] for d in ir.data if d.from_caller}

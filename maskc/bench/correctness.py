@@ -108,7 +108,7 @@ def _prebuild(
     progress(f"building {len(masks) * len(problems)} kernels in {workers} processes")
     arch = ""
     if target.language == "cuda":
-        from maskc.runtime.launch_cuda import device_arch
+        from maskc.runtime.launch.cuda import device_arch
 
         arch = device_arch(target.name, 0)
     context = multiprocessing.get_context("spawn")

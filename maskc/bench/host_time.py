@@ -137,7 +137,7 @@ def _inputs(
     else:
         notes.append("torch: not installed")
     if device == "cuda":
-        from maskc.runtime.arrays import cupy_send
+        from maskc.runtime.arrays.known import cupy_send
 
         sent = [cupy_send(0, x.ravel())[0][0].reshape(x.shape) for x in arrays]
         yield "cupy", sent, sent[0].device.synchronize

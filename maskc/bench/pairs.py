@@ -20,6 +20,7 @@ from maskc.core.captured import HELD
 from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
+from maskc.dsl.slots import with_captured
 from maskc.ir.types import MaskIR
 from maskc.layout import bind_arrays, extents, held_arrays, sequence_arrays, split_call_data
 from maskc.layout import count as count_by_tiles
@@ -45,7 +46,7 @@ class Pairs:
         known = driver.understood(case.mask, case.heads)
         self.masks: tuple[MaskIR, ...] = known.masks
         self.of_head: tuple[int, ...] = known.of_head
-        self._data = driver.with_captured(case.mask, case.data, case.heads)
+        self._data = with_captured(case.mask, case.data, case.heads)[1]
         self._bound = [_Formula(ir, case.n_q, case.n_kv, self._data) for ir in self.masks]
         self.batched = any(formula.batch > 1 for formula in self._bound)
         """Whether sequences see different keys."""

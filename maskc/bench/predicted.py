@@ -11,7 +11,7 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.plan.cost import layout_at
 from maskc.plan.predict import milliseconds
-from maskc.plan.types import Plan, PlannedMask
+from maskc.plan.types import KernelPlan, PlannedMask
 from maskc.runtime.compiled import CompiledMask
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
@@ -26,7 +26,7 @@ def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, fl
     if card_of(target.name) is None or driver.selects(case.mask):
         return {}
 
-    def tiles(plan: Plan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
+    def tiles(plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
         if not case.data:
             return layout_at(plan, mask, n_q, n_kv)
         number = next(i for i, each in enumerate(plan.masks) if each is mask)

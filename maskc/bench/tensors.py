@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from maskc.bench.case import Case
-from maskc.core.dtypes import DType
+from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import ExtraMissing
-from maskc.core.gather import E4M3
 
 _SEED = 2026
 

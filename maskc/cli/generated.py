@@ -15,7 +15,7 @@ from maskc.core.errors import Drift, MaskcError
 if TYPE_CHECKING:
     from maskc.core.problem import Problem
     from maskc.core.target import Target
-    from maskc.plan.types import Plan
+    from maskc.plan.types import KernelPlan
 
 FOLDER = "generated"
 """The folder of generated files when nothing else is said."""
@@ -52,7 +52,7 @@ def generated_files(entry: Entry, asked: Asked) -> tuple[dict[str, str], list[Le
     return driver.generate(entry.mask, entry.name, list(plans.values()), entry.title), left_out
 
 
-def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, Plan], list[LeftOut]]:
+def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, KernelPlan], list[LeftOut]]:
     """Plans by target: of those asked for, else of all that have such a kernel."""
     from maskc import driver
     from maskc.core.target import TARGETS, Target
@@ -61,7 +61,7 @@ def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, Plan], list[LeftOut]]:
     if asked.targets:
         named = map(Target.named, asked.targets)
         return {each.name: driver.plan_module(entry.mask, problem, each) for each in named}, []
-    plans: dict[str, Plan] = {}
+    plans: dict[str, KernelPlan] = {}
     left_out: list[LeftOut] = []
     for target in TARGETS.values():
         if not _concerns(target, problem):

@@ -10,7 +10,7 @@ from maskc.cli.options import Asked
 
 if TYPE_CHECKING:
     from maskc.ir.types import MaskIR
-    from maskc.plan.types import Heads, Plan
+    from maskc.plan.types import Heads, KernelPlan
 
 STAGES = ("mask", "ir", "facts", "plan", "source")
 
@@ -39,7 +39,7 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
     return driver.bundled(plan, entry.name).units[0].text
 
 
-def planned(entry: Entry, asked: Asked) -> Plan:
+def planned(entry: Entry, asked: Asked) -> KernelPlan:
     """The plan for what is asked."""
     from maskc import driver
 

@@ -104,7 +104,7 @@ def _checked(
 ) -> Report:  # fmt: skip
     """The results of all checks at these lengths, and what the mask is there."""
     from maskc.cli.lengths import seen
-    from maskc.runtime.parts import hold
+    from maskc.dispatch.residue_split import hold
 
     rows: list[Check] = []
     skipped, found = [], []

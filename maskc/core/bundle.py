@@ -13,7 +13,8 @@ from maskc.core.cost import ONCE as ONCE
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.gather import GATHER, WIDE, Gather
+from maskc.core.forms import GATHER, WIDE
+from maskc.core.gathering import Gather
 from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
@@ -204,16 +205,16 @@ class WorkList:
     """Mean tiles per item below which blocks stream through items (mode `stream`)."""
     uneven_tiles: int = 0
     """The most tiles of an item of a row or column that is far longer than the others of its list,
-    or some powers of two as many, see maskc/layout/work.py. 0: as of any other."""
+    or some powers of two as many, see maskc/layout/work/work_list.py. 0: as of any other."""
     ordered: bool = False
-    """Whether it is the list of a deterministic pass, see maskc/layout/ordered.py."""
+    """Whether it is the list of a deterministic pass: maskc/layout/work/deterministic_order.py."""
     resident: int = 1
     """Blocks that a multiprocessor runs at once."""
     plain: bool = False
     """Whether lists are as a device would make them: nothing is cut, or taken in another order."""
     both_ways: bool = False
     """Whether columns that are under way at a time may wait for each other both ways: the device
-    runs as many blocks as maskc/layout/ordered.py reckons with."""
+    runs as many blocks as maskc/layout/work/deterministic_order.py reckons with."""
     apart: bool = False
     """Whether it is the list of a pass in the mode `apart`, in which items that share a column
     leave their shares side by side instead of adding to one."""
@@ -245,7 +246,7 @@ class SourceUnit:
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
     by_documents: bool = False
-    """Whether its tiles of keys begin with documents, see maskc/layout/documents.py."""
+    """Whether its tiles of keys begin with documents, see maskc/layout/tiles/document_tiles.py."""
     form: str = ""
     """Tells sources of one target and pass apart, where a call takes the cheapest."""
     costs: tuple[Cost, ...] = ()

@@ -11,12 +11,9 @@ from typing import Any
 
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Card, Cost
+from maskc.core.forms import SMALL, TINY
 from maskc.core.problem import Direction
 
-SMALL = "small"
-"""The form of a source for short rows."""
-TINY = "tiny"
-"""The form of a source for rows of very few keys."""
 STEP_KEYS = 12
 """The constant cost of a forward step, in keys: full tiles of 128, 96 and 64 keys took 2830, 2190
 and 1540 cycles at head dimension 128."""

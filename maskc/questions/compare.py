@@ -38,7 +38,7 @@ from maskc.ir.lowered import lowered
 from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
 from maskc.layout import build, check_lengths
-from maskc.layout.held import with_content
+from maskc.layout.inputs.captured import with_content
 from maskc.questions.asked import Asked, bound, pairs_of, selects
 from maskc.questions.drawn import data_of, draws, lengths
 from maskc.reference.dense import declarations, row, walk

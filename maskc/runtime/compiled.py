@@ -7,25 +7,26 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from maskc.build import BuildReport
+from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
 from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.runtime import checks
-from maskc.runtime.arrays import Library, zeros
+from maskc.dispatch import checks
+from maskc.dispatch.call import Bound
+from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
+from maskc.dispatch.recent import Recent
+from maskc.runtime.arrays.known import Library, zeros
+from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
-from maskc.runtime.binding import Binder, Bound, mask_layout
+from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.lister import Unlisted
-from maskc.runtime.making import all_reports
+from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
-from maskc.runtime.planning import Planner
-from maskc.runtime.plans import Recent
-from maskc.runtime.prepare import Sound
-from maskc.runtime.selected import Called, Planned
-from maskc.runtime.signature import all_pointers, alpha_less_1, low_bits, read, with_heads
+from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
 
 _NOTHING: Mapping[str, Any] = {}
 _QKV = ("q", "k", "v")
@@ -80,7 +81,7 @@ class CompiledMask:
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
-        self._planner = Planner(bundle, self.target, self._binder, in_parts)
+        self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
         self._whole = self._planner.whole
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
@@ -177,15 +178,16 @@ class CompiledMask:
         Args:
             data: the mask's data and parameters by name.
         """
-        names, given = _QKV, [q, k, v]
+        names: tuple[str, ...] = _QKV
+        given = [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
             names = with_heads(names, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
-            scale, softcap = checks.numbers(scale, softcap)
+            scale, softcap = numbers(scale, softcap)
         usual = alpha is None and normalizer == "softmax"
         alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
-        key = (names, softcap is None, alpha_1, bool(nan_safe))
-        plan, lib, places = self._begin(key, given, data)
+        options = call_options(names, softcap is None, alpha_1, bool(nan_safe))
+        plan, lib, places = self._begin(options, given, data)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
         out, place = lib.empty(q, outputs[0])
@@ -194,7 +196,7 @@ class CompiledMask:
             lse, unread = lib.empty(q, outputs[1])
         if names is _QKV and len(outputs) == 2:
             at_q, at_k, at_v = places
-            pointers = (at_q, at_k, at_v, place, unread)
+            pointers: Pointers = (at_q, at_k, at_v, place, unread)
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
@@ -255,10 +257,12 @@ class CompiledMask:
         given = [q, k, v, out, dout, lse]
         names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
-            scale, softcap = checks.numbers(scale, softcap)
-        options = alpha_less_1(normalizer, alpha), bool(nan_safe), bool(deterministic)
-        key = (names, softcap is None, *options)
-        plan, lib, places = self._begin(key, given, data)
+            scale, softcap = numbers(scale, softcap)
+        options = call_options(
+            names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe),
+            bool(deterministic),
+        )  # fmt: skip
+        plan, lib, places = self._begin(options, given, data)
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
@@ -275,23 +279,23 @@ class CompiledMask:
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, asked: tuple[Any, ...], given: list[Any], data: Mapping[str, Any],
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Planned | Called, Library, tuple[int, ...]]:  # fmt: skip
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
-            asked: the names of what is given, then the options that a plan depends on.
+            options: that the plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
             listed: whether tile lists may be made on the device.
         """
-        lib, kinds, places = read(asked[0], given)
+        lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
-            listed = listed and not any(asked[2:4])  # entmax, nan_safe
-            bound = self._bind(asked, given, data, kinds, places, listed)
+            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
+            bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default
-        signature = kinds, bound.key, asked
+        signature = kinds, bound.key, options
         last, plan = self._last
         if signature != last or plan is None:
             try:
@@ -299,10 +303,12 @@ class CompiledMask:
             except (NotAddressable, Unlisted):
                 if bound.given is None:
                     raise
-                return self._begin(asked, given, data, False)
+                return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
-            self._planner.plan(asked, given, bound)
-        return (plan if bound.given is None else plan.called(bound.given)), lib, places
+            self._planner.plan(options, given, bound)
+        if isinstance(plan, DeviceListedPlan):
+            return plan.called(bound.given), lib, places
+        return plan, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
         """The plan of a signature that is not the last call's."""
@@ -316,7 +322,7 @@ class CompiledMask:
         return plan
 
     def _bind(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
         kinds: tuple[Any, ...], places: tuple[int, ...], listed: bool,
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them."""
@@ -331,7 +337,7 @@ class CompiledMask:
             if bound is not None:
                 return bound
         if self.bundle.selections:
-            return self._whole.selected(self._binder, asked, given, data)
+            return self._planner.selected(options, given, data)
         sizes, _ = self._sound.sizes(given, kinds, places)
         return self._binder.bind(data, sizes.n_q, sizes.n_kv)
 

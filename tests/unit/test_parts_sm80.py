@@ -10,9 +10,9 @@ from tests.emulator import machine
 torch = pytest.importorskip("torch")
 
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan import choose  # noqa: E402
-from maskc.runtime import planning  # noqa: E402
-from maskc.runtime.parts import PartedPlan  # noqa: E402
+from maskc.plan.forms import residue_classes  # noqa: E402
+from maskc.runtime import planner  # noqa: E402
+from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
     live_pairs,
@@ -34,8 +34,8 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch):
-    monkeypatch.setattr(planning, "pays", lambda *_: True)
-    monkeypatch.setattr(choose, "_together", relayout.alone)
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
+    monkeypatch.setattr(residue_classes, "strides_together", relayout.alone)
     with nan_memory():
         yield machine.install(monkeypatch)
 

@@ -16,18 +16,19 @@ from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAddressable
+from maskc.core.forms import GRID
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature, Problem
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.emit.module import module_files
-from maskc.layout.boxes import box_layout
-from maskc.plan.boxes import boxes_for, grid_masks
-from maskc.plan.cost import GRID, costs_of
+from maskc.layout.tiles.grid_tiles import box_layout
+from maskc.plan.cost import costs_of
 from maskc.plan.explain import explain
-from maskc.plan.sm90a import grid_schedules
-from maskc.plan.sm90a_backward import backward_schedule
-from maskc.runtime import tensor_maps
-from maskc.runtime.checks import Sizes
+from maskc.plan.families.sm90a import grid_schedules
+from maskc.plan.families.sm90a_backward import backward_schedule
+from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
+from maskc.runtime.launch import tensor_maps
 from tests.support.host_bits import HostBits
 
 SM_90A = TARGETS["sm_90a"]

@@ -80,7 +80,7 @@ def refuse(what: str, name: str, compiling: bool) -> None:
 
 # What torch.compiler.assume_constant_result sets, without importing torch here.
 for _function in (handle, check_dimensions, refuse):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def operators() -> tuple[Any, Any]:

@@ -108,14 +108,14 @@ def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return str(len(tensors) - 1)
-    for marker, word in _MARKERS.items():
-        if isinstance(value, marker):
-            inner = _place(value.array, tensors, values, as_operator)
-            most = getattr(value, "max_seqlen", None)
-            if most is None:
-                return f'{{"{word}": {inner}}}'
-            values.append(most)
-            return f'{{"{word}": {inner}, "max_seqlen": "{len(values) - 1}"}}'
+    if isinstance(value, (CuSeqlens, Parents)):
+        word = _MARKERS[type(value)]
+        inner = _place(value.array, tensors, values, as_operator)
+        most = getattr(value, "max_seqlen", None)
+        if most is None:
+            return f'{{"{word}": {inner}}}'
+        values.append(most)
+        return f'{{"{word}": {inner}, "max_seqlen": "{len(values) - 1}"}}'
     if isinstance(value, tuple) and not all(isinstance(part, int) for part in value):
         parts = [_place(part, tensors, values, as_operator) for part in value]
         return "[" + ", ".join(parts) + "]"
@@ -143,7 +143,8 @@ def _as_tensor(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _parsed(layout: str) -> dict[str, Any]:
-    return json.loads(layout)
+    found: dict[str, Any] = json.loads(layout)
+    return found
 
 
 def _fill(place: Any, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
