@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 SHOWN := causal streaming longformer documents natten_2d nsa_selected
 SHOW := $(BIN)/maskc compile -o generated --target cpu --target sm_90a
 
-.PHONY: demo test test-gpu matrix check generated format clean
+.PHONY: demo test test-gpu matrix check generated docs format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,12 @@ check: $(STAMP)
 generated: $(STAMP)
 	$(BIN)/maskc compile patterns --manifest generated/MANIFEST.txt
 	for name in $(SHOWN); do $(SHOW) "patterns/$$name.py" || exit; done
+
+# The site, into build/site; a broken link or a docstring that cannot be read is an error.
+docs: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[docs]'
+	$(BIN)/python docs/error_index.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format:
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

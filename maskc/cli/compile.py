@@ -158,7 +158,7 @@ def _summaries(
 def _summary(
     entry: Entry, asked: Asked, n: int, n_kv: int, data: dict[str, object]
 ) -> dict[str, Any]:
-    """What was built for one pattern, and what it costs."""
+    """What was built for one pattern, and its cost."""
     from maskc import driver
     from maskc.cli.costs import costs
 

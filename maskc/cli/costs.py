@@ -46,7 +46,7 @@ def costs(
 
 
 def cost_lines(found: list[Costs]) -> list[str]:
-    """The same for people."""
+    """The costs as lines for people."""
     return [line for cost in found for line in _lines(cost)]
 
 

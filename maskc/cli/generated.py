@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
 
 FOLDER = "generated"
-"""Where generated files lie when nothing else is said."""
+"""The folder of generated files when nothing else is said."""
 
 _SUFFIXES = (".py", ".c", ".cu", ".plan.json")
 
@@ -35,7 +35,7 @@ class LeftOut:
         return f"{self.pattern}: nothing for {self.target}: {self.reason}"
 
     def as_dict(self) -> dict[str, str]:
-        """For --json."""
+        """The target and the reason, for --json."""
         code, why = self.reason.code, self.reason.finding
         return {"pattern": self.pattern, "target": self.target, "code": code, "reason": why}
 
@@ -124,11 +124,11 @@ _HEAD = """\
 # of its plan (how lengths become tiles, how kernels are launched). Written by `maskc compile`.
 """
 _DIGITS = 16
-"""Of a digest: enough to see that something has changed."""
+"""The digits of a digest: enough to see that something has changed."""
 
 
 def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
-    """One line for each target of a pattern; of those without a kernel, why."""
+    """One line for each target of a pattern; for targets without a kernel, the reason."""
     from maskc import driver
     from maskc.emit.module import digests
 

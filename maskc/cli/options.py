@@ -47,7 +47,7 @@ def mask_source(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a kernel is asked for."""
+    """The options of the command line that describe a kernel."""
 
     targets: tuple[str, ...]
     head_dim: int
@@ -88,7 +88,10 @@ class Asked:
 
 
 def written_heads(mask: Mask) -> int | None:
-    """How many heads the mask itself speaks of; 8 where it computes with them; else None."""
+    """How many heads the mask itself names.
+
+    The number is 8 where the mask computes with heads, and None where it names none.
+    """
     from maskc.ir.heads import differs_by_head, fixed_heads, head_count
 
     if not differs_by_head(mask):

@@ -1,4 +1,4 @@
-"""What `--emit STAGE` prints: the value at one arrow of the pipeline."""
+"""The text that `--emit STAGE` prints: the value at one arrow of the pipeline."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Field:
 
 
 MAX_ARRAYS = 8
-"""Most data arrays a mask may read."""
+"""The most data arrays that a mask may read."""
 
 FIELDS: tuple[Field, ...] = (
     Field("q", "const void *", "[batch, heads_q, n_q, HEAD_DIM]"),
@@ -137,11 +137,11 @@ LISTED_FIELDS: tuple[Field, ...] = (
     Field("group_owners", "i32", "of a list that share the cache"),
     Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
 )  # fmt: skip
-"""What kernels take that make lists of tiles from documents. Of two values the first is of queries
-and tile rows, the second of keys and tile columns."""
+"""The arguments of kernels that make lists of tiles from documents. Of two values the first belongs
+to queries and tile rows, the second to keys and tile columns."""
 
 MAX_SELECTIONS = 3
-"""Most run-time selections of a mask that the device makes."""
+"""The most run-time selections of a mask that the device makes."""
 _EACH = MAX_SELECTIONS
 
 SELECTED_FIELDS: tuple[Field, ...] = (
@@ -195,8 +195,8 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("merges", "i32", "behind them"),
     Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
 )  # fmt: skip
-"""What kernels take that choose blocks and make lists of tiles from them; arrays have an entry for
-each selection. Of two values the first is of queries, the second of keys."""
+"""The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
+entry for each selection. Of two values the first belongs to queries, the second to keys."""
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 

@@ -16,7 +16,7 @@ class DType(Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
+        """The bytes of an element."""
         return 4 if self is DType.float32 else 2
 
     @property

@@ -19,11 +19,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What lists are made of, when lengths are known."""
+    """The recipe of lists of single keys, for when lengths are known."""
 
     constants: tuple[Expr, ...]
-    """Of the kernel's formulas, over n_q, n_kv and parameters."""
+    """The constants of the kernel's formulas, over n_q, n_kv and parameters."""
     beside: tuple[Span, ...]
-    """What a query may see without it having been chosen: the union holds all of that."""
+    """What a query may see without its being chosen; the union holds all of it."""
     rests: tuple[Expr | None, ...] = ()
-    """For each constant a bound on what it is added to, as `Variant` has it."""
+    """For each constant, a bound on what it is added to, as in `Variant`."""

@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def template_folder() -> Path:
-    """templates/ inside an installed wheel, or beside the package in a checkout."""
+    """The folder of templates, inside an installed wheel or beside the package in a checkout."""
     inside = _PACKAGE / "templates"
     return inside if inside.is_dir() else _PACKAGE.parent / "templates"
 

@@ -108,15 +108,15 @@ class Both:
 
     masks: tuple[Mask, Mask]
     irs: tuple[tuple[MaskIR, MaskIR], ...]
-    """By head; a single pair where heads do not differ."""
+    """One pair for each head; a single one where heads do not differ."""
     n_heads: int | None
-    """How many query heads there are, where they differ."""
+    """The number of query heads, where they differ."""
     complete: bool
     """Whether these are all heads that there may be."""
     one_way: bool
     """Whether only pairs count that the second mask lacks."""
     held: Held | None = None
-    """What formulas of either captured."""
+    """The arrays that formulas of either mask captured."""
 
     @staticmethod
     def of(left: Mask, right: Mask, n_heads: int | None, one_way: bool) -> Both:
@@ -146,7 +146,7 @@ class Both:
 
     @cached_property
     def decls(self) -> tuple[DataDecl, ...]:
-        """All that either mask names, read by its formula or not, on any head."""
+        """Every array that either mask names, on any head, whether its formula reads it or not."""
         every = [decl for pair in self.irs for ir in pair for decl in ir.data]
         every += [d for mask in self.masks for node in walk(mask) for d in declarations(node)]
         first = {decl.name: decl for decl in reversed(every)}
@@ -159,7 +159,7 @@ class Both:
 
     @property
     def names(self) -> set[str]:
-        """All keywords by which either mask may be given something."""
+        """All keywords by which data or parameters may be given to either mask."""
         every = set().union(*map(declared_names, self.masks))
         return every.union(RANKING if self.ranks else ())
 
@@ -213,7 +213,7 @@ class Both:
         return None
 
     def _confirmed(self, candidate: Candidate, head: int) -> Difference | None:
-        """What the definition says of a point; None where it does not tell the masks apart."""
+        """The difference at a point by the dense definition; None where the masks agree there."""
         n_q, n_kv = candidate.n_q, candidate.n_kv
         if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
             return None
@@ -243,7 +243,7 @@ class Both:
         return one, other
 
     def _tried(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
-        """The difference with these data, None also where the masks do not take them."""
+        """The difference with these data; None where there is none, or a mask refuses the data."""
         try:
             return self.at(n_q, n_kv, data)
         except CheckFailed:
@@ -312,7 +312,7 @@ def _place(mask: Mask) -> object:
 
 
 def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
-    """What one mask takes of the data of both."""
+    """The part of the data that one of the masks reads."""
     names = declared_names(mask).union(RANKING if selects(mask) else ())
     return {name: value for name, value in data.items() if name in names}
 

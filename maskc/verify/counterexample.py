@@ -105,7 +105,7 @@ def _sent(dtype: DType, cuda: bool, strides: str) -> str:
 
 
 def _compared(found: Mismatch, passed: str) -> str:
-    """Lines that make `found` and `expected`."""
+    """The lines of a program that make `found` and `expected`."""
     back = "" if found.part in ("out", "lse") else (
         f"dq, dk, dv = attn.backward(*given[:3], out, lse, given[3]{passed})[:3]\n"
     )  # fmt: skip

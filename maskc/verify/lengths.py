@@ -1,4 +1,4 @@
-"""The lengths at which a mask shows all that it is made of, from its own constants.
+"""The lengths at which a mask shows everything in it, from its own constants.
 
 A window of 4095 keys is plain causal attention below 4096 tokens: a check at shorter lengths
 checks nothing. So the longest lengths lie past the largest window, block, residue, stride and
@@ -25,7 +25,7 @@ Shape = tuple[int, int]
 """(queries, keys)."""
 
 SHORT: tuple[Shape, ...] = ((1, 1), (64, 64), (129, 129), (257, 257), (75, 203), (203, 75))
-"""Where every mask is checked: one token, whole tiles, odd, rectangular."""
+"""The lengths at which every mask is checked: one token, whole tiles, odd, rectangular."""
 
 MARGIN = 257
 """Tokens past a constant: two tiles of 128, and one more."""
@@ -41,13 +41,13 @@ _FEWEST = 16
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where a mask is checked."""
+    """The lengths at which a mask is checked."""
 
     shapes: tuple[Shape, ...]
     constants: tuple[int, ...]
     """Tokens at which something about the mask changes, ascending; those that are reached."""
     unreached: tuple[int, ...] = ()
-    """Those that would take too long to reach."""
+    """The constants that would take too long to reach."""
 
 
 def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Lengths:
@@ -79,8 +79,10 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
 
 
 def _past(found: list[int]) -> int:
-    """Tokens past the largest constant and a smaller one: where sinks stand before a window, all
-    keys are seen until both are passed."""
+    """A number of tokens past the largest constant plus a smaller one.
+
+    Where sinks stand before a window, all keys are seen until both are passed.
+    """
     largest = max(found, default=0)
     beside = max((number for number in found if number * _BESIDE <= largest), default=0)
     return largest + beside + MARGIN
@@ -166,7 +168,7 @@ def _value(total: E.Sum, params: Mapping[str, int]) -> int:
 
 
 def _unit(expr: Expr) -> int:
-    """Tokens for which 1 of this number stands: 64 for k // 64."""
+    """The number of tokens for which 1 of this number stands: 64 for k // 64."""
     inner = max(map(_unit, expr.parts), default=1)
     return expr.den * inner if isinstance(expr, E.FloorDiv) else inner
 
@@ -185,7 +187,7 @@ class Seen:
     looks: str
     """`full`, `causal`, `empty`, or `other`."""
     live_share: float
-    """Of all pairs."""
+    """The share of live pairs among all pairs."""
     full: int
     """Tiles of 64 x 64 whose pairs are all kept; likewise some, and none."""
     partial: int

@@ -36,7 +36,7 @@ class Check:
     case: str
     """Lengths."""
     check: str
-    """What was tried."""
+    """The name of what was tried."""
     error: float
     """The largest; of exact checks the number of wrong entries."""
     allowed: float
@@ -53,7 +53,7 @@ class Probe:
     """bool [heads, n_q, n_kv]."""
     seed: int
     note: str = ""
-    """How the mask runs, where there are several ways."""
+    """How the mask ran, where there are several ways."""
 
     @property
     def label(self) -> str:
@@ -66,7 +66,10 @@ class Probe:
         return Direction.backward in self.attn.target.directions
 
     def checks(self) -> Iterator[Check]:
-        """Everything, cheapest first; where q and k decide the mask no others can be tried."""
+        """Run all checks, the cheapest first.
+
+        Where q and k decide the mask no other q and k can be tried.
+        """
         device = "cpu" if self.attn.target.language == "c" else "cuda"
         tensors = make_tensors(self.case, device)
         if self.case.ranks_by_qk:
@@ -103,7 +106,7 @@ class Probe:
     # -------------------------------------------------------------- exact probes
 
     def _reads_back(self, tensors: Tensors) -> Check:
-        """q = 0 and one-hot rows of v: out is 1 / count at live keys and 0 elsewhere."""
+        """Read the mask back: with q = 0 and one-hot v, out is 1 / count at live keys, else 0."""
         n_kv, width = self.case.n_kv, self.case.head_dim
         count = self.keep.sum(axis=2, keepdims=True)
         expected = self.keep / np.maximum(count, 1)
@@ -126,7 +129,7 @@ class Probe:
         return Check(self.label, "reads the mask back", wrong, 0, wrong == 0)
 
     def _planted(self, tensors: Tensors, where: str) -> Check:
-        """NaN in rows of k or v: seen by whoever sees the key, and by nobody else."""
+        """Plant NaN in rows of k or v: whoever sees the key must show it, and nobody else."""
         rng = np.random.default_rng(self.seed)
         n_kv = self.case.n_kv
         keys = rng.choice(n_kv, min(_PLANTED, n_kv), replace=False)

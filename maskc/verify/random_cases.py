@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
-"""What changes the scores; drawn together, so that only one more kernel is built."""
+"""Options that change the scores; they are drawn together, so that only one more kernel is
+built."""
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
 _SECONDS = 20.0
-"""That drawing may take, and that shrinking may take."""
+"""The time limit of drawing, and that of shrinking, in seconds."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One case; every number shrinks towards the first that it can be."""
+    """A case that was drawn; every number shrinks towards the first one that it can be."""
 
     n_q: int
     n_kv: int
@@ -55,7 +56,7 @@ class Drawn:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """What is smaller is easier to read."""
+        """A measure by which the smaller of two cases is easier to read."""
         return (
             self.batch * self.heads * self.n_q * self.n_kv, len(self.options),
             STRIDES.index(self.strides), int(self.data_by_sequence), self.seed,
@@ -64,7 +65,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is verified."""
+    """The mask and the kernel that are verified."""
 
     name: str
     mask: Mask
@@ -75,7 +76,7 @@ class Subject:
     params: tuple[tuple[str, int], ...]
     """Names and defaults of the parameters that may be drawn."""
     fixed_params: tuple[tuple[str, int], ...] = ()
-    """Those that the user set."""
+    """The parameters that the user set."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,12 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What drawn cases showed."""
+    """The result of the drawn cases."""
 
     cases: int
-    """That were compared."""
+    """The number of cases that were compared."""
     refused: int
-    """That the kernel refuses, for the reason of the first."""
+    """The number of cases that the kernel refuses; `reason` is that of the first."""
     reason: str
     mismatch: Mismatch | None
     """The smallest that was found."""
@@ -140,7 +141,7 @@ def _divides(count: int, heads: int) -> bool:
 
 
 def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
-    """Queries and keys; equal ones, or a few of one and more of the other."""
+    """Draw queries and keys: equally many, or a few of one and more of the other."""
     fixed = fixed_lengths(subject.mask)
     if fixed:
         return tuple(side[draw.integer(0, len(side) - 1)] for side in fixed)  # type: ignore
@@ -159,8 +160,11 @@ def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
 
 
 def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """q, k, v, dout and the options, in fp32: rounded to the dtype of the kernel, and, where q and
-    k rank keys, to a grid on which their products are exact."""
+    """q, k, v, dout and the options, in fp32.
+
+    They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
+    their products are exact.
+    """
     problem = subject.attn.bundle.problem
     rng = np.random.default_rng(case.seed)
     rows = (case.batch, case.heads, case.n_q)
@@ -180,7 +184,7 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
 
 
 def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
-    """What the mask reads: the same for all sequences, or each with its own."""
+    """The data that the mask reads: the same for all sequences, or each with its own."""
     found = sample_data(subject.mask, case.n_q, case.n_kv, case.seed)
     if case.data_by_sequence:
         others = [
@@ -195,7 +199,7 @@ def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Vectors with a batch dimension in front; what is no vector stays the first sequence's."""
+    """Vectors with a batch dimension in front; anything else stays that of the first sequence."""
     first = values[0]
     if isinstance(first, tuple):
         return tuple(_stacked([value[i] for value in values]) for i in range(len(first)))
@@ -213,7 +217,7 @@ def _case(case: Drawn, subject: Subject, data: dict[str, Any]) -> Case:
 
 
 def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) -> np.ndarray:
-    """bool [batch, heads, n_q, n_kv], by the reference."""
+    """The mask by the reference, bool [batch, heads, n_q, n_kv]."""
     bench = _case(case, subject, data)
     keep = true_mask(bench, Tensors(q, k, None, None, "cpu"))
     keep = keep.reshape(masks_of(case, subject), -1, case.n_q, case.n_kv)
@@ -221,7 +225,7 @@ def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) 
 
 
 def masks_of(case: Drawn, subject: Subject) -> int:
-    """Sequences that have a mask of their own; 1 where all have the same."""
+    """The number of sequences that have a mask of their own; 1 where all have the same."""
     by_data = case.data_by_sequence and _has_vectors(subject.mask)
     return case.batch if by_data or _case(case, subject, {}).ranks_by_qk else 1
 
@@ -265,7 +269,7 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
 
 
 class _Enough(BaseException):
-    """Drawing or shrinking has taken its time; a BaseException, which Hypothesis lets through."""
+    """Raised when drawing has used its time; Hypothesis lets a BaseException through."""
 
 
 class _Wrong(Exception):
@@ -326,7 +330,7 @@ def try_cases(subject: Subject, count: int, seed: int) -> Outcome:
 
 @contextmanager
 def _nothing_left_behind() -> Iterator[None]:
-    """Hypothesis keeps notes in the working directory, if it is not told where."""
+    """Keep Hypothesis from writing notes into the working directory."""
     if _STORAGE in os.environ:
         yield
         return
@@ -371,7 +375,7 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
 
 
 def _fewer_options(found: Mismatch, subject: Subject) -> Mismatch:
-    """One option alone, where that is wrong too."""
+    """The case with one option alone, where that is wrong too."""
     if len(found.case.options) < 2:
         return found
     for case in _alone(found.case):

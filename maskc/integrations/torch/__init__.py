@@ -121,6 +121,7 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
 
 
 def _place(q: Any) -> tuple[str, int]:
+    """(device type, index) of a tensor."""
     device = q.device
     return device.type, device.index or 0
 
@@ -189,13 +190,13 @@ def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
 
 
 def _shape(v: Any) -> tuple[int, ...]:
-    """Of an array of another library."""
+    """The shape of an array of another library."""
     known = library(v, "v")
     return LIBRARIES[type(known)].view(known, "v").shape
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    """What autocast does to an operand of scaled_dot_product_attention: fp64 stays."""
+    """The operand as autocast passes it to scaled_dot_product_attention: fp64 stays."""
     import torch
 
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:

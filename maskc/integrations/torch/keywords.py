@@ -14,13 +14,13 @@ from maskc.core.errors import BadOption
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """All of a call but its tensors and its mask."""
+    """Everything of a call except its tensors and its mask."""
 
     layout: str
     """JSON object: for every keyword where its value is. A number is a place among the data
     tensors, a text holds a place among `values`, a list is a tuple, an object a marker."""
     values: tuple[Any, ...]
-    """What is no tensor; integers only where the call becomes an operator."""
+    """The options that are no tensors; they are integers where the call becomes an operator."""
     scale: float | None
     softcap: float | None
     normalizer: str
@@ -102,7 +102,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:
-    """Where the value goes, as JSON."""
+    """The place of the value in the JSON text."""
     import torch
 
     if isinstance(value, torch.Tensor):

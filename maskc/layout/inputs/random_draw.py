@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 
 
 def step(state: np.ndarray) -> np.ndarray:
-    """One output of SplitMix64 from each state, uint64 of any shape."""
+    """The output of one step of SplitMix64 from each state, uint64 of any shape."""
     with np.errstate(over="ignore"):
         z = state + _GAMMA
         z = (z ^ (z >> np.uint64(30))) * _FACTORS[0]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 FORM = "selections"
-"""Of the source that chooses blocks on the device."""
+"""The form of the source that chooses blocks on the device."""
 THREADS = 128
-"""Of a block."""
+"""Threads of a block."""
 ROWS = 16
 """Blocks of queries that a block of threads ranks for, at most: four for every warp."""
 FEW_ROWS = 4
-"""The same where there are too many blocks of keys for so many, or too few blocks of threads: one
-for every warp."""
+"""Rows of a block where there are too many blocks of keys for so many, or too few blocks of
+threads: one for every warp."""
 MANY_BLOCKS = 512
 """Blocks of threads below which each ranks for FEW_ROWS, so that all of a card has work."""
 COLUMNS = 32
@@ -23,23 +23,27 @@ has more."""
 
 
 def scores_shared(head_dim: int) -> int:
-    """Bytes of shared memory for what is multiplied: rows of fp32."""
+    """Bytes of shared memory for the operands, which are rows of fp32."""
     return 4 * (ROWS * head_dim + COLUMNS * (head_dim + 4))
 
 
 def shared_bytes(head_dim: int, turn: int, columns: int) -> int:
-    """Bytes of shared memory of a block that ranks `columns` blocks of keys for `turn` blocks of
-    queries."""
+    """Bytes of shared memory of a block of threads.
+
+    It ranks `columns` blocks of keys for `turn` blocks of queries.
+    """
     return scores_shared(head_dim) + 4 * turn * COLUMNS * -(-columns // COLUMNS)
 
 
 def turn_of(head_dim: int, columns: int, most_shared: int) -> int:
-    """Blocks of queries that a block of threads with so much shared memory ranks for; 0 where there
-    are too many of keys."""
+    """The blocks of queries that a block of threads with so much shared memory ranks for.
+
+    The result is 0 where there are too many blocks of keys.
+    """
     fit = (n for n in (ROWS, FEW_ROWS) if shared_bytes(head_dim, n, columns) <= most_shared)
     return next(fit, 0)
 
 
 def class_shape(q_block: int, block: int) -> tuple[int, int]:
-    """Cells, down and across, whose class is one number."""
+    """The cells, down and across, whose class is one number."""
     return max(1, CLASS_TOKENS // q_block), max(1, CLASS_TOKENS // block)
