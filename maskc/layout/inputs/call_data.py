@@ -215,7 +215,8 @@ def _booleans(name: str, given: object) -> np.ndarray:
     array = to_host(given, name)
     if array.dtype.kind not in "biu" and array.size:
         raise DataType(name, array.dtype, "booleans or integers", at=name)
-    return array != 0
+    found: np.ndarray = array != 0
+    return found
 
 
 def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
@@ -272,7 +273,7 @@ def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -
         at = int(np.argmax(outside))
         found = f"a cumulative length, {ends[at]} at position {at}, is not in 0..{length}"
         raise DataRange(name, found, hint, at=name)
-    sizes = np.diff(ends.astype(np.int64))
+    sizes: np.ndarray = np.diff(ends.astype(np.int64))
     if (sizes < 0).any():
         at = int(np.argmax(sizes < 0))
         found = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
@@ -336,8 +337,8 @@ def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]
     for name, array in zip(names, times, strict=True):
         if _extent(array) > LIMIT:
             hint = "entry and exit times count the tokens of a depth-first walk"
-            found = f"values reach {_extent(array)}, beyond {LIMIT}"
-            raise DataRange(name, found, hint, at=name)
+            reached = f"values reach {_extent(array)}, beyond {LIMIT}"
+            raise DataRange(name, reached, hint, at=name)
     return times
 
 

@@ -24,7 +24,8 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
-from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.core.source import SourceLoc
+from maskc.layout.tiles.bounds import Analyst, Boxes, whole_box
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.lists import sequence_arrays
 from maskc.layout.tiles.ranges import Bounds, Extremes
@@ -108,8 +109,9 @@ def _with_values(formula: Expr, numbers: Mapping[str, int]) -> Expr:
     """Lengths and parameters as numbers."""
 
     def number(node: Expr) -> Expr | None:
-        named = isinstance(node, (E.Sym, E.Param)) and node.name in numbers
-        return E.const(numbers[node.name]) if named else None
+        if isinstance(node, (E.Sym, E.Param)) and node.name in numbers:
+            return E.const(numbers[node.name])
+        return None
 
     return E.transform(formula, number)
 
@@ -122,26 +124,28 @@ class _Domain(Analyst):
         heads: int,
     ) -> None:  # fmt: skip
         super().__init__(arrays)
-        self._box = Boxes(*map(np.int64, (0, n_q - 1, 0, n_kv - 1)))
+        self._box = whole_box(n_q, n_kv)
         self._heads = heads
 
     def bounds(self, expr: Expr, boxes: Boxes) -> Bounds:
         if expr == E.H:
-            return np.int64(0), np.int64(max(self._heads, 1) - 1)
+            return np.asarray(0, np.int64), np.asarray(max(self._heads, 1) - 1, np.int64)
         return super().bounds(expr, boxes)
 
     def _values(self, name: str) -> Extremes:
         array = self.arrays[name]
         ends = (array.min(), array.max()) if array.size else (0, 0)
-        low, high = map(np.int64, ends)
+        low, high = (np.asarray(end, np.int64) for end in ends)
         return lambda index: (low, high)
 
     def _indices(self, formula: Expr) -> dict[E.Load, list[tuple[int, int]]]:
         loads = sorted({n for n in E.walk(formula) if isinstance(n, E.Load)}, key=lambda n: n.key)
         return {
-            load: [tuple(map(int, self.bounds(index, self._box))) for index in load.index]
+            load: [
+                (self.least(index), int(self.bounds(index, self._box)[1])) for index in load.index
+            ]
             for load in loads
-        }  # type: ignore[misc]
+        }
 
     def least(self, index: Expr) -> int:
         """The least value of an index."""
@@ -265,7 +269,8 @@ def _flattened(formula: Expr, shapes: Mapping[str, tuple[int, ...]]) -> Expr:
     def load(node: Expr) -> Expr | None:
         if not isinstance(node, E.Load) or node.array not in shapes:
             return None
-        shape, row = shapes[node.array], E.ZERO
+        shape = shapes[node.array]
+        row: Expr = E.ZERO
         for axis, part in enumerate(node.index[:-1]):
             row = E.add(row, E.scale(prod(shape[axis + 1 : -1]), _flattened(part, shapes)))
         return E.Load(node.array, (row, _flattened(node.index[-1], shapes)))
@@ -305,7 +310,7 @@ def _said(
     return f"at q = {q}, k = {k} an index is outside"
 
 
-def _place_of(raw: Expr, held: Held) -> object:
+def _place_of(raw: Expr, held: Held) -> SourceLoc | None:
     """Where the formula reads the first array that an index may miss."""
     names = E.arrays(raw)
     return next((v.at for name, _, v in held.tables if name in names and v.at), None)

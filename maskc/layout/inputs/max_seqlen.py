@@ -48,7 +48,8 @@ def longest_promised(name: str, given: object) -> int | None:
     """
     each = given if isinstance(given, tuple) else (given,)
     found = [promised(name, one) for one in each]
-    return None if None in found or not found else rounded(max(found))
+    known = [most for most in found if most is not None]
+    return rounded(max(known)) if known and len(known) == len(found) else None
 
 
 def rounded(most: int) -> int:

@@ -49,6 +49,12 @@ class Boxes:
         return len(self.q_low)
 
 
+def whole_box(n_q: int, n_kv: int) -> Boxes:
+    """The box of all pairs."""
+    q_low, q_high, k_low, k_high = (np.asarray(end, np.int64) for end in (0, n_q - 1, 0, n_kv - 1))
+    return Boxes(q_low, q_high, k_low, k_high)
+
+
 Verdict = tuple[np.ndarray, np.ndarray]
 """(some pair may be live, every pair certainly is), booleans that broadcast over boxes."""
 
@@ -74,7 +80,7 @@ class Analyst:
         """Least and greatest value an integer formula may take."""
         match expr:
             case Sum(constant, terms):
-                low = high = np.int64(constant)
+                low = high = np.asarray(constant, np.int64)
                 for factor, term in terms:
                     least, greatest = self.bounds(term, boxes)
                     ends = factor * least, factor * greatest
@@ -113,7 +119,8 @@ class Analyst:
     def _truth(self, expr: Expr, boxes: Boxes) -> Verdict:
         match expr:
             case Truth(value):
-                return np.bool_(value), np.bool_(value)
+                told = np.asarray(value)
+                return told, told
             case Cmp(">=", lhs):
                 low, high = self.bounds(lhs, boxes)
                 return high >= 0, low >= 0

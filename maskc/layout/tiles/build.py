@@ -19,7 +19,7 @@ from maskc.layout.inputs.call_data import check_lengths
 from maskc.layout.tiles import matching
 from maskc.layout.tiles import row_sweep as rows
 from maskc.layout.tiles import toeplitz as diagonals
-from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.bounds import Analyst, whole_box
 from maskc.layout.tiles.elements import Elements, magnitude
 from maskc.layout.tiles.expand import RowLists, layout_of
 from maskc.layout.tiles.loops import loop_rows
@@ -155,8 +155,9 @@ def _with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
     """The formula over q, k and arrays alone."""
 
     def number(node: Expr) -> Expr | None:
-        named = isinstance(node, (E.Sym, E.Param)) and node.name in values
-        return E.const(values[node.name]) if named else None
+        if isinstance(node, (E.Sym, E.Param)) and node.name in values:
+            return E.const(values[node.name])
+        return None
 
     return E.transform(keep, number)
 
@@ -176,7 +177,7 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
         DataMissing, DataShape: an array is absent, or has another rank than its index.
         DataRange: an index may lie outside.
     """
-    domain = Boxes(*map(np.int64, (0, n_q - 1, 0, n_kv - 1)))
+    domain = whole_box(n_q, n_kv)
     analyst = Analyst(arrays)
     for load in sorted({n for n in E.walk(keep) if isinstance(n, E.Load)}, key=lambda n: n.key):
         if load.array not in arrays:
@@ -186,7 +187,7 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
             wanted = f"{len(load.index)} dimensions: those of one sequence and one head"
             raise DataShape(load.array, shape, wanted, at=load.array)
         for axis, (index, size) in enumerate(zip(load.index, shape, strict=True)):
-            low, high = analyst.bounds(index, domain)
+            low, high = (int(end) for end in analyst.bounds(index, domain))
             if low < 0 or high >= size:
                 low, high = _exact_bounds(index, n_q, n_kv, arrays) or (low, high)
             if low < 0 or high >= size:

@@ -72,7 +72,8 @@ class Chosen:
     def _keys(self) -> np.ndarray:
         """int64: one ascending number per entry."""
         rows, columns = self._entries
-        return rows * self.columns + columns
+        keys: np.ndarray = rows * self.columns + columns
+        return keys
 
     def __getitem__(self, index: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """int32: 1 where the block was chosen; indices broadcast."""
@@ -81,7 +82,8 @@ class Chosen:
         if not len(keys):
             return np.zeros(wanted.shape, np.int32)
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return (keys[place] == wanted).astype(np.int32)
+        found: np.ndarray = (keys[place] == wanted).astype(np.int32)
+        return found
 
     def bits(self) -> np.ndarray:
         """int32 [..., query blocks, words]: bit j of a row's word w is block 32 * w + j."""

@@ -221,12 +221,13 @@ def lists_on_host(
     """
     (decl,) = bundle.data
     beside = beside_documents(bundle.variants[0].keep, bundle.data)
-    layout = build(LayoutRecipe(tile, beside, None), sizes.n_q, sizes.n_kv, params, {})
+    recipe = LayoutRecipe(tile, E.ALWAYS if beside is None else beside, None)
+    layout = build(recipe, sizes.n_q, sizes.n_kv, params, {})
     made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
     if os.environ.get("MASKC_CHECK") == "1":
-        for lists, (recipe, own) in zip(made, seen, strict=True):
+        for lists, (mask, own) in zip(made, seen, strict=True):
             env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-            check_documents(lists, layout, recipe.keep, env)
+            check_documents(lists, layout, mask.keep, env)
     starts = np.cumsum([0, *(len(lists.words) for lists in made)])
     if starts[-1] > MAX_TILES:
         raise TooManyTiles(int(starts[-1]))

@@ -72,7 +72,7 @@ class Elements:
             rows = np.arange(FINE) <= (chosen.q_high - chosen.q_low)[:, None]
             columns = np.arange(FINE) <= (chosen.k_high - chosen.k_low)[:, None]
             pairs = self._at(_pairs(chosen), FINE, FINE)
-            total += np.count_nonzero(pairs & rows[:, :, None] & columns[:, None, :])
+            total += int(np.count_nonzero(pairs & rows[:, :, None] & columns[:, None, :]))
         return total
 
     def _at(self, points: tuple[np.ndarray, np.ndarray], height: int, width: int) -> np.ndarray:

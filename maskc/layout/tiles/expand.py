@@ -74,7 +74,7 @@ def layout_of(n_q: int, n_kv: int, tile: TileShape, parts: list[RowLists]) -> Bl
             part = parts.pop()
             first = stop - len(part.col)
             col[first:stop], kind[first:stop], stop = part.col, part.kind, first
-    return BlockLayout(n_q, n_kv, tile, *map(frozen, (ptr, col, kind)))
+    return BlockLayout(n_q, n_kv, tile, frozen(ptr), frozen(col), frozen(kind))
 
 
 def expand(runs: Runs, top: int, rows: int, columns: int) -> RowLists:

@@ -42,7 +42,9 @@ def sides(relation: np.ndarray, q: int, k: int) -> Sides:
         padded[:extent, :extent] = relation
         return padded.reshape(rows, q, columns, k)
 
-    return Sides(by_box(False).any(axis=(1, 3)), by_box(True).all(axis=(1, 3)))
+    live: np.ndarray = np.any(by_box(False), axis=(1, 3))
+    full: np.ndarray = np.all(by_box(True), axis=(1, 3))
+    return Sides(live, full)
 
 
 def box_layout(boxes: Boxes, relations: Sequence[np.ndarray]) -> BlockLayout:
@@ -60,8 +62,8 @@ def box_layout(boxes: Boxes, relations: Sequence[np.ndarray]) -> BlockLayout:
     n_q, n_kv = (
         prod(boxes_along(grid, box)) * size for box, size in ((boxes.q, tile.q), (boxes.k, tile.k))
     )
-    arrays = ptr.astype(np.int32), col.astype(np.int32), kind
-    return BlockLayout(n_q, n_kv, tile, *map(frozen, arrays))
+    rows, columns = frozen(ptr.astype(np.int32)), frozen(col.astype(np.int32))
+    return BlockLayout(n_q, n_kv, tile, rows, columns, frozen(kind))
 
 
 _Lists = tuple[np.ndarray, np.ndarray, np.ndarray, int]

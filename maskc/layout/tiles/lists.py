@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def sequence_arrays(
     recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray], batch: int, head: int
 ) -> dict[str, np.ndarray]:
     """The arrays of one sequence and head, as `build` takes them."""
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for name, rank in _ranks(recipe).items():
         array = arrays[name]
         if isinstance(array, Chosen):

@@ -183,11 +183,11 @@ class _Grid:
         self.queries = _blocks(slots, tile.q, len(known))
         self.keys = _blocks(np.searchsorted(known, of_key), tile.k, len(known))
         self._index(len(known))
+        equal, other = E.Cmp("==", comparison), E.Cmp("!=", comparison)
         self.if_same, self.if_other = (
-            E.transform(mask.keep, {E.Cmp("==", comparison): E.Truth(same),
-                                    E.Cmp("!=", comparison): E.Truth(not same)}.get)
+            E.substitute(mask.keep, {equal: E.Truth(same), other: E.Truth(not same)})
             for same in (True, False)
-        )  # fmt: skip
+        )
 
     def _index(self, ids: int) -> None:
         """The blocks of keys of every id: as bits where there are many, as a list else."""

@@ -99,7 +99,7 @@ class Refinement:
         may, must = self.mask.analyst.verdict(
             self.mask.keep, self.boxes(row[:, None], col[None, :], size)
         )
-        return parts * np.count_nonzero(may & ~must) > may.size
+        return parts * int(np.count_nonzero(may & ~must)) > may.size
 
     def leaves(self) -> Iterator[Leaves]:
         """All tile rows, top to bottom."""
@@ -197,7 +197,9 @@ def _runs(leaves: Leaves, kinds: np.ndarray, columns: int) -> Runs:
     count = np.concatenate([full.stop - full.first, np.ones(np.count_nonzero(live), np.int64)])
     kind = np.concatenate([np.full(len(full.row), FULL, np.uint8), kinds[live]])
     order = np.argsort(row * columns + first)
-    return Runs(*(axis[order].astype(np.int32) for axis in (row, first, count)), kind=kind[order])
+    own = (axis[order].astype(np.int32) for axis in (row, first, count))
+    rows, firsts, counts = own
+    return Runs(rows, firsts, counts, kind=kind[order])
 
 
 def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int:

@@ -69,7 +69,7 @@ class _Stretches:
 class _Same:
     """A comparison of identities."""
 
-    comparison: Expr
+    comparison: E.Cmp
     wanted: np.ndarray
     """int64 [rows]."""
     ids: np.ndarray
@@ -166,7 +166,7 @@ class Sweep:
             raise NoStretches("keys in no order")
         else:
             of_row, of_key = self._sides(lhs)
-            self._same = _Same(formula, -of_row, of_key)
+            self._same = _Same(E.Cmp(op, lhs), -of_row, of_key)
 
     def _sides(self, value: Expr) -> tuple[np.ndarray, np.ndarray]:
         """An integer as u[rows] + v[keys], int64.
@@ -260,7 +260,7 @@ class Sweep:
         if self._same is None or self._same.comparison not in set(E.walk(left)):
             return self._between_keys(left, low, high)
         same, other = (
-            E.transform(left, {self._same.comparison: E.Truth(told)}.get)
+            E.substitute(left, {self._same.comparison: E.Truth(told)})
             for told in ((True, False) if self._same.comparison.op == "==" else (False, True))
         )  # fmt: skip
         first, last = self._same.places(rows, low, high)
@@ -325,7 +325,8 @@ class Sweep:
             start = np.where(some & live & ~open_, first, start)
             open_ = np.where(some, live, open_)
         close(open_, np.full(len(open_), self.keys))
-        return tuple(np.concatenate(axis) for axis in zip(*found, strict=True))
+        row, first_key, stop_key = (np.concatenate(axis) for axis in zip(*found, strict=True))
+        return row, first_key, stop_key
 
 
 def _ascending(ends: list[np.ndarray]) -> list[np.ndarray]:
@@ -359,7 +360,8 @@ def _runs(
     base = row[some] * width
 
     def height(places: np.ndarray) -> np.ndarray:
-        return np.minimum(tile.q, n_q - places // width * tile.q)
+        rows: np.ndarray = np.minimum(tile.q, n_q - places // width * tile.q)
+        return rows
 
     full = _deep(base + whole_first[some], base + whole_stop[some], height)
     places = np.sort(np.concatenate([*live, *full]))
@@ -370,10 +372,10 @@ def _runs(
     )
     size = np.diff(places, append=places[-1:])
     kind = np.where(whole, FULL, PARTIAL).astype(np.uint8)
-    return Runs(
-        *(axis[inside].astype(np.int32) for axis in (places // width, places % width, size)),
-        kind=kind[inside],
+    rows, columns_of, sizes = (
+        axis[inside].astype(np.int32) for axis in (places // width, places % width, size)
     )
+    return Runs(rows, columns_of, sizes, kind=kind[inside])
 
 
 def _deep(begin: np.ndarray, end: np.ndarray, least: object) -> tuple[np.ndarray, np.ndarray]:

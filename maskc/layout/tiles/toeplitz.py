@@ -59,7 +59,8 @@ def difference_rows(live: np.ndarray, n_q: int, n_kv: int, tile: TileShape) -> R
         low = np.clip(low + n_q - 1, 0, len(live) - 1)
         high = np.clip(high + n_q - 1, 0, len(live) - 1)
         found = live_before[high + 1] - live_before[low]
-        return (found > 0).astype(np.uint8) + (found == high - low + 1)
+        kind: np.ndarray = (found > 0).astype(np.uint8) + (found == high - low + 1)
+        return kind
 
     begin = np.arange(rows, dtype=np.int64) * tile.q
     end = np.minimum(begin + tile.q, n_q) - 1

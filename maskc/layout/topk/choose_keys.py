@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,28 +53,29 @@ def bind_ranked(
     """
     asked = dict(data)
     if selections:
-        scores, *heads = (asked.pop(name, None) for name in RANKING)
+        scores, heads, heads_kv = (asked.pop(name, None) for name in RANKING)
         if scores is None:
             raise DataMissing("scores", "what topk ranks", at="scores")
         decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
     values, given_data = split_call_data(decls, params, asked, unread, QUESTION)
     found = bind_arrays(decls, given_data, n_q, n_kv)
-    if (held := data.get(HELD)) is not None:
-        found |= held_arrays(held, values, n_q, n_kv)  # type: ignore[arg-type]
+    held: Any = data.get(HELD)
+    if held is not None:
+        found |= held_arrays(held, values, n_q, n_kv)
     if selections:
-        found |= _by_scores(selections, scores, n_q, n_kv, *heads, values, found)
+        found |= _by_scores(selections, scores, n_q, n_kv, heads, heads_kv, values, found)
     return values, found
 
 
 def _by_scores(
-    selections: tuple[Selection, ...], scores: object, n_q: int, n_kv: int, heads: int | None,
-    heads_kv: int | None, params: Mapping[str, int], data: Mapping[str, np.ndarray],
-) -> dict[str, np.ndarray]:  # fmt: skip
+    selections: tuple[Selection, ...], scores: Any, n_q: int, n_kv: int, heads: Any,
+    heads_kv: Any, params: Mapping[str, int], data: Mapping[str, np.ndarray],
+) -> dict[str, Any]:  # fmt: skip
     """What selections choose where all of them rank by the same tensor."""
-    batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]  # type: ignore[arg-type]
+    batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]
     heads = heads or max([counted, *(len(each.allowed) for each in selections)])
     extent = Sizes(batch, heads, heads_kv or heads, n_q, n_kv)
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, Any] = {}
     for each in selections:
         ranked = given({"scores": scores}, each, batch, heads, n_q, n_kv)
         found[each.name] = choose(each, ranked, extent, params, {**data, **found}, best)
@@ -197,7 +199,8 @@ class _Rows:
 
 def _candidates(asked: _Rows, scores: Scores, allowed: _Allowed) -> tuple[np.ndarray, np.ndarray]:
     """(float32 scores, which are candidates), both [query blocks, key blocks]."""
-    total, count = 0.0, 0
+    total: np.ndarray | float = 0.0
+    count: np.ndarray | int = 0
     for head in asked.group:
         pairs, live = allowed.rows(asked, head)
         span = (asked.span.start, asked.span.stop) if scores.cells else asked.queries
@@ -210,7 +213,8 @@ def _candidates(asked: _Rows, scores: Scores, allowed: _Allowed) -> tuple[np.nda
         else:
             total = total + asked.sums(np.where(pairs, found, 0), np.float64)
         count = count + live
-    return (total / np.maximum(count, 1)).astype(np.float32), count > 0
+    means: np.ndarray = (total / np.maximum(count, 1)).astype(np.float32)
+    return means, np.asarray(count) > 0
 
 
 class _Allowed:

@@ -44,7 +44,8 @@ class Products:
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         keys = self._k[sequence, head // self._group]
-        return self._q[sequence, head, first:last] @ keys.T
+        found: np.ndarray = self._q[sequence, head, first:last] @ keys.T
+        return found
 
 
 class Indexed:
@@ -64,7 +65,8 @@ class Indexed:
         total = np.zeros((last - first, keys.shape[1]), np.float32)
         for q, w in zip(self._q[sequence], self._w[sequence], strict=True):
             total += w[first:last, None] * np.maximum(q[first:last] @ keys, np.float32(0))
-        return total * self._factors[sequence]
+        found: np.ndarray = total * self._factors[sequence]
+        return found
 
 
 class Given:
@@ -78,7 +80,8 @@ class Given:
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         own = self._scores[sequence if self.batched else 0]
-        return own[head if self.by_head else 0, first:last]
+        found: np.ndarray = own[head if self.by_head else 0, first:last]
+        return found
 
 
 # ------------------------------------------------------------------ reading
@@ -92,7 +95,8 @@ def block_means(x: np.ndarray, block: int) -> np.ndarray:
     starts = np.arange(0, rows, block)
     sums = np.add.reduceat(x, starts, axis=-2, dtype=np.float64)
     sizes = np.minimum(block, rows - starts)
-    return (sums / sizes[:, None]).astype(np.float32)
+    means: np.ndarray = (sums / sizes[:, None]).astype(np.float32)
+    return means
 
 
 def indexed(tensors: Mapping[str, object], batch: int, n_q: int, n_kv: int) -> Indexed:

@@ -92,7 +92,7 @@ def _cached(n_q: int, rule: WorkList) -> int:
 
 def _steps(count: np.ndarray) -> float:
     """Tiles of a list, of several on average; at least one."""
-    return max(1, count.sum() / max(1, len(count)))
+    return max(1.0, float(count.sum()) / max(1, len(count)))
 
 
 def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
@@ -235,7 +235,8 @@ def turns(
 
 
 def _coded(rank: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return (rank // share * MOST_SUMS + rank % share).astype(np.int32)
+    code: np.ndarray = (rank // share * MOST_SUMS + rank % share).astype(np.int32)
+    return code
 
 
 def _ranks(line: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

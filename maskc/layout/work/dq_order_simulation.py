@@ -39,7 +39,9 @@ def in_given_turn(
     own = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
     ready = [[i for i in range(a, b) if not turn[i]] for a, b in pairwise(ptr)]
     left = np.diff(ptr).tolist()
-    waiting, under_way, taken = iter(range(columns - 1, -1, -1)), [], [[] for _ in left]
+    waiting = iter(range(columns - 1, -1, -1))
+    under_way: list[int] = []
+    taken: list[list[int]] = [[] for _ in left]
     told: deque[list[int]] = deque([[] for _ in range(LATER)], LATER)
     steps = 0
     while sum(left):
