@@ -407,7 +407,7 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.v = head_rows(p->v, p->v_stride, work.batch, kv_head);
 }
 
-// The shared memory of a block; its size is in maskc/plan/sm80.py.
+// The shared memory of a block; its size is in maskc/plan/families/sm80.py.
 struct Shared {
     unsigned char q[TILE_Q * PITCH];
     unsigned char k[TILE_K * PITCH];

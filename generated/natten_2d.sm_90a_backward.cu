@@ -1615,7 +1615,7 @@ struct Source {
     i32 tail;                 // MASKED where the column ends past the last key
 };
 
-// A block's shared memory; its size is in maskc/plan/sm90a_backward.py.
+// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];

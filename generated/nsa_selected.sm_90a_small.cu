@@ -814,7 +814,7 @@ struct alignas(16) Row {
     i32 part;  // 1 + its number where the row is cut; read when it is needed
 };
 
-// A block's shared memory; its size is in maskc/plan/sm90a.py.
+// A block's shared memory; its size is in maskc/plan/families/sm90a.py.
 struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // then, in the same place, out
     unsigned char k[STAGES][K_BYTES];

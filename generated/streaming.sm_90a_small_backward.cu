@@ -1650,7 +1650,7 @@ struct Source {
     i32 tail;                 // MASKED where the column ends past the last key
 };
 
-// A block's shared memory; its size is in maskc/plan/sm90a_backward.py.
+// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];
@@ -2631,7 +2631,7 @@ struct alignas(16) Row {
     i32 tile, batch, head;
 };
 
-// A block's shared memory; its size is in maskc/plan/sm90a_backward.py.
+// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
 struct Shared {
     unsigned char q[ROW_PLACES][Q_BYTES], dout[ROW_PLACES][Q_BYTES], out[ROW_PLACES][Q_BYTES];
     unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
