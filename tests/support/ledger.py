@@ -50,8 +50,7 @@ class Binary:
 @cache
 def known() -> dict[str, str]:
     """The ledger, by content."""
-    lines = FILE.read_text().splitlines() if FILE.exists() else []
-    return dict(line.split(" ", 1) for line in lines)
+    return _entries() if FILE.exists() else {}
 
 
 def build(
@@ -79,10 +78,12 @@ def build(
 
 def tidy() -> None:
     """Sort the ledger and drop what is there twice."""
-    lines = FILE.read_text().splitlines()
-    FILE.write_text("".join(f"{key} {text}\n" for key, text in sorted(
-        dict(line.split(" ", 1) for line in lines).items()
-    )))  # fmt: skip
+    FILE.write_text("".join(f"{key} {text}\n" for key, text in sorted(_entries().items())))
+
+
+def _entries() -> dict[str, str]:
+    parts = (line.partition(" ") for line in FILE.read_text().splitlines())
+    return {key: text for key, _, text in parts}
 
 
 def _written(kernels: tuple[KernelUse, ...], warnings: str) -> str:
@@ -93,7 +94,7 @@ def _written(kernels: tuple[KernelUse, ...], warnings: str) -> str:
 def _read(text: str) -> Report:
     uses, _, warnings = text.partition(" | ")
     kernels = []
-    for use in uses.split("; "):
+    for use in uses.split("; ") if uses else ():
         name, *numbers = use.split(" ")
         kernels.append(KernelUse(name, *map(int, numbers)))
     return Report(tuple(kernels), warnings)
