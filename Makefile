@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 SHOWN := causal streaming longformer documents natten_2d nsa_selected
 SHOW := $(BIN)/maskc compile -o generated --target cpu --target sm_90a
 
-.PHONY: demo test test-gpu matrix check generated format clean
+.PHONY: demo test fast test-gpu matrix check generated docs format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,26 +20,43 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python docs/demo.py
 
+# Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS)
+	@echo "About 6,000 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),-n auto -rs)
+
+# While editing: messages, the house rules, the language, sets, layouts and plans.
+fast: $(STAMP)
+	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),-n auto) tests/messages tests/test_layers.py \
+	    tests/unit/test_dsl_*.py tests/unit/test_ir_*.py tests/unit/test_layout_*.py \
+	    tests/unit/test_plan_*.py tests/unit/test_runtime_attention.py
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
-# Every architecture, head dimension and dtype through NVRTC; needs the cuda13 extra, no GPU.
+# Every architecture, head dimension and dtype through NVRTC, and again what the ledger
+# tests/golden/compiled.txt remembers; needs the cuda13 extra, no GPU.
 matrix: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
+	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $$(grep -rl support.ledger tests/unit)
 
 check: $(STAMP)
-	$(BIN)/pip install --quiet 'ruff>=0.9'
+	$(BIN)/pip install --quiet -e '.[dev]'
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	$(BIN)/mypy
 	$(BIN)/maskc compile --check patterns --manifest generated/MANIFEST.txt
 	for name in $(SHOWN); do $(SHOW) --check "patterns/$$name.py" || exit; done
 
 generated: $(STAMP)
 	$(BIN)/maskc compile patterns --manifest generated/MANIFEST.txt
 	for name in $(SHOWN); do $(SHOW) "patterns/$$name.py" || exit; done
+
+# The site, into build/site; a broken link or a docstring that cannot be read is an error.
+docs: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[docs]'
+	$(BIN)/python docs/error_index.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format:
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

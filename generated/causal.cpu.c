@@ -86,7 +86,7 @@ struct Attention {
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
-    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
+    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/work/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -1226,7 +1226,7 @@ FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, 
         const float rounded = row_product(p, r.batch, r.head, at.q0 + q, &size);
         const float error = sum[q] - rounded, most = ROUNDING * size;
         float missing = 1.0f - sum_u[q];
-        if (WITH_SINKS) missing -= exp2f(p->sink_logits[r.head] * LOG2E - b->lse[q]);
+        if (WITH_SINKS) missing -= exp2_vec(splat(p->sink_logits[r.head] * LOG2E - b->lse[q]))[0];
         const i32 whole = -WHOLE <= missing && missing <= WHOLE;
         delta[q] = whole && -most <= error && error <= most ? sum[q] : rounded;
     }

@@ -29,7 +29,7 @@ struct Attention {
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
-    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
+    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/work/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -1509,7 +1509,7 @@ struct alignas(16) Item {
 constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
 
 // Which tile of dq a column adds to, and, where that matters, how many do so before; the last turn
-// of a column may be HELD, see maskc/layout/ordered.py.
+// of a column may be HELD, see maskc/layout/work/deterministic_order.py.
 struct Turn {
     i32 sum, rank;
 };
@@ -1538,7 +1538,8 @@ FN i32 word_in(const struct Attention &, const List &list, i32 i) {
 
 FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     item.steps = -1;
-    if (p.work) {  // the same order, with long columns cut; maskc/layout/ordered.py
+    // The same order, with long columns cut: see maskc/layout/work/deterministic_order.py.
+    if (p.work) {
         if (index >= p.items) return;
         item.work = work_at(p, index);
         item.steps = item.work.count;
@@ -1601,7 +1602,7 @@ struct Source {
     i32 tail;                 // MASKED where the column ends past the last key
 };
 
-// A block's shared memory; its size is in maskc/plan/sm90a_backward.py.
+// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];

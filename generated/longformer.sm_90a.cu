@@ -29,7 +29,7 @@ struct Attention {
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
-    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
+    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/work/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -790,7 +790,7 @@ struct alignas(16) Row {
     i32 part;  // 1 + its number where the row is cut; read when it is needed
 };
 
-// A block's shared memory; its size is in maskc/plan/sm90a.py.
+// A block's shared memory; its size is in maskc/plan/families/sm90a.py.
 struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // then, in the same place, out
     unsigned char k[STAGES][K_BYTES];

@@ -10,7 +10,7 @@ struct Selected {
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *ranked[5];  // scores, index_q, index_k, index_w, its factors; or null
     const i32 *cases;  // [cases][2]: a variant of the mask, a head that has the case
-    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/choices
+    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
     const i32 *classes[3];  // [rows][columns]: 0 no pair may be chosen, 1 some, 2 all
     const i32 *args;  // values of parameters
     const i32 *planned;  // [items + merges][WORK_FIELDS], or null

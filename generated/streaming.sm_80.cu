@@ -76,7 +76,7 @@ struct Attention {
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
-    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/ordered.py
+    const i32 *col_turns;  // of each of col_tiles, or null: see maskc/layout/work/
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
@@ -401,7 +401,7 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.v = head_rows(p->v, p->v_stride, work.batch, kv_head);
 }
 
-// The shared memory of a block; its size is in maskc/plan/sm80.py.
+// The shared memory of a block; its size is in maskc/plan/families/sm80.py.
 struct Shared {
     unsigned char q[TILE_Q * PITCH];
     unsigned char k[TILE_K * PITCH];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from maskc.core.errors import BadShape
 from maskc.core.source import caller
@@ -15,13 +15,31 @@ from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     from maskc.core.difference import Difference
-    from maskc.runtime.arrays import Array
+    from maskc.core.tensors import Array
     from maskc.runtime.compiled import CompiledMask
 
 
+@overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, deterministic: bool = False, **options: Any
-) -> Any:
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+    return_lse: Literal[False] = False,
+    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+    deterministic: bool = False, **data: Any,
+) -> Any: ...  # fmt: skip
+@overload
+def attention(
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: Literal[True],
+    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+    deterministic: bool = False, **data: Any,
+) -> tuple[Any, Any]: ...  # fmt: skip
+def attention(
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool = False,
+    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+    deterministic: bool = False, **data: Any,
+) -> Any:  # fmt: skip
     """Attention restricted to a mask, compiled on first use and remembered.
 
     On torch tensors it is differentiable in q, k, v, alibi_slopes and sink_logits, through out
@@ -34,8 +52,9 @@ def attention(
         mask: which query sees which key.
         deterministic: torch gradients have the same bits on every run; also whenever
             torch.use_deterministic_algorithms(True) is in force.
-        options: as of CompiledMask: scale, return_lse, softcap, alibi_slopes, sink_logits,
-            nan_safe, and the mask's data and parameters by name.
+        scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: as of a
+            call of CompiledMask.
+        data: the mask's data and parameters by name.
 
     Returns:
         out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
@@ -47,6 +66,10 @@ def attention(
     """
     if not isinstance(mask, Mask):
         raise not_a_mask("mc.attention", mask, caller() or "mask")
+    options = dict(
+        scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
+        sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
+    )  # fmt: skip
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
@@ -59,7 +82,8 @@ def attention(
 
 def _tensor(x: Any, name: str) -> Array:
     """Shape, dtype and device of a tensor with four dimensions."""
-    from maskc.runtime.arrays import LIBRARIES, library
+    from maskc.runtime.arrays.find import library
+    from maskc.runtime.arrays.known import LIBRARIES
 
     known = library(x, name)
     found = LIBRARIES[type(known)].view(known, name)

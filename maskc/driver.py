@@ -19,9 +19,10 @@ from maskc.dsl.slots import emptied
 if TYPE_CHECKING:
     import numpy as np
 
+    from maskc.analysis.heads import Heads
     from maskc.core.layout import BlockLayout
     from maskc.ir.types import MaskIR
-    from maskc.plan.types import Heads, Plan
+    from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
 
 # ------------------------------------------------------------------ compiling
@@ -62,7 +63,7 @@ class Recipe:
         return Recipe, self._made_of
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> KernelPlan:
         """Made once."""
         return planned(*self._made_of[:3])
 
@@ -86,21 +87,21 @@ def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: o
     return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads)
 
 
-def planned(mask: Mask, problem: Problem, target: Target) -> Plan:
+def planned(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     """Stages 2 to 5: lower, decompose, analyse, plan."""
     from maskc.plan.choose import plan
 
     return plan(understood(mask, problem.n_heads), problem, target)
 
 
-def bundled(plan: Plan, name: str = "mask") -> Bundle:
+def bundled(plan: KernelPlan, name: str = "mask") -> Bundle:
     """Stage 6: emit."""
     from maskc.emit.emitter import emit
 
     return emit(plan, name)
 
 
-def plan_module(mask: Mask, problem: Problem, target: Target) -> Plan:
+def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     """The plan of one target of a generated module.
 
     Raises:
@@ -115,7 +116,7 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> Plan:
     return plan
 
 
-def generate(mask: Mask, name: str, plans: Sequence[Plan], title: str) -> dict[str, str]:
+def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> dict[str, str]:
     """The generated module of a mask, its plan and its sources: file name -> text.
 
     Args:
@@ -168,13 +169,11 @@ def _places(mask: Mask) -> Iterator[object]:
 
 @lru_cache(maxsize=256)
 def _understood(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
-    from maskc.analysis.facts import analyse
+    from maskc.analysis.heads import analyse_heads
     from maskc.ir.decompose import decompose
     from maskc.ir.lowered import on_all_heads
-    from maskc.plan.types import Heads
 
-    masks, of_head = _distinct([decompose(ir) for ir in on_all_heads(mask, n_heads)])
-    return Heads(masks, tuple(map(analyse, masks)), of_head)
+    return analyse_heads(tuple(map(decompose, on_all_heads(mask, n_heads))))
 
 
 def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
@@ -182,27 +181,6 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
     from maskc.ir.lowered import lowered as stage
 
     return stage(mask, head, n_heads)
-
-
-def _distinct(irs: list[MaskIR]) -> tuple[tuple[MaskIR, ...], tuple[int, ...]]:
-    """Heads with equal sets share one mask, however the sets were written."""
-    from maskc.ir.compare import equals, fingerprint
-
-    found: list[MaskIR] = []
-    prints: list[str] = []
-    of_head: list[int] = []
-    for ir in irs:
-        mark = fingerprint(ir.keep)
-        same = (
-            i for i, known in enumerate(found)
-            if known.keep == ir.keep or (prints[i] == mark and equals(known.keep, ir.keep))
-        )  # fmt: skip
-        index = next(same, len(found))
-        if index == len(found):
-            found.append(ir)
-            prints.append(mark)
-        of_head.append(index)
-    return tuple(found), tuple(of_head) if len(found) > 1 else ()
 
 
 # ------------------------------------------------------------------ questions

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ledger
+
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Threads that wait by spinning take the cores of tests beside: three times as long on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -14,6 +16,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Golden texts that are rewritten include what the compiler says, asked anew."""
+    if config.getoption("--update-golden"):
+        os.environ[ledger.WRITE] = os.environ[ledger.ANEW] = "1"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The ledger is put in order by the last process."""
+    if ledger.WRITE in os.environ and not hasattr(session.config, "workerinput"):
+        ledger.tidy()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,7 +49,7 @@ def _nothing_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Calls build what they run and nothing else, in their own thread; those marked `builds_ahead`
     are about what else is built."""
     if "builds_ahead" not in request.keywords:
-        monkeypatch.setattr("maskc.runtime.ahead.start", lambda jobs: None)
+        monkeypatch.setattr("maskc.runtime.launch.ahead.start", lambda jobs: None)
 
 
 @pytest.fixture

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
-    """Live pairs at these lengths, axis by axis of a grid or by isl; None where it is too hard or
-    the mask reads data."""
+    """The number of live pairs at these lengths, axis by axis of a grid or by isl.
+
+    The result is None where that is too hard, or where the mask reads data.
+    """
     if E.arrays(keep):
         return None
     if (found := _count_on_grid(keep, n_q, n_kv, params)) is not None:
@@ -54,14 +56,15 @@ def _count_on_grid(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """Live pairs at n_q = n_kv = N as a polynomial, exact where `valid` says."""
+    """The number of live pairs at n_q = n_kv = N as a polynomial, exact where `valid` says."""
 
     pairs: sympy.Expr
-    """In N and the mask's parameters."""
+    """A formula in N and the mask's parameters."""
     least: int
-    """For N from here on (and parameters near their defaults' order of magnitude)."""
+    """The formula holds for N from here on (and for parameters of about the defaults'
+    magnitude)."""
     period: int
-    """For multiples of this."""
+    """The formula holds for N that are multiples of this."""
 
     def __str__(self) -> str:
         every = f", N a multiple of {self.period}" if self.period > 1 else ""
@@ -98,7 +101,7 @@ def closed_form(keep: Expr) -> ClosedForm | None:
 
 
 def _constants(keep: Expr) -> Iterator[int]:
-    """Sizes of the constants and scaled parameters: below their sum counts may bend."""
+    """The magnitudes of the constants and scaled parameters; counts may bend below their sum."""
     for node in E.walk(keep):
         if isinstance(node, E.Sum):
             yield abs(node.const)
@@ -129,7 +132,7 @@ def _fit(
     least: int,
     period: int,
 ) -> ClosedForm | None:
-    """The polynomial through the counts, if one goes through all of them."""
+    """The polynomial through the counts; None where no polynomial goes through all of them."""
     import sympy
 
     table = sympy.Matrix([

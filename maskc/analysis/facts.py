@@ -19,9 +19,9 @@ class Fact:
 
     name: str
     holds: bool | None
-    """None: unknown."""
+    """The answer; None where it is unknown."""
     where: str
-    """For which lengths: "all lengths" or "n_q = n_kv"."""
+    """The lengths that the fact speaks of: "all lengths" or "n_q = n_kv"."""
     proof: str
     """The set inclusion that was decided."""
 

@@ -1,4 +1,4 @@
-"""How long a mask's rows are, and whether it comes in blocks: what the height of a tile asks.
+"""How long a mask's rows are, and whether it comes in blocks, to choose the height of a tile.
 
 All answers are about the set alone, with the parameters at their defaults.
 """

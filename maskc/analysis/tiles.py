@@ -27,7 +27,7 @@ class TileClasses:
 
     @property
     def partial(self) -> isl.Set:
-        """Live tiles with a dead pair inside the lengths."""
+        """The live tiles with a dead pair inside the lengths."""
         return self.live.subtract(self.full).coalesce()
 
 
@@ -53,7 +53,10 @@ def tile_classes(
 
 
 def solid_tiles(keep: Expr, tile: TileShape, universe: Universe) -> isl.Set:
-    """Live tiles inside which the formula holds everywhere, lengths or not: a subset of `full`."""
+    """The live tiles inside which the formula holds everywhere, even beyond the lengths.
+
+    They are a subset of `full`.
+    """
     quadrant = universe.set(E.conj(E.ge(E.Q, E.ZERO), E.ge(E.K, E.ZERO)))
     to_tiles = _tile_map(tile, universe)
     live = universe.set(keep).intersect(domain(universe)).apply(to_tiles)

@@ -21,16 +21,17 @@ from maskc.core.expr import Expr
 from maskc.ir.sets import TooHard, Universe, budget
 
 _LARGEST = 1 << 31
-"""Magnitude that no element reaches: arrays hold 32-bit integers."""
+"""A magnitude that no element reaches, because arrays hold 32-bit integers."""
 _MOST_VALUES = 64
-"""Captured arrays of so many elements take part with their values; larger ones may hold any."""
+"""Captured arrays of at most so many elements take part with their values; larger ones may hold
+any."""
 _MOST_CELLS = 10
-"""Elements read at one pair; with more isl is not asked."""
+"""The most elements that may be read at one pair; with more, isl is not asked."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Lengths, a pair, and what is read there."""
+    """Lengths, a pair, and the elements that are read there."""
 
     n_q: int
     n_kv: int
@@ -38,31 +39,34 @@ class Candidate:
     k: int
     params: Mapping[str, int]
     cells: Mapping[str, Mapping[tuple[int, ...], int]]
-    """Elements by array and index."""
+    """The values of elements, by array and index."""
     paired: bool
     """Whether queries and keys have documents of their own, instead of one array of all tokens."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Two formulas, of one head, and what is known of lengths, parameters and arrays."""
+    """Two formulas of one head, and what is known of lengths, parameters and arrays."""
 
     left: Expr
     right: Expr
     decls: tuple[DataDecl, ...]
-    """Of all arrays that they read."""
+    """The declarations of all arrays that the formulas read."""
     one_way: bool = False
-    """Whether only pairs of `left` that `right` lacks count."""
+    """Whether only pairs of `left` count that `right` lacks."""
     n_q: int | None = None
     n_kv: int | None = None
     """Lengths, where they are given; both or none."""
     params: Mapping[str, int] | None = None
-    """Values that are given."""
+    """The values of parameters that are given."""
 
 
 def candidates(question: Question) -> Iterator[Candidate]:
-    """Points where the formulas may differ, the simplest first: of equal lengths, with one array of
-    all tokens for documents, with parameters as they are written, with elements from 0 on."""
+    """Points where the formulas may differ, the simplest first.
+
+    Simple points have equal lengths, one array of all tokens for documents, parameters as they are
+    written, and elements from 0 on.
+    """
     written = {**E.params(question.left), **E.params(question.right)}
     given = question.params or {}
     free = bool(set(written).difference(given))
@@ -83,8 +87,12 @@ def proved(question: Question) -> bool:
 
 
 def _ways(question: Question) -> list[tuple[bool, bool | None]]:
-    """(whether documents of queries and of keys are a pair, which they are where lengths differ
-    only; whether lengths are equal, None where they are given) of all that a call may be like."""
+    """All ways that a call may be made.
+
+    Returns:
+        Pairs: whether documents of queries and of keys are a pair, which they are only where
+            lengths differ; and whether lengths are equal, None where they are given.
+    """
     paired = any(decl.kind is DataKind.documents for decl in question.decls)
     if question.n_q is None:
         return [(False, True), (False, False)] + [(True, False)] * paired
@@ -138,7 +146,7 @@ class _Space:
     # -------------------------------------------------------------- conditions
 
     def _conditions(self, least: int) -> Iterator[Expr]:
-        """What holds of lengths, pairs and elements from `least` on, whatever is given."""
+        """The conditions on lengths, pairs and elements from `least` on, whatever is given."""
         n_q, n_kv = self._read(E.N_Q), self._read(E.N_KV)
         yield from (E.ge(E.Q, E.ZERO), E.lt(E.Q, n_q), E.ge(E.K, E.ZERO), E.lt(E.K, n_kv))
         if self._square is False:
@@ -160,7 +168,7 @@ class _Space:
         self, decl: DataDecl, one: Expr, a: tuple[str, tuple[Expr, ...]], other: Expr,
         b: tuple[str, tuple[Expr, ...]],
     ) -> Expr:  # fmt: skip
-        """Elements of one index of one array are equal."""
+        """The condition that elements of one index of one array are equal."""
         (array, first), (second_array, second) = a, b
         if array != second_array:
             shared = decl.kind is DataKind.documents and not self._paired
@@ -176,7 +184,10 @@ class _Space:
         return E.disj(E.eq(one, other), *apart)
 
     def _trees(self) -> Iterator[Expr]:
-        """Walks enter each token once and leave it later; the elements of one query and one key."""
+        """The conditions on a tree's elements of one query and one key.
+
+        Walks enter each token once and leave it later.
+        """
         at = {array: (cell, index) for cell, (array, index) in self._cells.items()}
         for decl in (d for d in self._question.decls if d.kind is DataKind.tree):
             tin, tout, of_q = (at.get(name) for name in decl.arrays)
@@ -201,7 +212,7 @@ class _Space:
         return found if self._question.one_way else found.union(right.subtract(left))
 
     def _named(self, formula: Expr) -> Expr:
-        """Parameters are dimensions like others."""
+        """The names of dimensions; parameters are dimensions like others."""
         names = {p: E.Sym(p.name) for p in E.walk(formula) if isinstance(p, E.Param)}
         return E.substitute(formula, names) if names else formula
 
@@ -248,7 +259,7 @@ class _Space:
 
 
 def _values(decl: DataDecl) -> tuple[int, int]:
-    """Least and greatest element that a call may give."""
+    """The smallest and the largest element that a call may give."""
     if decl.kind in (DataKind.flags, DataKind.table, DataKind.random, DataKind.selection):
         return 0, 1
     return -_LARGEST, _LARGEST

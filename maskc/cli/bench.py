@@ -1,118 +1,102 @@
-"""maskc bench: the kernel against dense attention, masked SDPA and FlexAttention, checked."""
+"""maskc bench: a mask's kernel beside dense attention, masked SDPA and FlexAttention, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from maskc.cli.entries import Entry, entries
+from maskc.cli.entries import Entry
 from maskc.cli.options import (
+    HEADS,
     Asked,
     data_of,
     json_option,
     length_options,
+    mask_source,
     problem_options,
     seed_option,
 )
-from maskc.cli.output import FilePath, told, write_json
-from maskc.cli.suites import SuiteAsked, suite_options
-from maskc.core.errors import CheckFailed, UsageMistake
+from maskc.cli.output import told, write_json, write_table
+from maskc.core.errors import CheckFailed
 
-Report = dict[str, Any]
+Row = dict[str, Any]
 
 
 @click.command(short_help="Time the kernel beside what torch has, checked.")
-@click.argument("file", required=False, type=FilePath())
-@click.option("--expr", metavar="E", help="A mask expression instead of a file; runs no code.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a parameter."
-)
-@click.option("--pattern", metavar="NAME", help="Only this pattern of the file.")
+@mask_source
 @problem_options
 @length_options(4096)
 @click.option(
-    "--kv-heads",
-    type=click.IntRange(1),
-    metavar="H",
+    "--kv-heads", type=click.IntRange(1), metavar="H",
     help="Key/value heads; as --heads, if not given.",
-)
+)  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, metavar="B")
 @click.option(
     "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
 )
 @click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
 @seed_option
-@suite_options
 @json_option
 def bench(
-    file: str | None, expr: str | None, settings: tuple[str, ...], pattern: str | None,
-    asked: Asked, n: int, n_kv: int, kv_heads: int | None, batch: int, direction: str,
-    repeats: int, seed: int, suite: SuiteAsked, as_json: bool,
+    found: list[Entry], asked: Asked, n: int, n_kv: int, kv_heads: int | None, batch: int,
+    direction: str, repeats: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time the mask of FILE where torch is installed beside its attention; check every result.
+    """Time the mask of FILE, where torch is installed beside its attention; check every result.
 
-    Exits with 3 where a result is wrong.
+    Exits with 3 where a result of maskc is wrong.
     """
+    from maskc.verify.bench import RIVALS, bench_mask
+    from maskc.verify.case import Case
+    from maskc.verify.environment import environment
+    from maskc.verify.tensors import device_of
+
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
-    if (suite.name or suite.results) and (file or expr):
-        hint = "drop the file, or --suite and --from-json"
-        raise UsageMistake("a suite has cases of its own", hint, at="--suite")
+    rows: list[Row] = []
+    notes: list[str] = []
+    about: dict[str, object] = {}
     with told() as progress:
-        if suite.results:
-            report = suite.read()
-        elif suite.name:
-            report = suite.run(asked.target, directions, repeats, progress)
-        else:
-            report = _joined([
-                _run(entry, asked, n, n_kv, kv_heads, batch, directions, repeats, seed, progress)
-                for entry in entries(file, expr, settings, pattern)
-            ])  # fmt: skip
-    suite.write(report)
+        for entry in found:
+            heads = asked.heads_for(entry.mask) or HEADS
+            problem = asked.problem(entry.mask)
+            case = Case(
+                entry.name, entry.mask, batch, heads, kv_heads or heads, n, n_kv, asked.head_dim,
+                problem.dtype, data_of(entry, n, n_kv, seed),
+            )  # fmt: skip
+            target = asked.chosen(problem)
+            about = about or environment(device_of(target))
+            timed, said = bench_mask(case, target, directions, repeats, progress)
+            rows += [row | {"target": target.name} for row in timed]
+            notes += said
+    about |= {"rivals": RIVALS, "repeats": repeats}
     if as_json:
-        write_json(report)
-    elif not suite.written:
-        from maskc.bench.report import table
-
-        click.echo(table(report), nl=False)
-    _refuse_wrong(report)
-
-
-def _run(
-    entry: Entry, asked: Asked, n: int, n_kv: int, kv_heads: int | None, batch: int,
-    directions: tuple[str, ...], repeats: int, seed: int, progress: Callable[[str], object],
-) -> Report:  # fmt: skip
-    from maskc.bench.run import bench_pattern
-    from maskc.cli.options import HEADS
-
-    heads = asked.heads_for(entry.mask) or HEADS
-    return bench_pattern(
-        entry.name, entry.mask, n=n, n_kv=n_kv, heads=heads, kv_heads=kv_heads or heads,
-        batch=batch, head_dim=asked.head_dim, dtype=asked.dtype, target=asked.target,
-        directions=directions, repeats=repeats, data=data_of(entry, n, n_kv, seed),
-        progress=progress,
-    )  # fmt: skip
-
-
-def _joined(reports: list[Report]) -> Report:
-    """The reports of several patterns, measured in one process, as one."""
-    environment = dict(reports[0]["environment"])
-    for part in ("cases", "notes"):
-        found = [report["environment"].get(part) for report in reports]
-        if all(isinstance(value, dict) for value in found):
-            environment[part] = {k: v for value in found for k, v in value.items()}
-        elif all(isinstance(value, list) for value in found):
-            environment[part] = [item for value in found for item in value]
-    return {"environment": environment, "rows": [row for r in reports for row in r["rows"]]}
-
-
-def _refuse_wrong(report: Report) -> None:
-    """Exit 3 where maskc's own result is wrong."""
-    wrong = [
-        row for row in report["rows"]
-        if row["impl"] == "maskc" and not row["ok"] and not row.get("raised")
-    ]  # fmt: skip
+        write_json({"environment": about, "rows": rows, "notes": notes})
+    else:
+        _write(rows, notes, about)
+    wrong = [row for row in rows if row["impl"] == "maskc" and not row["ok"]]
     if wrong:
         cases = ", ".join(f"{row['case']} {row['direction']}" for row in wrong)
         raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {cases}")
+
+
+def _write(rows: list[Row], notes: list[str], about: dict[str, object]) -> None:
+    heads = ("mask", "direction", "implementation", "ms", "live TFLOP/s", "error", "")
+    write_table(heads, [tuple(_cells(row)) for row in rows], numbers=(3, 4, 5))
+    rivals = about.pop("rivals")
+    lines = [f"{name}: {text}" for name, text in rivals.items() if any(
+        row["impl"] == name for row in rows)] if isinstance(rivals, dict) else []  # fmt: skip
+    known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
+    lines += [*(f"note: {note}" for note in notes), known]
+    click.echo("\n" + "\n".join(lines))
+
+
+def _cells(row: Row) -> Iterator[str]:
+    """A wrong result has no time that counts."""
+    yield from (row["case"], row["direction"], row["impl"])
+    numbers: tuple[Callable[[], str], ...] = (
+        lambda: f"{row['ms']:.4g}", lambda: f"{row['live_tflops']:.4g}",
+    )  # fmt: skip
+    yield from (number() if row["ok"] else "" for number in numbers)
+    yield "-" if row["error"] is None else f"{row['error']:.1e}"
+    yield "ok" if row["ok"] else "FAILED"

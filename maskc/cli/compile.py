@@ -32,7 +32,7 @@ from maskc.cli.stages import STAGES, stage_text
 from maskc.core.errors import ExtraMissing, NoCompiler, UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.plan.types import Plan
+    from maskc.plan.types import KernelPlan
 
 
 @click.command("compile", short_help="Write modules, print a stage, or build and sum up.")
@@ -158,7 +158,7 @@ def _summaries(
 def _summary(
     entry: Entry, asked: Asked, n: int, n_kv: int, data: dict[str, object]
 ) -> dict[str, Any]:
-    """What was built for one pattern, and what it costs."""
+    """What was built for one pattern, and its cost."""
     from maskc import driver
     from maskc.cli.costs import costs
 
@@ -176,7 +176,7 @@ def _summary(
     }
 
 
-def _built(plan: Plan, name: str) -> dict[str, Any]:
+def _built(plan: KernelPlan, name: str) -> dict[str, Any]:
     """The source and its build; why not, where the toolchain is not here."""
     from maskc import driver
     from maskc.build import build

@@ -8,12 +8,14 @@ from maskc.core.errors import DataRange, DataShape
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
-    from maskc.plan.types import Plan
+    from maskc.plan.types import KernelPlan
 
 Costs = dict[str, Any]
 
 
-def costs(mask: Mask, plan: Plan, n_q: int, n_kv: int, data: dict[str, object]) -> list[Costs]:
+def costs(
+    mask: Mask, plan: KernelPlan, n_q: int, n_kv: int, data: dict[str, object]
+) -> list[Costs]:
     """One head's forward pass for each distinct set of heads.
 
     Returns:
@@ -44,7 +46,7 @@ def costs(mask: Mask, plan: Plan, n_q: int, n_kv: int, data: dict[str, object]) 
 
 
 def cost_lines(found: list[Costs]) -> list[str]:
-    """The same for people."""
+    """The costs as lines for people."""
     return [line for cost in found for line in _lines(cost)]
 
 

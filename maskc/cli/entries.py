@@ -1,4 +1,4 @@
-"""What a command works on: the masks of a file, of a folder, or of an expression."""
+"""The masks that a command works on: those of a file, of a folder, or of an expression."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maskc.core.errors import (
-    MaskcError,
-    NoPattern,
-    NotAnInteger,
-    SeveralErrors,
-    UsageMistake,
-)
+from maskc.core.errors import MaskcError, NoPattern, NotAnInteger, SeveralErrors, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -35,7 +29,7 @@ class Entry:
     title: str
     """First line of its docstring, or its name."""
     source: str = ""
-    """What gave it, as it was written on the command line: a path, or --expr and its text."""
+    """Where it comes from, as written on the command line: a path, or --expr and its text."""
     whole_folder: bool = False
     """Whether all patterns of a folder were asked for."""
     params: Mapping[str, int] = field(default_factory=dict)
@@ -64,7 +58,7 @@ class Entry:
 
 
 _IMPORTED = frozenset(sys.stdlib_module_names) | {"maskc", "numpy"}
-"""What a generated module imports, and what these import."""
+"""Modules that a generated module imports, and those that these import."""
 
 
 def entries(

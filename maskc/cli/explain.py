@@ -20,7 +20,7 @@ from maskc.cli.output import one_by_one, write_json
 from maskc.cli.stages import planned
 
 if TYPE_CHECKING:
-    from maskc.plan.types import Plan
+    from maskc.plan.types import KernelPlan
 
 
 @click.command(short_help="Say what was proved, what it costs, and why this plan.")
@@ -52,7 +52,7 @@ def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_j
         write_json({"patterns": reports})
 
 
-def _plain(entry: Entry, plan: Plan) -> dict[str, Any]:
+def _plain(entry: Entry, plan: KernelPlan) -> dict[str, Any]:
     """The report as plain values."""
     from maskc.analysis.counts import closed_form
     from maskc.core.expr_text import to_people

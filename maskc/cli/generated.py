@@ -15,10 +15,10 @@ from maskc.core.errors import Drift, MaskcError
 if TYPE_CHECKING:
     from maskc.core.problem import Problem
     from maskc.core.target import Target
-    from maskc.plan.types import Plan
+    from maskc.plan.types import KernelPlan
 
 FOLDER = "generated"
-"""Where generated files lie when nothing else is said."""
+"""The folder of generated files when nothing else is said."""
 
 _SUFFIXES = (".py", ".c", ".cu", ".plan.json")
 
@@ -35,7 +35,7 @@ class LeftOut:
         return f"{self.pattern}: nothing for {self.target}: {self.reason}"
 
     def as_dict(self) -> dict[str, str]:
-        """For --json."""
+        """The target and the reason, for --json."""
         code, why = self.reason.code, self.reason.finding
         return {"pattern": self.pattern, "target": self.target, "code": code, "reason": why}
 
@@ -52,7 +52,7 @@ def generated_files(entry: Entry, asked: Asked) -> tuple[dict[str, str], list[Le
     return driver.generate(entry.mask, entry.name, list(plans.values()), entry.title), left_out
 
 
-def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, Plan], list[LeftOut]]:
+def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, KernelPlan], list[LeftOut]]:
     """Plans by target: of those asked for, else of all that have such a kernel."""
     from maskc import driver
     from maskc.core.target import TARGETS, Target
@@ -61,7 +61,7 @@ def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, Plan], list[LeftOut]]:
     if asked.targets:
         named = map(Target.named, asked.targets)
         return {each.name: driver.plan_module(entry.mask, problem, each) for each in named}, []
-    plans: dict[str, Plan] = {}
+    plans: dict[str, KernelPlan] = {}
     left_out: list[LeftOut] = []
     for target in TARGETS.values():
         if not _concerns(target, problem):
@@ -124,11 +124,11 @@ _HEAD = """\
 # of its plan (how lengths become tiles, how kernels are launched). Written by `maskc compile`.
 """
 _DIGITS = 16
-"""Of a digest: enough to see that something has changed."""
+"""The digits of a digest: enough to see that something has changed."""
 
 
 def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
-    """One line for each target of a pattern; of those without a kernel, why."""
+    """One line for each target of a pattern; for targets without a kernel, the reason."""
     from maskc import driver
     from maskc.emit.module import digests
 

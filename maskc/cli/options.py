@@ -47,7 +47,7 @@ def mask_source(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a kernel is asked for."""
+    """The options of the command line that describe a kernel."""
 
     targets: tuple[str, ...]
     head_dim: int
@@ -88,7 +88,10 @@ class Asked:
 
 
 def written_heads(mask: Mask) -> int | None:
-    """How many heads the mask itself speaks of; 8 where it computes with them; else None."""
+    """How many heads the mask itself names.
+
+    The number is 8 where the mask computes with heads, and None where it names none.
+    """
     from maskc.ir.heads import differs_by_head, fixed_heads, head_count
 
     if not differs_by_head(mask):
@@ -182,7 +185,7 @@ def seed_option(command: Command) -> Command:
 
 def data_of(entry: Entry, n_q: int, n_kv: int, seed: int, quiet: bool = False) -> dict[str, object]:
     """Made-up arrays for the data a mask reads, and the parameters that were set."""
-    from maskc.bench.sample import sample_data
+    from maskc.verify.samples import sample_data
 
     data = sample_data(entry.mask, n_q, n_kv, seed)
     if data and not quiet:

@@ -24,12 +24,12 @@ _PLAIN_WIDTH = 112
 
 
 def write_json(value: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     click.echo(json.dumps(value, indent=2))
 
 
 def columns() -> int:
-    """Width of the terminal, or of a page."""
+    """The width of the terminal, or of a page."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
 
 
@@ -91,7 +91,7 @@ def told() -> Iterator[Teller]:
 
 
 class Teller(Protocol):
-    """Told, in a few words, what happens next."""
+    """A function that is told, in a few words, what happens next."""
 
     def __call__(self, text: str, /) -> object: ...
 

@@ -1,4 +1,4 @@
-"""What `--emit STAGE` prints: the value at one arrow of the pipeline."""
+"""The text that `--emit STAGE` prints: the value at one arrow of the pipeline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from maskc.cli.entries import Entry
 from maskc.cli.options import Asked
 
 if TYPE_CHECKING:
+    from maskc.analysis.heads import Heads
     from maskc.ir.types import MaskIR
-    from maskc.plan.types import Heads, Plan
+    from maskc.plan.types import KernelPlan
 
 STAGES = ("mask", "ir", "facts", "plan", "source")
 
@@ -39,7 +40,7 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
     return driver.bundled(plan, entry.name).units[0].text
 
 
-def planned(entry: Entry, asked: Asked) -> Plan:
+def planned(entry: Entry, asked: Asked) -> KernelPlan:
     """The plan for what is asked."""
     from maskc import driver
 

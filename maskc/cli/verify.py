@@ -22,9 +22,9 @@ from maskc.cli.output import one_by_one, write_json, write_table
 from maskc.core.errors import CheckFailed, DataRange, DataShape, UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.cli.lengths import Lengths
-    from maskc.cli.probes import Check, Probe
     from maskc.runtime.compiled import CompiledMask
+    from maskc.verify.lengths import Lengths
+    from maskc.verify.probes import Check, Probe
 
 Report = dict[str, Any]
 
@@ -75,8 +75,8 @@ def _report(
 ) -> Report:
     """The checks of one pattern at all lengths that it has, and random cases."""
     from maskc import driver
-    from maskc.cli.lengths import Lengths, lengths_for
     from maskc.runtime import CompiledMask
+    from maskc.verify.lengths import Lengths, lengths_for
 
     heads = asked.heads_for(entry.mask)
     problem = asked.problem(entry.mask)
@@ -103,8 +103,8 @@ def _checked(
     seed: int,
 ) -> Report:  # fmt: skip
     """All checks at these lengths, and what the mask is there."""
-    from maskc.cli.lengths import seen
-    from maskc.runtime.parts import hold
+    from maskc.dispatch.residue_split import hold
+    from maskc.verify.lengths import seen
 
     rows: list[Check] = []
     skipped, found = [], []
@@ -130,9 +130,9 @@ def _drawn(
     entry: Entry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
 ) -> Report:
     """What random cases show."""
-    from maskc.cli.cases import Outcome, Subject, try_cases
-    from maskc.cli.counterexample import script
     from maskc.cli.entries import default_parameters
+    from maskc.verify.counterexample import script
+    from maskc.verify.random_cases import Outcome, Subject, try_cases
 
     free = {n: v for n, v in default_parameters(entry.mask).items() if n not in entry.params}
     params = tuple(sorted(free.items()))
@@ -155,11 +155,10 @@ def _probe(
 ) -> Probe:
     import numpy as np
 
-    from maskc.bench.case import Case
-    from maskc.bench.run import device_of
-    from maskc.bench.sample import true_mask
-    from maskc.bench.tensors import make_tensors
-    from maskc.cli.probes import Probe
+    from maskc.verify.case import Case
+    from maskc.verify.probes import Probe
+    from maskc.verify.samples import true_mask
+    from maskc.verify.tensors import device_of, make_tensors
 
     data = data_of(entry, n_q, n_kv, seed, quiet=True)
     shared = heads // 2 if heads % 2 == 0 else heads

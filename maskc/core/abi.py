@@ -19,7 +19,7 @@ class Field:
 
 
 MAX_ARRAYS = 8
-"""Most data arrays a mask may read."""
+"""The most data arrays that a mask may read."""
 
 FIELDS: tuple[Field, ...] = (
     Field("q", "const void *", "[batch, heads_q, n_q, HEAD_DIM]"),
@@ -45,7 +45,7 @@ FIELDS: tuple[Field, ...] = (
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
     Field("distances", "const i32 *", "[variants] bits of partial tiles, see maskc/layout/"),
-    Field("col_turns", "const i32 *", "of each of col_tiles, or null: see maskc/layout/ordered.py"),
+    Field("col_turns", "const i32 *", "of each of col_tiles, or null: see maskc/layout/work/"),
     Field("array", "const i32 *", "data arrays of the mask", MAX_ARRAYS),
     Field("array_batch", "i64", "elements from one sequence's array to the next, 0 if shared",
           MAX_ARRAYS),
@@ -137,11 +137,11 @@ LISTED_FIELDS: tuple[Field, ...] = (
     Field("group_owners", "i32", "of a list that share the cache"),
     Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
 )  # fmt: skip
-"""What kernels take that make lists of tiles from documents. Of two values the first is of queries
-and tile rows, the second of keys and tile columns."""
+"""The arguments of kernels that make lists of tiles from documents. Of two values the first belongs
+to queries and tile rows, the second to keys and tile columns."""
 
 MAX_SELECTIONS = 3
-"""Most run-time selections of a mask that the device makes."""
+"""The most run-time selections of a mask that the device makes."""
 _EACH = MAX_SELECTIONS
 
 SELECTED_FIELDS: tuple[Field, ...] = (
@@ -149,7 +149,7 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("k", "const void *", "[batch, heads_kv, n_kv, HEAD_DIM]"),
     Field("ranked", "const void *", "scores, index_q, index_k, index_w, its factors; or null", 5),
     Field("cases", "const i32 *", "[cases][2]: a variant of the mask, a head that has the case"),
-    Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/choices"),
+    Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
     Field("classes", "const i32 *", "[rows][columns]: 0 no pair may be chosen, 1 some, 2 all",
           _EACH),
     Field("args", "const i32 *", "values of parameters"),
@@ -195,8 +195,8 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("merges", "i32", "behind them"),
     Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
 )  # fmt: skip
-"""What kernels take that choose blocks and make lists of tiles from them; arrays have an entry for
-each selection. Of two values the first is of queries, the second of keys."""
+"""The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
+entry for each selection. Of two values the first belongs to queries, the second to keys."""
 
 _CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
 
@@ -209,3 +209,61 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
         kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
         members.append((field.name, kind * field.count if field.count > 1 else kind))
     return type("Arguments", (ctypes.Structure,), {"_fields_": members})
+
+
+ATTENTION = structure()
+
+
+POINTERS = (
+    "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "delta", "dsink", "dalibi",
+    "alibi_slopes", "sink_logits",
+)  # fmt: skip
+"""The first members of the argument block: those that every call sets, the first five or all."""
+
+
+LISTED_POINTERS = (
+    "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
+    "distances", "col_turns",
+)  # fmt: skip
+"""Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
+
+
+Pointers = tuple[int, ...]
+"""Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks; or those of
+LISTED_POINTERS and of three arrays too."""
+
+
+MOST_CONSTANTS = 48
+"""Of a mask's formulas."""
+
+
+GATHERED_FIELDS: tuple[Field, ...] = (
+    Field("index_q", "const void *", "[batch, index heads, n_q, INDEX_DIM]"),
+    Field("index_k", "const void *", "[batch, n_kv, INDEX_DIM]"),
+    Field("index_w", "const void *", "[batch, index heads, n_q]"),
+    Field("given", "const void *", "scores [batch, heads, n_q, n_kv]"),
+    Field("factors", "const void *", "of the keys of index_k, [batch, n_kv], or null"),
+    Field("scores", "float *", "workspace [rows][pitch], of the rows at hand"),
+    Field("lists", "i32 *", "[all rows][room]: the keys of a query, ascending"),
+    Field("counts", "i32 *", "[all rows]: how many they are"),
+    Field("index_q_stride", "i64", "elements between batches, heads, tokens", 3),
+    Field("index_k_stride", "i64", "elements between batches, tokens", 2),
+    Field("index_w_stride", "i64", "elements between batches, heads, tokens", 3),
+    Field("given_stride", "i64", "elements between batches, heads, queries", 3),
+    Field("factor_stride", "i64", "elements between batches, tokens", 2),
+    Field("pitch", "i64", "elements from one row of scores to the next"),
+    Field("first", "i64", "of the rows at hand: (sequence * groups + group) * n_q + query"),
+    Field("rows", "i32", "at hand"),
+    Field("groups", "i32", "of heads of a sequence that have lists of their own"),
+    Field("n_q", "i32", "queries"),
+    Field("n_kv", "i32", "keys"),
+    Field("wanted", "i32", "keys that are chosen, at most n_kv"),
+    Field("room", "i32", "keys for which a list has room"),
+    Field("heads", "i32", "of the indexer, or whose given scores are averaged"),
+    Field("index_dim", "i32", "elements of a row of index_q and index_k"),
+    Field("weight_code", "i32", "of an element of index_w: 0 fp32, 1 bf16, 2 fp16"),
+    Field("given_code", "i32", "likewise of the scores"),
+    Field("factor_code", "i32", "likewise of the factors"),
+    Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
+)  # fmt: skip
+"""What kernels take that score keys and list the best."""

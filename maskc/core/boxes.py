@@ -25,17 +25,17 @@ class Boxes:
     """
 
     extents: tuple[int, ...]
-    """Of all axes but the first."""
+    """The extents of all axes except the first."""
     q: tuple[int, ...]
     """Extents of a tile of queries, the first axis included."""
     k: tuple[int, ...]
-    """The same of keys."""
+    """Extents of a tile of keys, the first axis included."""
     seen: int
     """Columns of a tile that a warpgroup looks at at once: keys, or queries in a backward pass."""
 
     @property
     def period(self) -> int:
-        """Tokens of one step along the first axis."""
+        """The tokens of one step along the first axis."""
         return prod(self.extents)
 
     @property
@@ -50,11 +50,11 @@ class Boxes:
         return whole and along > 0 and max(along, *self.extents) <= MOST_ALONG
 
     def grid(self, tokens: int) -> tuple[int, ...]:
-        """Extents of all axes."""
+        """The extents of all axes."""
         return (tokens // self.period, *self.extents)
 
     def counts(self, tokens: int) -> tuple[int, int]:
-        """Tiles of queries, and of keys."""
+        """The numbers of tiles of queries and of keys."""
         grid = self.grid(tokens)
         return prod(boxes_along(grid, self.q)), prod(boxes_along(grid, self.k))
 
@@ -70,7 +70,7 @@ def steps_of(box: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tokens_of(grid: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
-    """int64 [boxes, tokens of a box]: the tokens of every box; -1 beyond the grid."""
+    """The tokens of every box, int64 [boxes, tokens of a box]; -1 beyond the grid."""
     counts = boxes_along(grid, box)
     at = np.indices((*counts, *box)).reshape(2, len(grid), prod(counts), prod(box))
     sides = np.reshape(box, (-1, 1, 1))
@@ -95,12 +95,15 @@ def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
 def axis_relations(
     axes: Sequence[Expr], grid: tuple[int, ...], params: Mapping[str, object]
 ) -> list[np.ndarray]:
-    """For every axis which coordinates of queries see which of keys: bool [extent, extent].
+    """For every axis, which coordinates of queries see which coordinates of keys.
 
     Args:
-        axes: over q, k, n_q, n_kv (the extent of the first axis) and parameters.
+        axes: conditions over q, k, n_q, n_kv (the extent of the first axis) and parameters.
         grid: extents of all axes.
         params: values of parameters; others keep their defaults.
+
+    Returns:
+        bool [extent, extent] for every axis.
     """
     found = []
     for formula, extent in zip(axes, grid, strict=True):

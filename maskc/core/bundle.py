@@ -1,4 +1,4 @@
-"""What compilation hands to the runtime: sources, formulas and recipes, all plain values."""
+"""The bundle that compilation gives the runtime: sources, formulas, recipes, all plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from maskc.core.cost import ONCE as ONCE
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.gather import GATHER, WIDE, Gather
+from maskc.core.forms import GATHER, WIDE
+from maskc.core.gathering import Gather
 from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
@@ -53,7 +54,7 @@ class LayoutRecipe:
 
 @dataclass(frozen=True)
 class IdList:
-    """Ids that a kernel reads as bits: bit i tells of the value low + i."""
+    """Ids that a kernel reads as bits: bit i stands for the value low + i."""
 
     low: Expr
     high: Expr
@@ -69,16 +70,16 @@ class Variant:
     keep: Expr
     """The mask over q, k, n_q, n_kv, parameters and data arrays."""
     shape: int
-    """Which formula of the source evaluates it."""
+    """The number of the formula of the source that evaluates it."""
     args: tuple[Expr, ...]
     """Values of the formula's constants c0, c1, ..., over n_q, n_kv and parameters."""
     recipes: tuple[LayoutRecipe, ...]
-    """One per tile shape of the units."""
+    """Layout recipes, one for each tile shape of the units."""
     axes: tuple[Expr, ...] = ()
-    """The same as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
-    boxes; none where there are none."""
+    """The mask as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
+    boxes; empty where there are none."""
     rests: tuple[Expr | None, ...] = ()
-    """For each constant a bound on |what it is added to| in its comparison, see core/widths; None
+    """For each constant, a bound on |what it is added to| in its comparison, see core/widths; None
     where its value matters beyond that."""
     lists: tuple[IdList, ...] = ()
     """Ids that the formula reads as `ids.0`, `ids.1`, ..."""
@@ -95,11 +96,12 @@ class Grid(Enum):
     """How many blocks a CUDA launch has."""
 
     rows = "rows"
-    """One per tile row, head and sequence."""
+    """One block per tile row, head and sequence."""
     items = "items"
-    """One per item of the work list."""
+    """One block per item of the work list."""
     stream = "stream"
-    """As many as the device runs at once, at most one per item: blocks fetch items in turn."""
+    """As many blocks as the device runs at once, at most one per item; blocks fetch items in
+    turn."""
     queries = "queries"
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
     sides = "sides"
@@ -112,15 +114,15 @@ class Grid(Enum):
     """Enough for the tile rows that several items of the work list share, `per_block` queries
     each."""
     tiles = "tiles"
-    """One per tile row and tile column of every sequence that brings documents of its own, or of
-    an indexer's scores, where a tile has `per_block` keys."""
+    """One block per tile row and tile column of every sequence that brings documents of its own, or
+    of an indexer's scores, where a tile has `per_block` keys."""
     columns = "columns"
-    """The same of tile columns, where tiles of keys begin with documents."""
+    """One block per tile column of such sequences, where tiles of keys begin with documents."""
     lists = "lists"
-    """The same of the lists that a pass reads: by rows, by columns or both."""
+    """One block per tile row, tile column or both of such sequences, as the pass reads lists."""
     few = "few"
-    """One per tile row, head and sequence where a call has few pairs; else the launch is left
-    out."""
+    """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
+    left out."""
     results = "results"
     """`resident` per multiprocessor: they share what there is to write."""
 
@@ -140,8 +142,8 @@ class Launch:
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
     feature: Feature | None = None
-    """What a call must ask for to have it, in place of one of the same entry that every call has;
-    None: every call has it."""
+    """The feature that a call must ask for to have this launch, in place of another one of the same
+    entry; None where every call has it."""
 
 
 PACKED = "packed"
@@ -159,7 +161,7 @@ NOT_ONCE = OF_HEADS | {Feature.entmax}
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way to run a source: launches in order, and the macro that selects the code."""
+    """One way to run a source: its launches in order, and the macro that selects the code."""
 
     launches: tuple[Launch, ...]
     macro: str = ""
@@ -187,7 +189,7 @@ class TensorMap:
     """Member of `struct Attention`."""
     rows: int
     box: tuple[int, ...] = ()
-    """How these lie in a grid; none where they are consecutive."""
+    """How the tokens of a tile lie in a grid; empty where they are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,21 +200,21 @@ class WorkList:
     group_tokens: int
     """Tokens per group of heads: groups have as many heads as fit, at least one."""
     most_tiles: int = 0
-    """Most tiles of an item; longer rows or columns become several. 0: never cut."""
+    """The most tiles of an item; longer rows or columns become several items. 0: never cut."""
     stream_below: int = 0
     """Mean tiles per item below which blocks stream through items (mode `stream`)."""
     uneven_tiles: int = 0
-    """Most tiles of an item of a row or column far longer than the others of its list, or some
-    powers of two as many, see maskc/layout/work.py. 0: as of any other."""
+    """The most tiles of an item of a row or column that is far longer than the others of its list,
+    or some powers of two as many, see maskc/layout/work/work_list.py. 0: as of any other."""
     ordered: bool = False
-    """Whether it is the list of a deterministic pass, see maskc/layout/ordered.py."""
+    """Whether it is the list of a deterministic pass: maskc/layout/work/deterministic_order.py."""
     resident: int = 1
     """Blocks that a multiprocessor runs at once."""
     plain: bool = False
     """Whether lists are as a device would make them: nothing is cut, or taken in another order."""
     both_ways: bool = False
     """Whether columns that are under way at a time may wait for each other both ways: the device
-    runs as many blocks as maskc/layout/ordered.py reckons with."""
+    runs as many blocks as maskc/layout/work/deterministic_order.py reckons with."""
     apart: bool = False
     """Whether it is the list of a pass in the mode `apart`, in which items that share a column
     leave their shares side by side instead of adding to one."""
@@ -220,7 +222,7 @@ class WorkList:
 
 @dataclass(frozen=True)
 class SourceUnit:
-    """One kernel source and all that launching it takes."""
+    """One kernel source and everything that launching it needs."""
 
     target: str
     text: str
@@ -239,24 +241,26 @@ class SourceUnit:
     """fp32 workspace per query: backward, of a padded tile row, head and sequence; forward, of a
     tile row for each of the items that share it."""
     key_floats: int = 0
-    """The same per key of every tile column that several items of the work list share."""
+    """Workspace per key of every tile column that several items of the work list share, in
+    floats."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
     by_documents: bool = False
-    """Whether its tiles of keys begin with documents, see maskc/layout/documents.py."""
+    """Whether its tiles of keys begin with documents, see maskc/layout/tiles/document_tiles.py."""
     form: str = ""
     """Tells sources of one target and pass apart, where a call takes the cheapest."""
     costs: tuple[Cost, ...] = ()
-    """By mode, where there is a choice of sources."""
+    """The cost of each mode, where there is a choice of sources."""
     boxes: Boxes | None = None
-    """Where tiles are boxes of a grid: it then serves only calls that have one."""
+    """The boxes, where tiles are boxes of a grid; the source then serves only calls that have a
+    grid."""
     gather: Gather | None = None
-    """What the lists are made of that it makes of single keys."""
+    """What lists of single keys are made of."""
     thresholds: bool = False
     """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
     them, or, as that of a chooser, writes them."""
     reach: tuple[Expr, ...] = ()
-    """For each formula a bound on |everything that the source computes of it|, see core/widths."""
+    """For each formula, a bound on |everything that the source computes of it|, see core/widths."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -266,7 +270,7 @@ class SourceUnit:
         return modes.get(name) or modes["usual"]
 
     def without(self, name: str) -> SourceUnit:
-        """The same source that never runs in a mode."""
+        """The source as one that never runs in a mode."""
         modes = tuple(each for each in self.modes if each[0] != name)
         return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
 
@@ -293,21 +297,23 @@ class SourceUnit:
         return self.offers(features) and (self.boxes is None or self.boxes.hold(n_q, n_kv))
 
     def tiles(self, n_q: int, n_kv: int) -> tuple[int, int]:
-        """Tile rows and tile columns."""
+        """The numbers of tile rows and of tile columns."""
         if self.boxes is not None:
             return self.boxes.counts(n_q)
         return -(-n_q // self.tile.q), -(-n_kv // self.tile.k)
 
     @property
     def key(self) -> str:
-        """What tells it apart from all units of a bundle: its target, its form, and its pass where
-        that is backward alone."""
+        """The name that tells the source apart from all others of a bundle.
+
+        It is made of the target, the form, and the pass where that is backward alone.
+        """
         passes = Direction.backward.value if self.directions == (Direction.backward,) else ""
         return "_".join(filter(None, (self.target, self.form, passes)))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the text without its comments, hexadecimal: what decides the binary."""
+        """The sha256 of the text without its comments, hexadecimal; it decides the binary."""
         lines = (_COMMENT.sub("", line).rstrip() for line in self.text.splitlines())
         return sha256("\n".join(filter(None, lines)).encode()).hexdigest()
 
@@ -318,7 +324,7 @@ N_KV_OF_ALL = "n_kv_of_all"
 
 @dataclass(frozen=True)
 class PartBundle:
-    """Pieces of a mask that run together."""
+    """A bundle of pieces of a mask that run together."""
 
     stride: int
     """1: over the tokens as they are; s >= 2: over those of every residue class modulo s, as
@@ -339,31 +345,31 @@ class Bundle:
     problem: Problem
     variants: tuple[Variant, ...]
     head_variant: tuple[int, ...]
-    """For each query head its variant; empty when all share variant 0."""
+    """The variant of each query head; empty when all share variant 0."""
     arrays: tuple[str, ...]
     """Data arrays in the order of the kernel's `array` slots."""
     data: tuple[DataDecl, ...]
     params: tuple[tuple[str, int], ...]
     """Names and defaults, sorted."""
     units: tuple[SourceUnit, ...]
-    """One or more per target: its passes share a source or have one each, and for a pass there may
-    be a choice; the one with the largest tiles comes first."""
+    """The sources, one or more per target: its passes share a source or have one each, and a pass
+    may have several to choose from; the one with the largest tiles comes first."""
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
     parts: tuple[PartBundle, ...] = ()
-    """The same mask in parts, for the targets that have them; none where it runs whole."""
+    """The mask in parts, for the targets that have them; empty where it runs whole."""
     selections: tuple[Selection, ...] = ()
-    """What is chosen anew at every call before anything is launched, each after those that it
+    """The selections that every call makes before anything is launched, each after those that it
     reads."""
     chooser: Bundle | None = None
     """The candidates of keys that kernels choose one by one, as a mask of its own, whose source
     finds the thresholds; the mask is then what it would be if all of them were chosen."""
     report: str = field(default="", compare=False)
-    """What explain() prints."""
+    """The text that explain() prints."""
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
+        """The sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
         own = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],

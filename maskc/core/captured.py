@@ -46,14 +46,14 @@ class Captured:
 
     @classmethod
     def of(cls, array: np.ndarray, at: SourceLoc | None = None) -> Captured:
-        """Over int32 values that nobody changes."""
+        """Make one over int32 values that nobody changes."""
         made = cls.__new__(cls)
         made._array, made._source, made._version, made.at = array, None, None, at
         return made
 
     @property
     def array(self) -> np.ndarray:
-        """int32, C order: the content now."""
+        """The present content, int32 in C order."""
         if self._source is not None:
             version = _version(self._source)
             if version is None or version != self._version:
@@ -63,7 +63,7 @@ class Captured:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """The shape of the array."""
         return self._array.shape
 
     @property
@@ -101,7 +101,10 @@ class Captured:
 
 
 def _version(tensor: Any) -> int | None:
-    """What grows when somebody writes into the tensor; None where nothing counts (inference)."""
+    """The counter that grows when somebody writes into the tensor.
+
+    It is None where nothing counts, as in inference mode.
+    """
     try:
         return tensor._version
     except RuntimeError:
@@ -123,12 +126,13 @@ def _int32(array: np.ndarray, at: SourceLoc | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reading:
-    """One formula over captured arrays."""
+    """A formula over captured arrays."""
 
     raw: Expr
-    """As the user wrote it: an index may lie outside where a condition beside it says no."""
+    """The formula as the user wrote it: an index may lie outside where another condition excludes
+    it."""
     read: Expr
-    """As kernels read it: no index is below 0."""
+    """The formula as kernels read it: no index is below 0."""
     at: SourceLoc | None = field(default=None, compare=False)
 
 
@@ -151,8 +155,10 @@ class Held:
 
     @cached_property
     def identity(self) -> str:
-        """Text that is equal where two hold the same for ever: contents that may change are told
-        apart by who holds them, in this process."""
+        """Text that is equal where two hold the same for ever.
+
+        Contents that may change are told apart by who holds them, in this process.
+        """
         if not self.fixed:
             return f"held at {id(self)}"
         return sha256(repr((self.tables, self.heads)).encode()).hexdigest()
@@ -185,7 +191,7 @@ class Held:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """Sequences and heads that the arrays tell apart; 1 where all share theirs."""
+        """How many sequences and heads the arrays tell apart; 1 where all share theirs."""
         leading = [_leading(values, rank) for _, rank, values in self.tables]
         batch, heads = zip(*leading, strict=True)
         return max(batch), max(heads)
@@ -201,7 +207,7 @@ def _leading(values: Captured, rank: int) -> tuple[int, int]:
 
 
 def _fitting(values: Captured, rank: int, batch: int, heads: int) -> Captured:
-    """Without the rows of sequences and heads that a call does not have."""
+    """The array without the rows of sequences and heads that a call does not have."""
     front = values.shape[: len(values.shape) - rank]
     wanted = (batch, heads)[2 - len(front) :] if rank > 1 else (batch,)[1 - len(front) :]
     for size, least in zip(front, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""The cost model's coefficients, from cost.toml: what they say of a source, and of which card."""
+"""The cost model's coefficients, from cost.toml, for each source and each card."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import Any
 
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Card, Cost
+from maskc.core.forms import SMALL, TINY
 from maskc.core.problem import Direction
 
-SMALL = "small"
-"""The form of a source for short rows."""
-TINY = "tiny"
-"""The form of a source for rows of very few keys."""
 STEP_KEYS = 12
-"""What a forward step takes whatever its keys are, as so many keys more: full tiles of 128, 96 and
-64 keys took 2830, 2190 and 1540 cycles at head dimension 128."""
+"""The constant cost of a forward step, in keys: full tiles of 128, 96 and 64 keys took 2830, 2190
+and 1540 cycles at head dimension 128."""
 
 _NAMES = {
     (Direction.forward, SMALL): "small",
@@ -27,12 +24,12 @@ _NAMES = {
     (Direction.forward, TINY): "tiny",
     (Direction.backward, TINY): "tiny_backward",
 }
-"""What cost.toml calls the sources that are not the first ones of their pass."""
+"""Names in cost.toml of the sources that are not the first ones of their pass."""
 
 
 @cache
 def measured(target: str) -> Mapping[str, Mapping[str, Any]]:
-    """All that was measured for a target, by the names of its sources; empty where nothing was."""
+    """All measured numbers of a target, by the names of its sources; empty where there are none."""
     return tomllib.loads((files("maskc.core") / "cost.toml").read_text("utf-8")).get(target, {})
 
 
@@ -43,14 +40,16 @@ def card_of(target: str) -> Card | None:
 
 
 def source_name(direction: Direction, form: str) -> str:
-    """What coefficients call a source: `large`, `small`, `tiny`, `backward`, `small_backward` or
-    `tiny_backward`."""
+    """The name of a source among coefficients.
+
+    It is `large`, `small`, `tiny`, `backward`, `small_backward` or `tiny_backward`.
+    """
     first = "backward" if direction is Direction.backward else "large"
     return _NAMES.get((direction, form), first)
 
 
 def step_size(keys: int, usual: int) -> float:
-    """The time of a forward step over `keys` keys, where one over `usual` keys takes 1."""
+    """The time of a forward step over `keys` keys, relative to one over `usual` keys."""
     return (keys + STEP_KEYS) / (usual + STEP_KEYS)
 
 
@@ -58,11 +57,11 @@ def costs(
     target: str, direction: Direction, form: str, head_dim: int, modes: Collection[str],
     size: float = 1.0,
 ) -> tuple[Cost, ...]:  # fmt: skip
-    """What the modes of a source take; none where nothing is known.
+    """The costs of the modes of a source; empty where nothing is known.
 
     Args:
-        modes: the names of those it has.
-        size: of a step, that of the usual source being 1.
+        modes: the names of the modes that it has.
+        size: the cost of a step, relative to a step of the default source.
     """
     found = measured(target).get(source_name(direction, form), {}).get(str(head_dim), {})
     return tuple(
@@ -73,7 +72,7 @@ def costs(
 
 
 def unpriced(bundle: Bundle) -> Bundle:
-    """The same bundle, in parts too, without a measured number."""
+    """The bundle, and its parts, without any measured number."""
     units = tuple(replace(unit, costs=()) for unit in bundle.units)
     parts = tuple(replace(part, bundle=unpriced(part.bundle)) for part in bundle.parts)
     return replace(bundle, units=units, parts=parts)

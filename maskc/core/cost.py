@@ -1,7 +1,7 @@
-"""What a pass is predicted to take, and which of several sources takes least.
+"""The predicted cost of a pass, and which of several sources is cheapest.
 
-Predictions speak of the mask and the lengths alone: each distinct list of tiles counts once,
-however many heads or sequences have it, and nothing is said of the card. So one mask at one pair of
+Predictions depend on the mask and the lengths alone: each distinct list of tiles counts once,
+however many heads or sequences have it, and the card does not matter. So one mask at one pair of
 lengths always runs the same source and gives the same bits.
 """
 
@@ -22,7 +22,7 @@ added up. It knows no gradients of a whole head (ALiBi's slopes, sink logits).""
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the distinct lists of tiles of a pass have in all."""
+    """Counts over the distinct lists of tiles of a pass."""
 
     rows: int
     """Tile rows with a live tile; tile columns in a backward pass."""
@@ -31,15 +31,17 @@ class Tally:
     masked: int
     """Live tiles with dead pairs."""
     single: bool = False
-    """Of a backward pass that may store dq: whether no tile row has several tiles."""
+    """For a backward pass that may store dq, whether no tile row has several tiles."""
     alone: bool = False
     """Whether, besides, no tile column has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What work takes in one mode of a source, in cycles of a multiprocessor whose blocks are all
-    at work."""
+    """The cost of work in one mode of a source.
+
+    It is in cycles of a multiprocessor whose blocks are all at work.
+    """
 
     mode: str
     row: int
@@ -47,10 +49,10 @@ class Cost:
     tile: int
     """Per live tile."""
     masked: int
-    """More per live tile with dead pairs."""
+    """Additional cycles of a live tile with dead pairs."""
 
     def cycles(self, tally: Tally) -> int:
-        """Of a whole pass."""
+        """The cycles of a whole pass."""
         return self.row * tally.rows + self.tile * tally.tiles + self.masked * tally.masked
 
 
@@ -63,10 +65,10 @@ class Card:
     ghz: float
     """Cycles per nanosecond, as cycles are counted in coefficients."""
     launch_us: float
-    """What a launch takes beside its work, in microseconds."""
+    """The overhead of a launch, in microseconds."""
 
     def milliseconds(self, cycles: float, launches: float = 1) -> float:
-        """Of work that keeps all multiprocessors busy."""
+        """The time of work that keeps all multiprocessors busy, in milliseconds."""
         return cycles / (self.multiprocessors * self.ghz * 1e6) + launches * self.launch_us / 1e3
 
 
@@ -75,25 +77,25 @@ class Costed(Protocol):
 
     @property
     def tile(self) -> TileShape:
-        """What one step computes."""
+        """The tile that one step computes."""
 
     @property
     def costs(self) -> tuple[Cost, ...]:
-        """One per mode."""
+        """One cost for each mode."""
 
     @property
     def boxes(self) -> Boxes | None:
-        """Where tiles are boxes of a grid."""
+        """The boxes, where tiles are boxes of a grid."""
 
 
 Source = TypeVar("Source", bound=Costed)
 
 
 def modes_with(costs: Sequence[Cost], tally: Tally) -> tuple[Cost, ...]:
-    """Of the modes that a pass with these tiles may run in: ONCE where it can, and only there.
+    """The modes that a pass with these tiles may run in: ONCE where it can, and only there.
 
-    A source that has no other mode gives a warp to each tile column: it is for tiles that are alone
-    in theirs, too, as none would share the work of a long one.
+    A source that has no other mode gives a warp to each tile column. It is only for tiles that are
+    alone in theirs, because no warp would share the work of a long column.
     """
     once = tuple(cost for cost in costs if cost.mode == ONCE)
     others = tuple(cost for cost in costs if cost.mode != ONCE)
@@ -103,30 +105,36 @@ def modes_with(costs: Sequence[Cost], tally: Tally) -> tuple[Cost, ...]:
 
 
 def cycles(source: Costed, tally: Tally) -> float:
-    """Of a pass in the mode that takes least; 0 where the source names no costs, infinite where
-    none of its modes can run."""
+    """The cycles of a pass in its cheapest mode.
+
+    The result is 0 where the source has no costs, and infinite where none of its modes can run.
+    """
     if not source.costs:
         return 0
     return min((cost.cycles(tally) for cost in modes_with(source.costs, tally)), default=math.inf)
 
 
 def faster(source: Costed, tally: Tally) -> str:
-    """The mode in which a pass with these tiles takes least, of equal ones the first; "" where none
-    has costs."""
+    """The cheapest mode of a pass with these tiles; of equal ones the first.
+
+    The result is "" where no mode has a cost.
+    """
     known = modes_with(source.costs, tally)
     best = min(known, key=lambda cost: cost.cycles(tally), default=None)
     return "" if best is None else best.mode
 
 
 def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
-    """What other tiles of the same mask at least have, from the tally of larger ones.
+    """A lower bound of the tally of smaller tiles of the same mask, from that of larger ones.
 
     A full tile inside the lengths is full of smaller ones; any other has at least one. Where the
-    others do not divide them, no more is sure than that full ones are covered. Smaller ones may
-    always be alone in their rows and columns.
+    smaller tiles do not divide the larger ones, only full ones are sure to be covered. Smaller
+    tiles may always be alone in their rows and columns.
 
     Args:
         tally: of tiles of shape `tile`.
+        tile: the shape of the larger tiles.
+        small: the shape of the smaller tiles.
         n_kv: keys.
     """
     edges = tally.rows + -(-n_kv // tile.k)  # full tiles that the lengths may cut

@@ -1,4 +1,4 @@
-"""What a mask reads at call time: declarations of data atoms and parameters."""
+"""The data that a mask reads at call time: declarations of data atoms and parameters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection)
 
 @dataclass(frozen=True)
 class DataDecl:
-    """One data atom of a mask."""
+    """The declaration of one data atom of a mask."""
 
     name: str
     """The caller's keyword; for computed and captured arrays a derived identifier."""
@@ -82,7 +82,7 @@ class DataDecl:
 
     @property
     def rank(self) -> int:
-        """Indices a formula gives: 2 for tables, 1 for vectors."""
+        """The number of indices in a formula: 2 for tables, 1 for vectors."""
         if self.kind is DataKind.constant:
             return self.options[0] if self.options else len(self.shape)
         return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
@@ -110,14 +110,14 @@ class DataDecl:
 
     @property
     def array(self) -> np.ndarray:
-        """int32: the values, where the declaration holds them."""
+        """The values as int32, where the declaration holds them."""
         if isinstance(self.values, Captured):
             return self.values.array
         return np.frombuffer(self.values, dtype="<i4").reshape(self.shape)
 
 
 def renamed(decl: DataDecl, name: str) -> DataDecl:
-    """The same array under another name."""
+    """The declaration under another name."""
     return decl if decl.name == name else replace(decl, name=name, arrays=(name,))
 
 
@@ -134,7 +134,7 @@ class CuSeqlens:
 
     array: object
     max_seqlen: object = None
-    """Most tokens of a document; an integer, or None where nothing is promised."""
+    """The most tokens of a document, an integer; None where nothing is promised."""
 
 
 def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> DataUnknown:

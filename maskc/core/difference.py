@@ -11,17 +11,17 @@ import numpy as np
 from maskc.core.data import CuSeqlens, Parents
 
 _WHOLE = 16
-"""Elements of arrays that are printed one by one."""
+"""Arrays of at most so many elements are printed element by element."""
 _RUNS = 6
-"""Runs of equal elements that are printed of longer ones."""
+"""So many runs of equal elements are printed of longer arrays."""
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Query `q` sees key `k` in one of two masks; what `mc.diff(a, b)` found.
+    """Query `q` sees key `k` in only one of two masks; `mc.diff(a, b)` found it.
 
-    `a.dense(d.n_q, d.n_kv, **d.data)` and the same of b differ at [d.q, d.k], after sequence and
-    head where there are such dimensions.
+    `a.dense(d.n_q, d.n_kv, **d.data)` and the same of b differ at [d.q, d.k], after the indices of
+    sequence and head where there are such dimensions.
     """
 
     q: int
@@ -34,11 +34,12 @@ class Difference:
     batch: int = 0
     """The query head and the sequence."""
     n_heads: int | None = None
-    """How many query heads there are; None where heads do not differ."""
+    """The number of query heads; None where heads do not differ."""
     data: Mapping[str, object] = field(default_factory=dict)
     """The arrays and parameters, by name, as calls take them."""
     pairs: int | None = None
-    """How many pairs differ in all, over heads and sequences; None where nobody counted."""
+    """The number of pairs that differ in all, over heads and sequences; None where nobody
+    counted."""
 
     def __str__(self) -> str:
         lengths = f"n = {self.n_q}" if self.n_q == self.n_kv else f"{self.n_q} x {self.n_kv}"
@@ -58,7 +59,7 @@ class Difference:
 
 
 def _text(value: object) -> str:
-    """What was given, short enough to read."""
+    """The value as text, short enough to read."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, Parents):

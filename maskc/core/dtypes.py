@@ -16,7 +16,7 @@ class DType(Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
+        """The bytes of an element."""
         return 4 if self is DType.float32 else 2
 
     @property
@@ -37,3 +37,8 @@ class DType(Enum):
         if text not in DType.__members__:
             raise UnknownDType(str(name), ", ".join(sorted(DType.__members__)), at="dtype")
         return DType[text]
+
+
+E4M3 = "float8_e4m3fn"
+"""Of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et
+al., 2022)."""

@@ -62,7 +62,7 @@ def evaluate(expr: Expr, env: Env) -> Anything:
 
 
 def _load(array: Anything, index: tuple[Anything, ...]) -> Anything:
-    """Elements, as wide as their indices: sums of 32-bit elements must not wrap."""
+    """The elements, as wide as their indices: sums of 32-bit elements must not wrap."""
     narrow = all(getattr(i, "dtype", None) == np.int32 for i in index)
     return array[index] if narrow else array[index].astype(np.int64)
 

@@ -178,7 +178,7 @@ PYTHON = Dialect(
 
 to_python = Printer(PYTHON)
 to_people = Printer(replace(PYTHON, param=lambda name, default: name))
-"""For reports: parameters by their bare names."""
+"""The printer for reports: parameters appear by their bare names."""
 
 
 # ------------------------------------------------------------------ reading

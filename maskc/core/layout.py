@@ -13,16 +13,17 @@ PARTIAL, FULL = 1, 2
 """Values of `kind`: some pairs live; every pair inside the lengths live."""
 
 MAX_LENGTH = 1 << 30
-"""Most queries, most keys."""
+"""The most queries, and the most keys."""
 MAX_TILES = 1 << 30
-"""Most live tiles: lists are indexed with 32 bits."""
+"""The most live tiles: lists are indexed with 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """The live tiles of a mask at given lengths, row by row.
+    """The live tiles of a mask at given lengths, row by row; `Mask.layout` makes one.
 
-    A tile that reaches past the lengths is full when all of its real pairs are live.
+    A tile that reaches past the lengths is full when all of its real pairs are live. The arrays
+    are read-only.
     """
 
     n_q: int
@@ -58,11 +59,16 @@ class BlockLayout:
 
     @property
     def nnz(self) -> int:
-        """Live tiles."""
+        """How many tiles are live."""
         return len(self.col)
 
     def transpose(self) -> BlockLayout:
-        """The same tiles by columns (CSC); transposing twice gives the original back."""
+        """The same tiles by columns (CSC).
+
+        Returns:
+            A layout whose row_ptr counts tile columns and whose col holds tile rows. Transposing
+            twice gives the original back.
+        """
         rows, columns = self.shape
         minor = rows if self.transposed else columns
         dense_rows = self.nnz > 64 * len(self.row_ptr)
@@ -74,7 +80,11 @@ class BlockLayout:
         )  # fmt: skip
 
     def to_dense(self) -> np.ndarray:
-        """uint8 [tile rows, tile columns] of 0 (empty), 1 (partial), 2 (full)."""
+        """The kinds of all tiles as a matrix.
+
+        Returns:
+            uint8 [tile rows, tile columns] of 0 (empty), 1 (partial) and 2 (full).
+        """
         rows, columns = self.shape
         major, minor = (columns, rows) if self.transposed else (rows, columns)
         dense = np.zeros((major, minor), dtype=np.uint8)
@@ -84,7 +94,7 @@ class BlockLayout:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """The array itself, read-only from now on."""
+    """Make an array read-only and return it."""
     array.flags.writeable = False
     return array
 
@@ -94,7 +104,10 @@ Lists = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _transposed_by_rows(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
-    """Counting sort, a row at a time: for long rows, where a NumPy call per row is cheap."""
+    """Transpose by a counting sort, one row at a time.
+
+    It is meant for long rows, where a NumPy call per row is cheap.
+    """
     rows = [slice(*ends) for ends in pairwise(ptr.tolist())]
     out_ptr = np.zeros(minor + 1, dtype=np.int32)
     counts = out_ptr[1:]
@@ -113,7 +126,10 @@ def _transposed_by_rows(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, mino
 
 
 def _transposed_by_sorting(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
-    """Radix sort by column, 16 bits at a time: NumPy's stable sort counts for short integers."""
+    """Transpose by a radix sort of the columns, 16 bits at a time.
+
+    NumPy's stable sort of short integers is a counting sort.
+    """
     order = np.argsort((col & 0xFFFF).astype(np.uint16), kind="stable")
     if minor > 1 << 16:
         order = order[np.argsort((col >> 16).astype(np.uint16)[order], kind="stable")]

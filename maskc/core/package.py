@@ -12,7 +12,7 @@ _COUNTED = (".py", ".toml", ".j2", ".cuh", ".h")
 
 
 def template_folder() -> Path:
-    """templates/ inside an installed wheel, or beside the package in a checkout."""
+    """The folder of templates, inside an installed wheel or beside the package in a checkout."""
     inside = _PACKAGE / "templates"
     return inside if inside.is_dir() else _PACKAGE.parent / "templates"
 

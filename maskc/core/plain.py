@@ -26,7 +26,7 @@ _ROOM = "maskc.core."
 _NOT_WRITTEN_HERE = (
     AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
-"""What reading a text raises that `to_text` did not make."""
+"""Errors of reading a text that `to_text` did not make."""
 
 
 def to_text(value: object) -> str:
@@ -39,10 +39,10 @@ def to_text(value: object) -> str:
 
 
 def to_readable_text(value: object) -> str:
-    """The same with named fields, formulas as Python, and lines to read and compare.
+    """Text as of `to_text`, but to be read: named fields, formulas as Python, lines.
 
     Raises:
-        TypeError: it holds something that is not plain.
+        TypeError: the value holds something that is not plain.
     """
     return _laid_out(_named(value), "") + "\n"
 
@@ -67,7 +67,7 @@ def _laid_out(found: object, indent: str) -> str:
 
 
 def from_text(text: str) -> Any:
-    """What `to_text` was given.
+    """The value that was given to `to_text`.
 
     Raises:
         ValueError: the text is not what `to_text` of this version writes.
@@ -92,7 +92,7 @@ def _plain(value: object) -> object:
 
 
 def _name(kind: type) -> str:
-    """What the text calls a class of core."""
+    """The name of a class of core in the text."""
     if not kind.__module__.startswith(_ROOM):
         raise TypeError(f"a {kind.__name__} is no plain value")
     return f"{kind.__module__.removeprefix(_ROOM)}.{kind.__name__}"

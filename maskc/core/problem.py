@@ -1,4 +1,4 @@
-"""What a kernel is compiled for, lengths excluded: they are data."""
+"""The problem that a kernel is compiled for; lengths are arguments and not part of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Features = frozenset[Feature]
 
 
 class Direction(Enum):
-    """Which pass a kernel computes."""
+    """The pass that a kernel computes."""
 
     forward = "forward"
     backward = "backward"

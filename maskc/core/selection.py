@@ -1,4 +1,4 @@
-"""What a run-time selection is once the combinators are gone: who ranks what, by which scores."""
+"""A run-time selection after lowering: who ranks what, by which scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskc.core.expr import Expr
 
 
 class Score(Enum):
-    """What candidates are ranked by."""
+    """The score by which candidates are ranked."""
 
     qk = "qk"
     """q . k of each pair."""
@@ -26,11 +26,11 @@ class Score(Enum):
 
 
 class Share(Enum):
-    """Which query heads select together."""
+    """The query heads that choose together."""
 
     head = "head"
     group = "group"
-    """Those of one key/value head."""
+    """The heads of one key/value head choose together."""
     all = "all"
 
 
@@ -43,7 +43,7 @@ SCORING: dict[Score, tuple[str, ...]] = {
 """Keywords by which a call gives what a selection ranks by, besides q and k."""
 
 FACTORS = "index_k[1]"
-"""What `index_k` is multiplied by, key by key, where it is a pair."""
+"""The factors by which `index_k` is multiplied, key by key, where it is a pair."""
 
 SHAPES = {
     "index_q": "floating-point [batch, index heads, n_q, index dim]",
@@ -54,7 +54,7 @@ SHAPES = {
     "scores": "floating-point [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads, n_q, n_kv], "
     "or as many per block of queries and of keys",
 }
-"""What each of them is."""
+"""The shape and kind of each of them."""
 
 
 def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ class Selection:
     """
 
     name: str
-    """By which formulas read it, as a table [query blocks, key blocks] of 0 and 1."""
+    """The name by which formulas read it, as a table [query blocks, key blocks] of 0 and 1."""
     k: int
     score: Score
     block: int

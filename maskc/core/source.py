@@ -1,4 +1,4 @@
-"""Where in the user's files something was written."""
+"""Places in the user's files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SourceLoc:
     line: int
     col: int
     end_col: int = 0
-    """One past the last column on the same line; 0 when unknown."""
+    """The column behind the last one on the same line; 0 when unknown."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}"
@@ -42,7 +42,7 @@ _written: ContextVar[SourceLoc | None] = ContextVar("written", default=None)
 
 @contextmanager
 def written_at(place: SourceLoc) -> Iterator[None]:
-    """What is called meanwhile was written there, in text that no frame runs."""
+    """Say that what is called meanwhile was written there, in text that no frame runs."""
     token = _written.set(place)
     try:
         yield

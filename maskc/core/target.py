@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.core.dtypes import DType
-from maskc.core.errors import (
-    DTypeUnsupported,
-    HeadDimUnsupported,
-    TargetNotBuilt,
-    UnknownTarget,
-)
+from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
 from maskc.core.problem import Direction, Problem
 
 _HALF = (DType.bfloat16, DType.float16)
@@ -19,10 +14,10 @@ _LATER = "use target='cpu', or 'sm_90a' on Hopper; 'sm_80' has forward passes in
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a kernel family can do, and its limits."""
+    """A kernel family's abilities and limits."""
 
     name: str
-    """As users write it and as it appears in generated file names."""
+    """The name, as users write it and as it appears in generated file names."""
     family: str
     """Folder below templates/."""
     language: str
@@ -35,7 +30,7 @@ class Target:
     directions: tuple[Direction, ...]
     """Passes with a template today."""
     shared_memory: int
-    """Most bytes of shared memory a block may use; 0 where there is none."""
+    """The most bytes of shared memory that a block may use; 0 where there is none."""
     missing: str = ""
     """Why a pass is missing, for the error."""
     least_block: int = 0

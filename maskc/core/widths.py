@@ -1,4 +1,4 @@
-"""How large what a formula computes can be: the proof that 32 bits are enough, or 64.
+"""Bounds on everything that a formula computes, to prove that 32 bits are enough, or 64.
 
 Bounds are formulas, too: a symbol or an array element in one stands for its largest magnitude. The
 compiler finds them once, as short text; a call only puts its lengths, numbers and extremes in.
@@ -27,7 +27,7 @@ def is_list(array: str) -> bool:
 
 
 def extreme(array: str) -> Expr:
-    """What stands for the largest magnitude in an array."""
+    """The symbol for the largest magnitude in an array."""
     return E.Load(array, (E.ZERO,))
 
 
@@ -68,7 +68,7 @@ def reach(expr: Expr) -> Iterator[Expr]:
 
 
 def largest(bounds: Iterable[Expr]) -> Expr:
-    """One bound that is as large as any of them."""
+    """One bound that is at least as large as each of them."""
     kept: list[Expr] = []
     for bound in dict.fromkeys(bounds):
         if any(_covers(known, bound) for known in kept):
@@ -85,7 +85,7 @@ def _covers(one: Expr, other: Expr) -> bool:
 
 
 def number(expr: Expr, values: Mapping[str, int]) -> int:
-    """The value of a formula, exactly; of an array it takes what `values` has under its name."""
+    """The exact value of a formula; the value of an array is the one of its name in `values`."""
     match expr:
         case E.Sum(constant, terms):
             return constant + sum(c * number(t, values) for c, t in terms)

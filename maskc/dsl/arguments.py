@@ -24,7 +24,7 @@ _ENDINGS = ("_idx", "_index", "_i", "_id", "_pos", "idx", "i")
 
 
 def _named(name: str) -> Expr | None:
-    """The index that a name speaks of: `q`, `q_idx`, `kv_idx`, `batch`, `head_index`, ..."""
+    """The index that a name stands for: `q`, `q_idx`, `kv_idx`, `batch`, `head_index`, ..."""
     name = name.strip("_").lower()
     for ending in ("", *_ENDINGS):
         found = _STEMS.get(name.removesuffix(ending)) if name.endswith(ending) else None
@@ -36,14 +36,16 @@ def _named(name: str) -> Expr | None:
 def arguments(
     predicate: Callable[..., object], at: SourceLoc | None, by_place: bool
 ) -> tuple[Traced, ...]:
-    """What to call the function with.
+    """The traced arguments with which the function is called.
 
     Args:
-        by_place: whether others call it by place, as FlexAttention does: names that say something
-            else are refused then.
+        predicate: the function.
+        at: where the user wrote it.
+        by_place: whether others call it by place, as FlexAttention does; names that contradict
+            their places are refused then.
 
     Raises:
-        NotTraceable: another number or kind of parameters.
+        NotTraceable: the function has another number or kind of parameters.
         ArgumentOrder: names and places, both of which are known, disagree.
     """
     try:

@@ -98,7 +98,7 @@ def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0)
 def choice(
     where: str, name: str, value: object, known: tuple[str, ...], at: SourceLoc | None
 ) -> str:
-    """One of a few words."""
+    """The value, which must be one of a few words."""
     if isinstance(value, str) and value in known:
         return value
     listed = ", ".join(map(repr, known))

@@ -30,7 +30,7 @@ def mistake(error: MaskcError, stand_in: T) -> T:
 
 @contextmanager
 def collecting() -> Iterator[list[MaskcError]]:
-    """Note mistakes instead of raising them; raises them all at the end, in source order."""
+    """Note mistakes instead of raising them, and raise them all at the end, in source order."""
     noted: list[MaskcError] = []
     token = _noted.set(noted)
     try:

@@ -22,30 +22,47 @@ Count = int | Traced
 
 
 def full() -> Mask:
-    """Every pair."""
+    """Keep every pair."""
     return nodes.Full(loc=caller())
 
 
 def causal(*, align: str = END) -> Mask:
-    """k <= p."""
+    """Keep k <= p: a query sees no key behind its own position.
+
+    Args:
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+    """
     at = caller()
     return nodes.Causal(checked.align("causal", align, at), loc=at)
 
 
 def _sized(where: str, name: str, value: Count, least: int) -> Traced:
-    """A count that arithmetic follows."""
+    """A count, checked, with which formulas may compute."""
     return Traced(checked.count(where, name, value, caller(), least))
 
 
 class _Window:
-    """p - left <= k <= p + right: inclusive counts on both sides; None is unbounded.
+    """Keep p - left <= k <= p + right: a window that counts the keys on both sides.
 
-    Other projects count differently; their conventions by name:
+    Other projects count differently; their conventions have names:
     `window.hf(W)`, `window.hf_bidirectional(W)`, `window.longformer(W)`, `window.jax(L, R)`,
     `window.flash(L, R)`, `window.gym(W)`.
     """
 
     def __call__(self, left: Count | None, right: Count | None = 0, *, align: str = END) -> Mask:
+        """Make the mask.
+
+        Args:
+            left: keys before the query, which is not counted; None is unbounded.
+            right: keys behind it; None is unbounded.
+            align: "end", where the last query meets the last key, or "start", where the first ones
+                meet.
+
+        Raises:
+            NegativeWidth: a side is below 0 (MC101).
+            NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
+        """
         at = caller()
         sides = [
             None if side is None else checked.count("window", name, side, at)
@@ -86,7 +103,20 @@ window = _Window()
 
 
 def dilated(left: Count, right: Count = 0, *, stride: int, align: str = END) -> Mask:
-    """Every stride-th key of a window: `left` keys back and `right` ahead, besides p itself."""
+    """Keep every stride-th key of a window, the query's own position included.
+
+    Args:
+        left: how many kept keys lie before the query; the window reaches left * stride back.
+        right: how many lie behind it.
+        stride: the distance of two kept keys; it shapes the kernel and is a constant.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        NegativeWidth: a side is below 0 (MC101).
+        NotPositive: the stride is below 1 (MC102).
+        NotConstant: the stride is no plain integer (MC104).
+    """
     at = caller()
     made = nodes.Dilated(
         checked.count("dilated", "left", left, at),
@@ -101,14 +131,33 @@ def dilated(left: Count, right: Count = 0, *, stride: int, align: str = END) -> 
 
 
 def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
-    """p - k in ids: slashes. Negative ids look ahead."""
+    """Keep the pairs whose distance p - k is one of the ids: slashes.
+
+    Args:
+        ids: distances; negative ones look ahead.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        BadIds: an id is no integer (MC118).
+    """
     at = caller()
     found = checked.ids("offsets", ids, at, least=None)
     return nodes.Offsets(found, checked.align("offsets", align, at), loc=at)
 
 
 def strided(stride: int, phase: int = 0) -> Mask:
-    """k mod stride == phase: every stride-th column."""
+    """Keep k mod stride == phase: every stride-th key.
+
+    Args:
+        stride: the distance of two kept keys, a constant.
+        phase: the residue that is kept, 0 to stride - 1.
+
+    Raises:
+        NotPositive: the stride is below 1 (MC102).
+        NotConstant: an argument is no plain integer (MC104).
+        BadPhase: the phase is no residue of the stride (MC110).
+    """
     at = caller()
     stride = checked.constant("strided", "stride", stride, at)
     phase = checked.constant("strided", "phase", phase, at, least=0)
@@ -118,21 +167,49 @@ def strided(stride: int, phase: int = 0) -> Mask:
 
 
 def sinks(n: Count) -> Mask:
-    """k < n (StreamingLLM's attention sinks); not causal by itself."""
+    """Keep k < n: the attention sinks of StreamingLLM (Xiao et al., 2023).
+
+    The mask is not causal by itself.
+
+    Args:
+        n: how many keys at the beginning every query sees.
+
+    Raises:
+        NegativeWidth: n is below 0 (MC101).
+        NotAnInteger: n is neither an integer nor a formula in lengths (MC103).
+    """
     at = caller()
     return nodes.Sinks(checked.count("sinks", "n", n, at), loc=at)
 
 
 def prefix(n: Count) -> Mask:
-    """k < n, as in prefix language models: `causal() | prefix(n)`."""
+    """Keep k < n, as in prefix language models: `causal() | prefix(n)`.
+
+    Args:
+        n: the length of the prefix in keys.
+
+    Raises:
+        NegativeWidth: n is below 0 (MC101).
+        NotAnInteger: n is neither an integer nor a formula in lengths (MC103).
+    """
     at = caller()
     return nodes.Prefix(checked.count("prefix", "n", n, at), loc=at)
 
 
 def global_tokens(ids: Iterable[int] | Count, *, align: str = END) -> nodes.GlobalTokens:
-    """p in G or k in G, where G is the given ids or the first n positions.
+    """Keep the pairs where p or k is a global token, as in Longformer (Beltagy et al., 2020).
 
     `.rows` keeps only the global queries, `.columns` only the global keys.
+
+    Args:
+        ids: positions of the global tokens, or how many tokens at the beginning are global. Those
+            beyond the length are ignored.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        BadIds: an id is no integer, or below 0 (MC118).
+        NegativeWidth: a count is below 0 (MC101).
     """
     at = caller()
     where = "global_tokens"
@@ -144,24 +221,56 @@ def global_tokens(ids: Iterable[int] | Count, *, align: str = END) -> nodes.Glob
 
 
 def block_diagonal(size: int, *, align: str = END) -> Mask:
-    """p // size == k // size."""
+    """Keep p // size == k // size: blocks along the diagonal.
+
+    Args:
+        size: tokens of a block, a constant.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        NotPositive: the size is below 1 (MC102).
+        NotConstant: the size is no plain integer (MC104).
+    """
     at = caller()
     size = checked.constant("block_diagonal", "size", size, at)
     return nodes.BlockDiagonal(size, False, checked.align("block_diagonal", align, at), loc=at)
 
 
 def chunked(size: int, *, align: str = END) -> Mask:
-    """p // size == k // size and k <= p: causal inside each chunk (Llama 4)."""
+    """Keep p // size == k // size and k <= p: causal inside each chunk, as in Llama 4.
+
+    Args:
+        size: tokens of a chunk, a constant.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        NotPositive: the size is below 1 (MC102).
+        NotConstant: the size is no plain integer (MC104).
+    """
     at = caller()
     size = checked.constant("chunked", "size", size, at)
     return nodes.BlockDiagonal(size, True, checked.align("chunked", align, at), loc=at)
 
 
 def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> Mask:
-    """k // block in R(p // block).
+    """Keep k // block in R(p // block), a fixed draw of key blocks for each query block.
 
-    R(I) holds the `per_row` block columns J of least splitmix64(seed, I, J), ties by J: the same
-    everywhere, for ever, and for every head.
+    R(I) holds the `per_row` block columns J with the smallest splitmix64(seed, I, J), ties by J.
+    The draw is the same on every machine, in every release and for every head. BigBird (Zaheer et
+    al., 2020) uses such blocks.
+
+    Args:
+        block: tokens of a block, a constant.
+        per_row: blocks that are drawn for each query block; more than there are takes all.
+        seed: which draw.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        NotPositive: the block size is below 1 (MC102).
+        NotConstant: an argument is no plain integer (MC104).
     """
     at = caller()
     return nodes.RandomBlocks(
@@ -174,7 +283,14 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
-    """One mask per query head; equal ones are compiled once."""
+    """One mask per query head; equal ones are compiled once.
+
+    Args:
+        masks: a mask for each query head, in their order; its length is the number of heads.
+
+    Raises:
+        NotAMask: an item is no mask, or there is none (MC106).
+    """
     at = caller()
     if not isinstance(masks, Iterable):
         wrong = not_a_mask("per_head", masks, at)
@@ -190,7 +306,14 @@ def per_head(masks: Sequence[Mask]) -> Mask:
 
 
 def heads(*ids: int) -> Mask:
-    """Every pair on these heads, none on the others: `heads(0, 1) & causal() | ...`."""
+    """Keep every pair on these query heads and none on the others: `heads(0, 1) & causal() | ...`.
+
+    Args:
+        ids: query heads, from 0.
+
+    Raises:
+        BadIds: an id is no integer, or below 0 (MC118).
+    """
     at = caller()
     return nodes.Heads(checked.ids("heads", ids, at), loc=at)
 
@@ -202,18 +325,25 @@ _SHARES = ("head", "group", "all")
 def topk(
     k: int, of: Mask, score: str = "qk", block: int = 1, q_block: int = 1, share: str = "head"
 ) -> Mask:
-    """The k best-scored keys among those `of` allows, for each query: a run-time selection.
+    """Keep the k best-scored keys among those `of` allows, for each query: a run-time selection.
+
+    Of equal scores the lower index wins. The choice has no gradient; the chosen pairs do.
 
     Args:
-        k: keys (or blocks of `block` keys) kept; fewer where fewer are allowed.
-        of: the mask that selects among its own keys.
-        score: "qk" (q . k), "block_mean" (q . mean of a key block), "indexer" (DeepSeek's sparse
-            attention: sum over index heads of index_w * relu(index_q . index_k)) or "given".
-        block: keys per selected block.
-        q_block: queries that select together.
-        share: which heads select together: each "head", each key/value "group", or "all".
+        k: keys (or blocks of `block` keys) that are kept; fewer where fewer are allowed.
+        of: the mask among whose keys the best are chosen.
+        score: "qk" (q . k), "block_mean" (mean q of a query block . mean k of a key block),
+            "indexer" (the sum over index heads of index_w * relu(index_q . index_k), as in
+            DeepSeek's sparse attention), or "given" (a tensor `scores`).
+        block: keys per chosen block.
+        q_block: queries that choose together.
+        share: which heads choose together: each "head", each key/value "group", or "all".
 
-    Equal scores: the lower index wins.
+    Raises:
+        NotAMask: `of` is no mask (MC106).
+        BadChoice: `score` or `share` is none of these words (MC119).
+        NotPositive: `block` or `q_block` is below 1 (MC102).
+        NotConstant: a number is no plain integer (MC104).
     """
     at = caller()
     return nodes.TopK(

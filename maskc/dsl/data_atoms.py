@@ -22,12 +22,20 @@ def _name(name: object, at: SourceLoc | None) -> str:
 
 
 def documents(name: str, *, align: str = nodes.END) -> Mask:
-    """doc[p] == doc[k]: packed documents see only themselves.
+    """Keep doc[p] == doc[k]: packed documents see only themselves.
 
-    At call time: `name=ids` (integers [N] or [B, N], any order; sorted ones run faster), or
-    `name=mc.cu_seqlens(x, max_seqlen)`. Where the lengths differ N is the greater one, and the last
-    query is the last token (the first one the first with align="start"); a pair (for queries, for
-    keys) gives each side its own.
+    At call time give `name=ids`, integers [N] or [B, N] in any order (sorted ones run faster), or
+    `name=mc.cu_seqlens(x, max_seqlen)`. Where there are fewer queries than keys, N is the greater
+    length. A pair (for queries, for keys) gives each side ids of its own.
+
+    Args:
+        name: the keyword under which calls give the ids.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        BadAlign: `align` is another word (MC109).
     """
     at = caller()
     found, align, options = _name(name, at), *_aligned("documents", align, at)
@@ -36,10 +44,21 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
 
 
 def flags(name: str, on: str = "k", *, align: str = nodes.END) -> Mask:
-    """flag[k], booleans [n_kv] given at call time; or flag[p] with on="q".
+    """Keep the pairs whose key, or whose query, is flagged.
 
-    On queries they are [n_q], one per query, or [n_kv], one per token: the last query then is the
-    last token, or with align="start" the first one the first.
+    At call time give `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
+    they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
+
+    Args:
+        name: the keyword under which calls give the flags.
+        on: "k" for flag[k], "q" for flag[p].
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        BadChoice: `on` is neither "k" nor "q" (MC119).
+        BadAlign: `align` is another word (MC109).
     """
     at = caller()
     found = _name(name, at)
@@ -52,10 +71,19 @@ def flags(name: str, on: str = "k", *, align: str = nodes.END) -> Mask:
 
 
 def intervals(name: str, *, align: str = nodes.END) -> Mask:
-    """lo[p] <= k < hi[p]: `name=(lo, hi)`, two integer arrays given at call time.
+    """Keep lo[p] <= k < hi[p]: each query sees one interval of keys.
 
-    They are [n_q], one entry per query, or [n_kv], one per token: the last query then is the last
-    token, or with align="start" the first one the first.
+    At call time give `name=(lo, hi)`, two integer arrays. They are [n_q], one entry per query, or
+    [n_kv], one per token; a batch dimension may come first.
+
+    Args:
+        name: the keyword under which calls give the pair.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        BadAlign: `align` is another word (MC109).
     """
     at = caller()
     found, align, options = _name(name, at), *_aligned("intervals", align, at)
@@ -64,12 +92,21 @@ def intervals(name: str, *, align: str = nodes.END) -> Mask:
 
 
 def tree(name: str, *, align: str = nodes.END) -> Mask:
-    """tin[k] <= tin[p] < tout[k]: a query sees itself and its ancestors.
+    """Keep tin[k] <= tin[p] < tout[k]: a query sees itself and its ancestors.
 
-    At call time `name=(tin, tout)`, entry and exit times of a depth-first walk, or
-    `name=mc.parents(x)`; one entry per token, of which there are as many as the greater length. The
-    last query is the last token, as behind a key/value cache, or with align="start" the first one
-    the first.
+    At call time give `name=(tin, tout)`, entry and exit times of a depth-first walk, or
+    `name=mc.parents(x)`; integers with one entry per token, of which there are as many as the
+    greater length. This is the mask of speculative decoding by token trees (SpecInfer, Miao et al.,
+    2023).
+
+    Args:
+        name: the keyword under which calls give the times.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        BadAlign: `align` is another word (MC109).
     """
     at = caller()
     found, align, options = _name(name, at), *_aligned("tree", align, at)
@@ -79,22 +116,31 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
 
 
 def _aligned(where: str, align: str, at: SourceLoc | None) -> tuple[str, tuple[int, ...]]:
-    """(the checked word, what a declaration's options say of it)."""
+    """(the checked word, what a declaration's options say about it)."""
     found = checked.align(where, align, at)
     return found, (1,) if found == nodes.START else ()
 
 
 def _arrays(name: str, align: str, *parts: str) -> tuple[str, ...]:
-    """Names by which formulas read the parts of one argument: others where they hold others."""
+    """Names by which formulas read the parts of one argument.
+
+    They differ where `align` makes the arrays hold other values.
+    """
     return tuple(f"{name}.{part}{'_start' * (align == nodes.START)}" for part in parts)
 
 
 def block_table(table: object, block: int) -> Mask:
-    """table[q // block, k // block]: booleans, given here or (by name) at call time.
+    """Keep the pairs whose blocks a table allows: table[q // block, k // block].
 
     Args:
-        table: a name, or an array [query blocks, key blocks] or [heads, query blocks, key blocks].
-        block: tokens per row and column of the table.
+        table: booleans or integers [query blocks, key blocks] or [heads, query blocks, key blocks];
+            or a name, under which calls give such an array.
+        block: tokens per row and column of the table, a constant.
+
+    Raises:
+        BadTable: the array has another rank or element type (MC116).
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        NotPositive: the block size is below 1 (MC102).
     """
     at = caller()
     size = checked.constant("block_table", "block", block, at)
@@ -113,10 +159,10 @@ def block_table(table: object, block: int) -> Mask:
 
 
 def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
-    """The declaration of an array whose values are known now; named after its content.
+    """The declaration of an array whose values are known now, named after its content.
 
     Raises:
-        DataRange: a value beyond 32 bits.
+        DataRange: a value does not fit 32 bits.
     """
     values = np.ascontiguousarray(array, dtype="<i4")
     if not np.array_equal(values, array):
@@ -129,16 +175,27 @@ def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
 
 
 def cu_seqlens(array: object, max_seqlen: int | None = None) -> CuSeqlens:
-    """Marks cumulative lengths [documents + 1], from 0 to N, where documents are expected.
+    """Mark cumulative lengths, where documents are expected.
 
     Args:
-        array: integers [documents + 1] or [B, documents + 1].
-        max_seqlen: a promise, checked: no document has more tokens. Short documents then run in
-            smaller tiles where these take less time (Hopper), and their lists take less memory.
+        array: integers [documents + 1] or [B, documents + 1], ascending from 0 to N.
+        max_seqlen: a promise that no document has more tokens; calls check it. Short documents then
+            run in smaller tiles where these take less time (Hopper), and their lists take less
+            memory.
+
+    Returns:
+        The array with a mark, to be passed as the data of `documents`.
     """
     return CuSeqlens(array, max_seqlen)
 
 
 def parents(array: object) -> Parents:
-    """Marks a parent array [N] (-1 for roots) where a tree is expected."""
+    """Mark an array of parents, where a tree is expected.
+
+    Args:
+        array: integers [N] or [B, N], the index of each token's parent, -1 for roots.
+
+    Returns:
+        The array with a mark, to be passed as the data of `tree`.
+    """
     return Parents(array)

@@ -1,4 +1,4 @@
-"""What functions and methods of torch and NumPy mean for traced values.
+"""The meaning of functions and methods of torch and NumPy for traced values.
 
 Those that are exact on integers and conditions are followed; whatever else a formula calls is
 refused by its name. torch and NumPy hand their calls over (`__torch_function__`,
@@ -55,7 +55,7 @@ def method(name: str) -> Function | None:
 
 
 def attribute(value: Traced, name: str) -> object:
-    """What a tensor without dimensions has for an attribute; None where it has none."""
+    """The attribute of a tensor without dimensions; None where it has none of this name."""
     if name == "shape":
         return ()
     if name == "ndim":

@@ -36,11 +36,20 @@ def load(path: str | Path) -> dict[str, Pattern | Mask]:
     What it does to the working directory is undone. Patterns defined in it are called once with
     their defaults, so that all its mistakes are reported together.
 
+    Args:
+        path: the file.
+
+    Returns:
+        Patterns and masks by name.
+
     Raises:
-        FileMissing: no such file. FileUnreadable: it is a pipe, or reading is not allowed.
-        PatternFailed: the file itself raised. NoPattern: it has none. BadPatternName,
-        PatternTwice: the name of a mask or pattern is none, or is used again.
-        MaskcError: a mistake in the mask language, or SeveralErrors.
+        FileMissing: the file does not exist (MC207).
+        FileUnreadable: it is a pipe, or may not be read (MC208).
+        PatternFailed: the file itself raised (MC201).
+        NoPattern: it defines neither a pattern nor a mask (MC202).
+        BadPatternName: a name cannot name a module (MC203).
+        PatternTwice: a name is used again (MC209).
+        MaskcError: a mistake in the mask language (MC1xx), or several of them (MC001).
     """
     source, file = _read(path), Path(os.path.abspath(path))
     with undisturbed(), _running(file) as module, collecting():
@@ -141,7 +150,7 @@ class _Neighbours:
                     del sys.modules[known]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Python asks this for every module that is not loaded yet."""
+        """The spec of a neighbour. Python calls this for every module that is not loaded yet."""
         if path is not None or name in _THEIRS:
             return None
         found = PathFinder.find_spec(name, [str(self._folder)])
@@ -178,7 +187,7 @@ def _try(pattern: Pattern, name: str) -> None:
 
 @contextmanager
 def _noting(name: str) -> Iterator[None]:
-    """Whatever a file raises is a mistake of it, except where the user interrupts."""
+    """Turn whatever a file raises into a mistake of the file, except the user's interruption."""
     try:
         yield
     except KeyboardInterrupt:
@@ -191,9 +200,10 @@ def _noting(name: str) -> Iterator[None]:
 
 
 def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -> MaskcError:
-    """What a pattern's own code raised, as a mistake with its place.
+    """The mistake, with its place, for an error that a pattern's own code raised.
 
     Args:
+        error: what was raised.
         file: as messages show it.
         at: the place where nothing better is known; the file when None.
     """

@@ -82,19 +82,25 @@ class Mask:
         """The mask as booleans, True where the query sees the key.
 
         Args:
-            n_q: queries; n_kv: keys, n_q when None.
-            n_heads: query heads; needed where heads differ by `heads` or a formula in h. Masks and
-                tables per head say themselves how many there are.
-            head, batch: show one head, one sequence; all of them when None.
-            data: the arrays and parameters the mask names.
+            n_q: queries.
+            n_kv: keys; n_q when None.
+            n_heads: query heads; needed where heads differ by `heads` or by a formula in h. Masks
+                and tables per head say themselves how many there are.
+            head: show only this head; all of them when None.
+            batch: show only this sequence; all of them when None.
+            data: the arrays and parameters that the mask names.
 
         Returns:
             bool [n_q, n_kv]. Where heads differ there is a dimension of heads in front, and where
             an array has a batch dimension one of sequences before that: [batch, heads, n_q, n_kv].
-            `head` and `batch` take one index, and the dimension away.
+            `head` and `batch` take one index, and remove the dimension.
 
         Raises:
-            BadLength, HeadsUnknown, WrongHeads, NoSuchHead, and MC3xx for data.
+            BadLength: a length is no integer, or out of range (MC306).
+            HeadsUnknown: heads differ, and nobody says how many there are (MC114).
+            WrongHeads: `n_heads` contradicts the mask (MC125).
+            NoSuchHead: the mask or `head` speaks of a head that does not exist (MC113).
+            MaskcError: a mistake in data (MC301 to MC305).
         """
         from maskc import driver
 
@@ -106,9 +112,23 @@ class Mask:
     ) -> int:  # fmt: skip
         """The exact number of live pairs, as many as `dense` would show.
 
-        Where heads differ it is the sum over all heads, and where an array has a batch dimension
-        the sum over all sequences; where all share one set that set counts once. Nothing of size
-        n_q * n_kv is made. Arguments and errors are those of `dense`; `head` and `batch` count one.
+        Where heads differ the result is the sum over all heads, and where an array has a batch
+        dimension the sum over all sequences; where all share one set that set counts once. Nothing
+        of size n_q * n_kv is made.
+
+        Args:
+            n_q: queries.
+            n_kv: keys; n_q when None.
+            n_heads: query heads, as in `dense`.
+            head: count only this head.
+            batch: count only this sequence.
+            data: the arrays and parameters that the mask names.
+
+        Returns:
+            The number of pairs.
+
+        Raises:
+            MaskcError: as `dense`.
         """
         from maskc import driver
 
@@ -128,20 +148,26 @@ class Mask:
         """The live tiles of one head of one sequence as block-sparse rows, exact to the tile.
 
         Args:
-            n_q: queries; n_kv: keys, n_q when None.
-            block: queries and keys of a tile.
+            n_q: queries.
+            n_kv: keys; n_q when None.
+            block: (queries, keys) of a tile.
             n_heads: query heads, checked where the mask says how many there are.
             head: which head; needed where heads differ.
             batch: which sequence; needed where an array has a batch dimension.
-            data: the arrays and parameters the mask names.
+            data: the arrays and parameters that the mask names.
 
         Returns:
             BlockLayout with row_ptr int32 [rows + 1], col int32 [nnz] ascending in a row and
             kind uint8 [nnz] (1 partial, 2 full).
 
         Raises:
-            OneOfSeveral: heads or sequences differ, and nobody says which one.
-            BadLength, BadBlock, WrongHeads, NoSuchHead, and MC3xx for data.
+            OneOfSeveral: heads or sequences differ, and nobody says which one (MC310).
+            BadLength: a length is no integer, or out of range (MC306).
+            BadBlock: `block` is not two integers in range (MC307).
+            TooManyTiles: there are more than 2^30 live tiles (MC308).
+            WrongHeads: `n_heads` contradicts the mask (MC125).
+            NoSuchHead: `head` does not exist (MC113).
+            MaskcError: a mistake in data (MC301 to MC305).
         """
         from maskc import driver
 
@@ -150,7 +176,18 @@ class Mask:
         )
 
     def equals(self, other: Mask) -> bool | None:
-        """Whether both are the same set at all lengths; None when that cannot be decided."""
+        """Whether both masks are the same set at all lengths.
+
+        Args:
+            other: the mask to compare with; data of the same name are the same data.
+
+        Returns:
+            True where that is proved, False where a pair that tells them apart was found (`mc.diff`
+            returns it), None where neither was possible.
+
+        Raises:
+            NotAMask: `other` is no mask (MC106).
+        """
         from maskc import driver
 
         if not isinstance(other, Mask):
@@ -158,7 +195,17 @@ class Mask:
         return driver.equals(self, other)
 
     def subset_of(self, other: Mask) -> bool | None:
-        """Whether every pair of this mask is one of `other`'s at all lengths; None if unknown."""
+        """Whether every pair of this mask is also a pair of `other`, at all lengths.
+
+        Args:
+            other: the mask that may be greater.
+
+        Returns:
+            True or False where that is proved, None where it could not be decided.
+
+        Raises:
+            NotAMask: `other` is no mask (MC106).
+        """
         from maskc import driver
 
         if not isinstance(other, Mask):
@@ -173,17 +220,29 @@ class Mask:
         dtype: object = "bfloat16",
         target: str | None = None,
     ) -> CompiledMask:
-        """A callable attention kernel for this mask.
+        """Make a callable attention kernel of this mask.
+
+        Nothing is built yet: kernels are built on first use, or by `CompiledMask.warmup`.
 
         Args:
             head_dim: elements per row of q and k.
             head_dim_v: elements per row of v; head_dim when None.
-            n_heads: query heads; needed where heads differ by `heads` or a formula in h.
-            dtype: storage type of the tensors: "bfloat16", "float16" or "float32".
-            target: "cpu", "sm_80", ...; None is what this machine has.
+            n_heads: query heads; needed where heads differ by `heads` or by a formula in h.
+            dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
+                dtype of torch or NumPy. Sums are fp32.
+            target: "cpu", "sm_80" or "sm_90a"; None is what this machine has.
+
+        Returns:
+            The compiled mask, which may be called at all lengths.
 
         Raises:
-            MaskcError: the target has no such kernel, or the mask cannot be compiled.
+            UnknownDType: there are no kernels for the dtype (MC501).
+            UnknownTarget: there is no such target (MC502).
+            HeadDimUnsupported: the target lacks this head dimension (MC504).
+            DTypeUnsupported: the target lacks this dtype (MC505).
+            SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
+            HeadsUnknown: heads differ, and nobody says how many there are (MC114).
+            MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver
 

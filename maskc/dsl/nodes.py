@@ -21,12 +21,12 @@ class Node(Mask):
 
     @property
     def children(self) -> tuple[Mask, ...]:
-        """Masks this one is made of."""
+        """The masks that this one is made of."""
         return ()
 
     @cached_property
     def captures(self) -> bool:
-        """Whether some formula of it reads captured arrays."""
+        """Whether some formula of the mask reads captured arrays."""
         return any(child.captures for child in self.children)  # type: ignore[attr-defined]
 
 
@@ -172,7 +172,7 @@ class Tree(Node):
 
 @dataclass(frozen=True)
 class Where(Node):
-    """The pairs where a traced formula holds."""
+    """Keeps the pairs for which a traced formula holds."""
 
     formula: Expr
     """Over q, k, h, n_q, n_kv and parameters."""
@@ -186,7 +186,7 @@ class Where(Node):
 
 @dataclass(frozen=True)
 class PerHead(Node):
-    """One mask per query head."""
+    """Holds one mask per query head."""
 
     masks: tuple[Mask, ...]
 

@@ -1,4 +1,4 @@
-"""What to write instead of something that is no mask."""
+"""Hints that say what to write instead of something that is no mask."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _is_array(value: object) -> bool:
 
 
 def _hint(value: object) -> str:
-    """What to write, by the kind of value."""
+    """The hint, which says what to write for this kind of value."""
     kind = type(value)
     own = kind.__module__.partition(".")[0] == "maskc"
     match kind.__name__:

@@ -38,14 +38,22 @@ _CALLS |= {
 
 
 _FILE = "--expr"
-"""What messages call the text."""
+"""The name of the text in messages."""
 
 
 def parse(text: str) -> Mask:
-    """Read a mask expression such as `causal() & (sinks(4) | window(1023))`.
+    """Read a mask expression such as `causal() & (sinks(4) | window(1023))`; nothing is executed.
+
+    Args:
+        text: combinators with literal arguments, `where(lambda q, k: ...)` with a formula, & | - ^
+            ~ and parentheses. The text of any mask without captured objects can be read back.
+
+    Returns:
+        The mask.
 
     Raises:
-        BadExpression: something in the text is not part of the mask language.
+        BadExpression: something in the text is not part of the mask language (MC115).
+        MaskcError: a combinator refuses its arguments (MC1xx).
     """
     text = text.strip()
     keep_text(_FILE, text)

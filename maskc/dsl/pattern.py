@@ -27,7 +27,10 @@ from maskc.dsl.traced import Traced
 
 @dataclass(frozen=True)
 class Pattern:
-    """A function from parameters to a mask. Call it with keywords to get the mask."""
+    """A named function from parameters to a mask; `@mc.pattern` makes one.
+
+    Call it with keywords to get the mask.
+    """
 
     name: str
     function: Callable[..., Mask] = field(compare=False)
@@ -43,9 +46,13 @@ class Pattern:
     def __call__(self, **values: object) -> Mask:
         """The mask for these parameter values; the others keep their defaults.
 
+        Args:
+            values: values by parameter name, of the annotated types.
+
         Raises:
-            BadParameter: no such parameter. BadParameterValue: a value of the wrong type.
-            NotAMaskReturned: the function returned something else.
+            BadParameter: there is no such parameter (MC204).
+            BadParameterValue: a value has the wrong type (MC205).
+            NotAMaskReturned: the function returned something else (MC206).
         """
         known = {name: kind for name, kind, _ in self.parameters}
         for name, value in values.items():
@@ -79,7 +86,12 @@ class Pattern:
         return _from_module, (module, name)
 
     def with_text(self, settings: dict[str, str]) -> Mask:
-        """The mask for parameter values written as text (`--set name=value`)."""
+        """The mask for parameter values written as text (`--set name=value`).
+
+        Raises:
+            BadParameter: there is no such parameter (MC204).
+            BadParameterValue: a text does not read as a value of the parameter's type (MC205).
+        """
         kinds = {name: kind for name, kind, _ in self.parameters}
         return self(**{
             name: _read(self, name, kinds[name], text) if name in kinds else text
@@ -104,9 +116,17 @@ def _from_module(module: str, name: str) -> Pattern:
 def pattern(function: Callable[..., Mask]) -> Pattern:
     """Make a pattern of a function whose parameters all have defaults.
 
+    Args:
+        function: takes keywords and returns a mask. Its name names the generated module, and its
+            annotations (int, float, bool, str, tuple) decide the types of parameters.
+
+    Returns:
+        A pattern that is called like the function.
+
     Raises:
-        BadPatternName: its name is longer than 40 characters.
-        BadParameterValue: a parameter has no default, or one of another type than annotated.
+        BadPatternName: its name is longer than 40 characters (MC203).
+        BadParameterValue: a parameter has no default, or one of another type than annotated
+            (MC205).
     """
     at = caller()
     name = function.__name__

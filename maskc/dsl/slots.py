@@ -1,4 +1,4 @@
-"""Takes captured arrays out of a mask: what is left is planned, their content comes with calls.
+"""Takes captured arrays out of a mask, which is planned without them; calls bring their content.
 
 Masks that differ only in the content of captured arrays become the same mask here, so they share
 a plan and its kernels.
@@ -32,7 +32,7 @@ def emptied(mask: Mask) -> tuple[Mask, Held | None]:
 
 
 def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
-    """The same for several masks: equal arrays have one name in all of them."""
+    """Empty several masks at once; equal arrays have one name in all of them."""
     slots = _Slots(masks)
     inner = tuple(map(slots.mask, masks))
     held = Held(tuple(slots.tables), tuple(slots.readings)) if slots.tables else None

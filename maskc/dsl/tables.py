@@ -117,7 +117,7 @@ class Rows:
         return self.shape[0]
 
     def to(self, *_: Any, **__: Any) -> Rows:
-        """Where and how wide it is stored does not matter."""
+        """The rows themselves: where and how wide they are stored does not matter."""
         return self
 
     long = int = contiguous = clone = detach = cpu = to

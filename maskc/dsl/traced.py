@@ -76,7 +76,7 @@ def lift(value: object) -> Expr:
 
 
 def lift_int(value: object, context: str) -> Expr:
-    """Like lift, for places that need an integer."""
+    """Lift a value where an integer is needed."""
     expr = lift(value)
     if is_condition(expr):
         _refuse(f"{context} needs integers, found a condition")
@@ -84,7 +84,7 @@ def lift_int(value: object, context: str) -> Expr:
 
 
 def lift_bool(value: object, context: str) -> Expr:
-    """Like lift, for places that need a condition."""
+    """Lift a value where a condition is needed."""
     expr = lift(value)
     if not is_condition(expr):
         _refuse(f"{context} needs conditions such as q >= k, found an integer")
@@ -358,7 +358,7 @@ class Traced:
 def _called(
     library: str, function: object, args: tuple[object, ...], named: dict[str, object]
 ) -> object:
-    """What a function of another library gives for traced values."""
+    """The result of another library's function for traced values."""
     from maskc.dsl.functions import call
 
     return call(library, function, args, named)
@@ -388,9 +388,22 @@ n_kv = Traced(E.N_KV)
 
 
 def param(name: str, default: int) -> Traced:
-    """An integer named `name` that may be changed at every call without recompiling.
+    """A named integer that may be changed at every call without recompiling.
 
-    Use it where an integer is data: a window's width, a number of sinks, in `where`.
+    Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
+    `attn(q, k, v, name=value)` gives another value.
+
+    Args:
+        name: the keyword under which calls give the value.
+        default: the value where a call gives none.
+
+    Returns:
+        A formula with which masks and `where` may compute.
+
+    Raises:
+        NotAnInteger: the default is no integer (MC103).
+        IntegerTooWide: the default does not fit 64 bits (MC120).
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
     """
     at = caller()
     try:

@@ -20,20 +20,21 @@ from maskc.dsl.watching import watched
 
 
 def where(predicate: Callable[..., object]) -> Mask:
-    """The pairs for which the predicate holds, traced once and exactly.
+    """Keep the pairs for which a Python function holds; it is traced once and exactly.
 
     Args:
-        predicate: takes raw token indices, known by their names: q, k, h and b, also q_idx,
-            kv_idx, head, batch and the like. Other names go by place: (q, k), (h, q, k) or
-            (b, h, q, k). Further parameters keep their defaults.
-            It may use + - * // %, abs, min, max, comparisons, & | ~, what torch and NumPy have
-            for these, mc.n_q, mc.n_kv, mc.param(...), integers, and integer or boolean arrays
-            indexed by such formulas. b may only index an array: data per sequence.
+        predicate: takes token indices, known by their names: q, k, h and b, also q_idx, kv_idx,
+            head, batch and the like. Other names go by place: (q, k), (h, q, k) or (b, h, q, k).
+            Further parameters keep their defaults.
+            It may use + - * // %, abs, min, max, comparisons, & | ~, the functions of torch and
+            NumPy for these, mc.n_q, mc.n_kv, mc.param(...), integers, and integer or boolean arrays
+            indexed by such formulas. b may only index an array, as data per sequence.
 
     Raises:
-        NotTraceable: the predicate cannot be followed exactly; the message names the line.
-        ArgumentOrder: some names contradict the places of the others.
-        BatchUsed: it computes with b.
+        NotTraceable: the predicate cannot be followed exactly; the message names the line (MC107).
+        ArgumentOrder: some names contradict the places of the others (MC121).
+        BatchUsed: the predicate computes with b (MC108).
+        IntegerTooWide: an integer does not fit 64 bits (MC120).
     """
     return _traced(predicate, caller(), by_place=False)
 
@@ -41,11 +42,15 @@ def where(predicate: Callable[..., object]) -> Mask:
 def from_mask_mod(mask_mod: Callable[..., object]) -> Mask:
     """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask, traced exactly or refused.
 
-    As `where`, but arguments go by place, as FlexAttention calls it.
+    It follows the rules of `where`, except that arguments go by place, as FlexAttention calls it.
+
+    Args:
+        mask_mod: the function; what it captures becomes data or constants of the mask.
 
     Raises:
-        ArgumentOrder: the names say something else than the places.
-        NotTraceable, BatchUsed: as `where`.
+        ArgumentOrder: the names say something else than the places (MC121).
+        NotTraceable: the function cannot be followed exactly (MC107).
+        BatchUsed: the function computes with b (MC108).
     """
     return _traced(mask_mod, caller(), by_place=True)
 
@@ -61,7 +66,7 @@ def _traced(predicate: Callable[..., object], at: SourceLoc | None, by_place: bo
 def trace(
     predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = False
 ) -> tuple[Expr, tuple[DataDecl, ...]]:
-    """The formula of a predicate and the arrays it captured."""
+    """The formula of a predicate, and the arrays that it captured."""
     given = arguments(predicate, at, by_place)
     rebound = Rebinder().function(predicate)
     with capturing() as registry:
@@ -81,7 +86,7 @@ def trace(
 
 
 def _numbered(formula: Expr, registry: Registry) -> tuple[Expr, tuple[DataDecl, ...]]:
-    """The formula with those arrays it still reads, numbered in the order of their first index."""
+    """The formula, and the arrays that it reads, numbered in the order of their first index."""
     used = set(E.arrays(formula))
     kept = [decl for name, decl in registry.tables.items() if name in used]
     names = {decl.name: f"table{number}" for number, decl in enumerate(kept)}

@@ -69,10 +69,8 @@ def _is_traced(value: object) -> bool:
 
 
 def users(module: object) -> bool:
-    """Whether functions of a module are the user's, or of a library that is followed like them, as
-    maskc's own suites of masks are."""
-    name = str(module or "")
-    return name.partition(".")[0] not in _LIBRARIES or name.startswith("maskc.bench.")
+    """Whether functions of a module are the user's, or of a library that is followed like them."""
+    return str(module or "").partition(".")[0] not in _LIBRARIES
 
 
 # ------------------------------------------------------------------ `is`, `type`, `id`

@@ -25,11 +25,10 @@ from maskc.core.bundle import (
     TensorMap,
     Variant,
 )
-from maskc.core.coefficients import TINY
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
-from maskc.core.gather import GATHER, WIDE
+from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, STEMS, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.core.widths import is_list, largest, reach
@@ -39,20 +38,13 @@ from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import Cells, Iteration, KernelSpec, Lists, ListsSpec, Shape
-from maskc.plan import documents
+from maskc.plan.families.table import family_of
+from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
-from maskc.plan.types import Plan, PlannedMask, selections
-
-_FORWARD, _BACKWARD = Direction.forward, Direction.backward
-_TEMPLATES = {
-    ("cpu", _FORWARD): "cpu/attention.c.j2",
-    ("sm80", _FORWARD): "sm80/forward.cu.j2",
-    ("sm90a", _FORWARD): "sm90a/forward.cu.j2",
-    ("sm90a", _BACKWARD): "sm90a/backward.cu.j2",
-}
+from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
-def emit(plan: Plan, name: str) -> Bundle:
+def emit(plan: KernelPlan, name: str) -> Bundle:
     """The bundle of one mask for one target, with the sources that go along.
 
     `name` never reaches a source.
@@ -102,7 +94,7 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
     )
 
 
-def _emit(plan: Plan, name: str) -> Bundle:
+def _emit(plan: KernelPlan, name: str) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
     reads = sorted({
@@ -112,15 +104,15 @@ def _emit(plan: Plan, name: str) -> Bundle:
     spec = kernel_spec(plan, tuple(reads))
     unit = SourceUnit(
         plan.target.name,
-        render(_template(plan), spec),
+        render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
         plan.tile,
         plan.use_ranges,
         directions=_directions(plan),
         modes=_modes(plan),
         maps=_maps(plan),
-        work=getattr(plan.schedule, "work", None),
-        row_floats=getattr(plan.schedule, "row_floats", 0),
-        key_floats=getattr(plan.schedule, "key_floats", 0),
+        work=plan.schedule.work,
+        row_floats=plan.schedule.row_floats,
+        key_floats=plan.schedule.key_floats,
         distances=plan.distances,
         by_documents=plan.documents,
         form=plan.form,
@@ -158,15 +150,9 @@ def _emit(plan: Plan, name: str) -> Bundle:
     )
 
 
-def _template(plan: Plan) -> str:
-    if plan.chosen is not None:
-        return f"{plan.target.family}/choose.cu.j2"
-    passes = "_backward" if plan.direction is _BACKWARD else ""
-    if plan.form in (GATHER, WIDE):
-        return f"{plan.target.family}/gather{passes}.cu.j2"
-    if plan.form == TINY:
-        return f"{plan.target.family}/mma16{passes}.cu.j2"
-    return _TEMPLATES[plan.target.family, plan.direction]
+def _stem(plan: KernelPlan) -> str:
+    """The first part of its template's name."""
+    return STEMS[CHOOSE] if plan.chosen is not None else STEMS.get(plan.form, "")
 
 
 def _formulas(mask: PlannedMask) -> tuple[Expr, ...]:
@@ -174,7 +160,7 @@ def _formulas(mask: PlannedMask) -> tuple[Expr, ...]:
     return (mask.lifted.shape, *(() if mask.spared is None else (mask.spared,)))
 
 
-def _reach(mask: PlannedMask, plan: Plan) -> Iterator[Expr]:
+def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
     """Bounds on everything that a source computes of a mask."""
     for formula in _formulas(mask):
         yield from reach(formula)
@@ -187,7 +173,7 @@ def _reach(mask: PlannedMask, plan: Plan) -> Iterator[Expr]:
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
 
 
-def _lists_units(plan: Plan) -> tuple[SourceUnit, ...]:
+def _lists_units(plan: KernelPlan) -> tuple[SourceUnit, ...]:
     """What makes lists on the device, where something does."""
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
@@ -196,22 +182,23 @@ def _lists_units(plan: Plan) -> tuple[SourceUnit, ...]:
     return (select_unit(plan),) if plan.selecting else ()
 
 
-def _lists_unit(plan: Plan) -> SourceUnit:
+def _lists_unit(plan: KernelPlan) -> SourceUnit:
     """The source that makes the tile lists of documents; it knows tiles and lengths from calls."""
     banner = (
         f"Tile lists of documents, made on the device: {plan.target.name}.",
         "Written by `maskc compile`; change the template, not this file.",
     )
     spec = ListsSpec(documents.THREADS, documents.BLOCKS, documents.RESULTS, banner)
+    template = family_of(plan.target).template(DOCUMENTS, Direction.forward)
     return SourceUnit(
-        plan.target.name, render(f"{plan.target.family}/documents.cu.j2", spec), TileShape(1, 1),
-        False, (), (("usual", Mode(documents.LAUNCHES)),), form=documents.FORM,
+        plan.target.name, render(template, spec), TileShape(1, 1), False, (),
+        (("usual", Mode(documents.LAUNCHES)),), form=DOCUMENTS,
     )  # fmt: skip
 
 
-def _maps(plan: Plan) -> tuple[TensorMap, ...]:
+def _maps(plan: KernelPlan) -> tuple[TensorMap, ...]:
     """What copies move, as boxes where tiles are."""
-    maps, boxes = getattr(plan.schedule, "maps", ()), plan.boxes
+    maps, boxes = plan.schedule.maps, plan.boxes
     if boxes is None:
         return maps
     return tuple(
@@ -220,18 +207,18 @@ def _maps(plan: Plan) -> tuple[TensorMap, ...]:
     )
 
 
-def _directions(plan: Plan) -> tuple[Direction, ...]:
+def _directions(plan: KernelPlan) -> tuple[Direction, ...]:
     """The passes of a source: those of the target, or its own where each has one."""
-    separate = (plan.target.family, _BACKWARD) in _TEMPLATES
-    return (plan.direction,) if separate else plan.target.directions
+    one = family_of(plan.target).one_source or plan.target.directions == (Direction.forward,)
+    return plan.target.directions if one else (plan.direction,)
 
 
-def _modes(plan: Plan) -> tuple[tuple[str, Mode], ...]:
+def _modes(plan: KernelPlan) -> tuple[tuple[str, Mode], ...]:
     """How a CUDA source is launched."""
     if plan.target.language == "c":
         return ()
     schedule = plan.schedule
-    if hasattr(schedule, "modes"):
+    if schedule.modes:
         return tuple((n, mode) for n, mode in schedule.modes if n != PACKED or not plan.boxes)
     entry = "attention_forward" if plan.chosen is None else "attention_choose"
     launch = Launch(entry, Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
@@ -244,7 +231,7 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     return tuple(decl for _, decl in sorted(found.items()))
 
 
-def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
+def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
     """The template's holes, filled from the plan."""
     shapes: dict[tuple[Expr, ...], Shape] = {}
     for mask in plan.masks:
@@ -281,14 +268,14 @@ def kernel_spec(plan: Plan, reads: tuple[str, ...]) -> KernelSpec:
         gathered=plan.form in (GATHER, WIDE),
         thresholds=plan.thresholds,
         spares=any(mask.spared not in (None, NEVER) for mask in plan.masks),
-        backward=plan.direction is _BACKWARD,
+        backward=plan.direction is Direction.backward,
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
     )
 
 
-def _shape(mask: PlannedMask, plan: Plan, reads: tuple[str, ...]) -> Shape:
+def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape:
     rows, columns = mask.ranges if plan.use_ranges and mask.ranges else (None, None)
     spared, lines = mask.spared_intervals or (), ()
     if mask.spared is not None:
@@ -306,7 +293,7 @@ def _shape(mask: PlannedMask, plan: Plan, reads: tuple[str, ...]) -> Shape:
     )
 
 
-def _cells(plan: Plan, reads: tuple[str, ...]) -> Cells | None:
+def _cells(plan: KernelPlan, reads: tuple[str, ...]) -> Cells | None:
     """The selection that intervals ask for: one formula's alone."""
     mask = plan.masks[0]
     asked = [each.chosen for each in mask.intervals or ()]
@@ -315,13 +302,13 @@ def _cells(plan: Plan, reads: tuple[str, ...]) -> Cells | None:
     (one,) = mask.ir.selections
     chosen, others = (sum((x is kind) << i for i, x in enumerate(asked)) for kind in (True, False))
     across = gcd(one.block, plan.tile.k)
-    down = gcd(one.q_block, getattr(plan.schedule, "score_queries", plan.tile.q))
+    down = gcd(one.q_block, plan.schedule.score_rows)
     return Cells(
         reads.index(one.name), one.q_block, one.block, across, down, chosen, others
     )  # fmt: skip
 
 
-def _reads_lists(plan: Plan) -> bool:
+def _reads_lists(plan: KernelPlan) -> bool:
     """Whether selections are lists of blocks; for GPUs they are bits of a table."""
     return plan.target.language == "c"
 
@@ -363,7 +350,7 @@ def _array_note(decl: DataDecl, array: str) -> str:
     return f"{_NOTES[decl.kind]}{f', {part}' if part else ''}"
 
 
-def _banner(plan: Plan) -> tuple[str, ...]:
+def _banner(plan: KernelPlan) -> tuple[str, ...]:
     p = plan.problem
     return (
         f"Attention for one mask: {plan.target.name}, {p.dtype.value}, head_dim {p.head_dim}"
@@ -373,7 +360,7 @@ def _banner(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _with_origins(unit: SourceUnit, plan: Plan) -> SourceUnit:
+def _with_origins(unit: SourceUnit, plan: KernelPlan) -> SourceUnit:
     """Map the predicate's lines to the user's positions, for compiler messages."""
     where: dict[str, tuple[SourceLoc, str]] = {}
     for mask in plan.masks:

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 
 from maskc.core import abi
 from maskc.core import expr as E
-from maskc.core import gather as G
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.expr_text import to_python
+from maskc.core.forms import LISTS
 from maskc.core.problem import TileShape
 from maskc.core.widths import largest, reach
 from maskc.emit.environment import render
 from maskc.emit.predicate import bounds_text, predicate_lines, reach_of
 from maskc.emit.spec import PredicateLine
 from maskc.ir.types import MaskIR
-from maskc.plan import gather
-from maskc.plan.gathering import Formula, Gathering
-from maskc.plan.sm90a import Product
-from maskc.plan.types import Plan
+from maskc.layout.topk import indexer as G
+from maskc.plan.families import gather
+from maskc.plan.families.family import Product
+from maskc.plan.families.table import family_of
+from maskc.plan.types import Formula, Gathering, KernelPlan
 
 _NOTES = {
     "allowed": "Whether query q may choose key k.",
@@ -70,15 +71,15 @@ class GatherSpec:
     """Of a step of a block that scores keys: heads of queries."""
     schedule: _Products
     banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...] = field(default=G.GATHERED_FIELDS)
+    fields: tuple[abi.Field, ...] = field(default=abi.GATHERED_FIELDS)
     arguments: str = "Gathered"
     """The argument block's name."""
 
 
-def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
+def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
     """The source; its lengths, tensors and constants come from calls."""
     (mask,) = plan.masks
-    target, scoring = plan.target, gather.SCORING[plan.target.family]
+    target, scoring = plan.target, family_of(plan.target).scoring
     spec = GatherSpec(
         dtype=plan.problem.dtype,
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
@@ -105,7 +106,7 @@ def lists_unit(plan: Plan, made: Gathering) -> SourceUnit:
     )
     return SourceUnit(
         target.name, render("common/gather_lists.cu.j2", spec), TileShape(1, 1), False,
-        (), gather.list_modes(made.selection.score, target.family), form=G.LISTS,
+        (), gather.list_modes(made.selection.score, scoring), form=LISTS,
         gather=made.recipe, reach=(largest(_reach(made)),),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
-from maskc.layout.held import with_content
+from maskc.layout.inputs.captured import with_content
 
 
 def filled(bundle: Bundle, held: Held) -> Bundle:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from maskc.core import expr as E
 from maskc.core.bundle import Mode, SourceUnit
-from maskc.core.choosing import FORM, class_shape
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection
@@ -13,8 +12,10 @@ from maskc.emit.c_printer import c_printer
 from maskc.emit.environment import render
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import SelectionText, SelectSpec
-from maskc.plan import selecting
-from maskc.plan.types import Plan, selections
+from maskc.layout.topk.sizes import FORM, class_shape
+from maskc.plan.families.table import family_of
+from maskc.plan.forms import device_topk as selecting
+from maskc.plan.types import KernelPlan, selections
 
 _SCORES = {
     Score.qk: "PRODUCTS",
@@ -26,7 +27,7 @@ _SCORES = {
 _MOST = (1 << 31) - 1
 
 
-def select_unit(plan: Plan) -> SourceUnit:
+def select_unit(plan: KernelPlan) -> SourceUnit:
     """Its formulas have constants as they are, and parameters from the call."""
     found = selections(plan.masks)
     params = sorted({name for mask in plan.masks for name in mask.ir.params})
@@ -42,7 +43,7 @@ def select_unit(plan: Plan) -> SourceUnit:
     )  # fmt: skip
     return SourceUnit(
         plan.target.name, render("common/select.cu.j2", spec), TileShape(1, 1), False, (),
-        (("usual", Mode(selecting.launches(plan.target.family))),), form=FORM,
+        (("usual", Mode(selecting.launches(family_of(plan.target).topk_shared_bytes))),), form=FORM,
         reach=tuple(
             largest(reach(_with_arguments(one.allowed[0], params))) for one in found
         ),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from maskc.core import abi, choosing
+from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import Target
 from maskc.emit.boxes import BoxText
+from maskc.layout.topk import sizes as choosing
 
 
 class Iteration(Enum):
@@ -113,7 +114,7 @@ class KernelSpec:
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
     document_arrays: tuple[int, ...] = ()
     """Ids of queries and of keys among the data arrays, where tiles of keys begin with documents,
-    see maskc/layout/documents.py: behind all of these one more tells where documents end."""
+    see maskc/layout/tiles/document_tiles.py. One more array follows these: where documents end."""
     key_run: int = 1
     """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
     query_run: int = 1
@@ -196,7 +197,7 @@ class KernelSpec:
 
     @property
     def _registers(self) -> int:
-        return getattr(self.schedule, "registers", (255,))[0]
+        return self.schedule.row_registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +232,9 @@ class SelectionText:
     """What it ranks by, as the template names it."""
     class_rows: int
     class_columns: int
-    """Cells whose class is one number, see maskc/core/choosing.py."""
+    """Cells whose class is one number, see maskc/layout/topk/sizes.py."""
     ways: int
-    """Bit w is set where it has chosen a pair in way w, see maskc/layout/choices.py."""
+    """Bit w is set where it has chosen a pair in way w, see maskc/layout/topk/tile_codes.py."""
     allowed: tuple[str, ...]
     """Lines of one C boolean expression over q, k, n_q, n_kv and `Mask m`."""
 

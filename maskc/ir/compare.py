@@ -31,10 +31,10 @@ def subset(left: Expr, right: Expr) -> bool | None:
 
 
 def _decide(left: Expr, right: Expr, test: object) -> bool | None:
-    """Comparisons that read data are free booleans: true under every assignment is a proof.
+    """Decide a comparison in which conditions that read data are free booleans.
 
-    A failure under some assignment refutes only masks without data, because data may never take
-    that assignment.
+    If it is true under every assignment, that is a proof. If it fails under one, that refutes only
+    masks without data, because data may never take that assignment.
     """
     atoms = sorted({a for side in (left, right) for a in _data_atoms(side)}, key=lambda a: a.key)
     if len(atoms) > _FREE_ATOMS:
@@ -60,7 +60,7 @@ def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
 
 
 def _data_atoms(keep: Expr) -> set[Expr]:
-    """Comparisons that read arrays, each in one of its two polarities."""
+    """The comparisons that read arrays, each in one of its two polarities."""
     found: set[Expr] = set()
     for node in E.walk(keep):
         if isinstance(node, (E.Cmp, E.Member)) and E.arrays(node) and E.negate(node) not in found:
@@ -72,10 +72,10 @@ _SAMPLE_LENGTHS = ((1, 1), (7, 7), (96, 96), (64, 160), (160, 64), (1 << 20, 1 <
 
 
 def fingerprint(keep: Expr) -> str:
-    """A hash that equal masks share whatever their text; unequal ones almost never do.
+    """A hash that equal masks share, however they are written; unequal ones almost never do.
 
-    It is the mask's own bits at fixed points of fixed lengths: every pair of small masks, and
-    pseudo-random pairs and diagonals of large ones. Data arrays read as a fixed scramble.
+    It is made of the mask's own bits at fixed points of fixed lengths: every pair of small masks,
+    and pseudo-random pairs and diagonals of large ones. Data arrays read as a fixed scramble.
     """
     digest = sha256()
     for n_q, n_kv in _SAMPLE_LENGTHS:
@@ -89,7 +89,7 @@ def fingerprint(keep: Expr) -> str:
 
 
 class _Scramble:
-    """Stands for a data array: a fixed function of name and index."""
+    """A fixed function of name and index, which stands for a data array."""
 
     def __init__(self, name: str) -> None:
         self.salt = int.from_bytes(sha256(name.encode()).digest()[:4], "little")

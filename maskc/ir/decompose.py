@@ -33,7 +33,7 @@ _MOST = 48
 """Conjunctions of a mask up to which they are told apart."""
 
 _MOST_FLOORS = 6
-"""Of those, such as speak of blocks or residues."""
+"""How many of these conjunctions may speak of blocks or residues."""
 
 _FEW = 8
 """Conjunctions of a mask up to which it is asked whether it is of one kind."""
@@ -42,8 +42,10 @@ _ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
 
 
 def decompose(ir: MaskIR) -> MaskIR:
-    """The same mask with `pieces` filled in: disjoint, their union unchanged (proved by isl, or
-    by arithmetic where `nested` takes the mask apart)."""
+    """Fill in `pieces`, which are disjoint and whose union is the mask.
+
+    isl proves that, or arithmetic where `nested` decomposes the mask.
+    """
     certain = _certain(ir.keep)
     union = nested(certain)
     if union is not None:
@@ -64,8 +66,10 @@ def _place(piece: Piece) -> _Place:
 
 
 def _rank(kind: PieceKind, detail: Detail | None, keep: Expr) -> _Place:
-    """By kind, lattices by stride, bands that shift before others, then by text, read as people
-    read numbers."""
+    """Sort by kind, then lattices by stride, then bands that shift first, then by text.
+
+    Numbers in the text compare as numbers.
+    """
     stride = detail.stride if isinstance(detail, Lattice) else 0
     stays = isinstance(detail, Band) and not detail.shifts
     text = re.sub(r"\d+", lambda number: number[0].zfill(20), keep.key)
@@ -100,7 +104,7 @@ class _Part:
 
 
 def _exact(keep: Expr) -> list[Piece]:
-    """Pieces of a mask without data; one of kind `set` where isl's budget does not suffice."""
+    """The pieces of a mask without data; one of kind `set` where isl's budget is too small."""
     if keep == E.NEVER:
         return []
     try:
@@ -141,8 +145,10 @@ class _Decomposer:
     # ------------------------------------------------------------ as wide as the mask allows
 
     def _conjunctions(self) -> list[tuple[isl.Set, Expr]]:
-        """Conjunctions whose union is the mask, none of them in another, each without any
-        comparison that the mask does not need."""
+        """Conjunctions whose union is the mask.
+
+        None of them lies in another, and none has a comparison that the mask does not need.
+        """
         found: dict[Expr, isl.Set] = {}
         parts = self.space.reader.parts(self.whole)
         floors = sum(part.dim(isl.dim_type.div) > 0 for part in parts)
@@ -183,7 +189,7 @@ class _Decomposer:
     # ------------------------------------------------------------ without what others own
 
     def _bands_joined(self, parts: list[_Part]) -> list[_Part]:
-        """Bands that overlap or touch in every row they share become one."""
+        """Join bands that overlap or touch in every row they share."""
         kept: list[_Part] = []
         for part in parts:
             for index, other in enumerate(kept):
@@ -214,7 +220,7 @@ class _Decomposer:
         return [Piece(p.formula, p.kind, p.detail) for p in self._gathered(pieces)]
 
     def _divided(self, part: _Part, owners: list[_Part]) -> list[_Part]:
-        """What is left of a part, whole if it is of some kind, else by conjunctions."""
+        """The rest of a part: one piece if it is of some kind, otherwise one per conjunction."""
         with budget(_OPERATIONS):
             before = [other for other in owners if not other.pairs.is_disjoint(part.pairs)]
             rest = reduce(isl.Set.subtract, (o.pairs for o in before), part.pairs).coalesce()
@@ -238,7 +244,7 @@ class _Decomposer:
         return [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in found]
 
     def _gathered(self, parts: list[_Part]) -> list[_Part]:
-        """Columns of the same queries are one piece, likewise rows, and whatever has no kind."""
+        """Join columns of the same queries, likewise rows, and whatever has no kind."""
         kept: list[_Part] = []
         for part in sorted(parts, key=lambda part: part.place):
             for index, other in enumerate(kept):
@@ -269,12 +275,12 @@ def _disjoint(parts: list[isl.BasicSet]) -> bool:
 
 
 def _check(keep: Expr, pieces: list[Piece]) -> None:
-    """Disjoint and complete, where isl's budget suffices.
+    """Check that pieces are disjoint and complete, where isl's budget suffices.
 
-    What data decide is disjoint by its making: alternatives less those before them.
+    What data decide is disjoint by construction: each alternative without those before it.
 
     Raises:
-        DecompositionBroken: they are not.
+        DecompositionBroken: the pieces overlap, or their union is not the mask.
     """
     if pieces == [Piece(keep)]:
         return

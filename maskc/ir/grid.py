@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 
 MOST_AXES = 3
-"""What copies of boxes can follow beside elements and heads."""
+"""A tensor map has room for so many axes beside elements and heads."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GridMask:
     """A mask as one relation for every axis, outermost first."""
 
     extents: tuple[int, ...]
-    """Of all axes but the first."""
+    """The extents of all axes except the first."""
     axes: tuple[Expr, ...]
     """Over the coordinates q and k of a query and of a key on the axis; n_q and n_kv are the
     extent of the first axis, on every axis. It holds where all of them do, if n_q == n_kv is a
@@ -33,7 +33,7 @@ class GridMask:
 
 @dataclass(frozen=True)
 class _Span:
-    """What a coordinate tells of a token t: (t // low) mod (high // low)."""
+    """A coordinate of a token t: (t // low) mod (high // low)."""
 
     low: int
     high: int | None
@@ -69,7 +69,7 @@ def grid_mask(keep: Expr) -> GridMask | None:
 
 
 def _reduced(node: Expr) -> Expr | None:
-    """(t + 5) mod 8 as (t mod 8 + 5) mod 8, which reads a coordinate of t."""
+    """Rewrite (t + 5) mod 8 as (t mod 8 + 5) mod 8, which reads a coordinate of t."""
     if not isinstance(node, E.Mod) or not isinstance(node.num, E.Sum):
         return None
     terms = ((factor, E.transform(term, _reduced)) for factor, term in node.num.terms)
@@ -100,7 +100,7 @@ def _spans(node: Expr) -> Iterator[_Span]:
 
 
 def _extent(spans: list[_Span]) -> _Span | None:
-    """From the finest to the coarsest of several; None of none."""
+    """The span from the finest to the coarsest of several; None where there are none."""
     if not spans:
         return None
     highs = [span.high for span in spans if span.high is not None]
@@ -115,7 +115,7 @@ def _inside(span: _Span | None, low: int, high: int | None) -> bool:
 
 
 def _cuts(terms: list[_Span | None]) -> list[int]:
-    """Where axes begin, the innermost first: no term reads across a cut."""
+    """The places where axes begin, the innermost first; no term reads across a cut."""
     spans = [span for span in terms if span is not None]
     ends = {1} | {span.low for span in spans} | {span.high for span in spans if span.high}
     return sorted(

@@ -25,7 +25,7 @@ def differs_by_head(mask: Mask) -> bool:
 
 
 def head_count(mask: Mask) -> int:
-    """Heads 0 .. n - 1 show every set the mask may have, formulas in h aside."""
+    """A number of heads that shows every set the mask may have, formulas in h aside."""
     match mask:
         case N.PerHead(masks):
             return max(len(masks), *map(head_count, masks))

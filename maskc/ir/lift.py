@@ -35,8 +35,8 @@ class Lifted:
     sources: tuple[tuple[Expr, Expr], ...]
     """(comparison of `shape`, the comparison of the mask it stands for)."""
     rests: tuple[Expr | None, ...] = ()
-    """For each argument a bound on |what it is added to| in the one comparison that it belongs to;
-    None where it stands elsewhere: it then keeps its value whatever that is."""
+    """For each argument, a bound on |what it is added to| in the one comparison that it belongs to;
+    None where it stands elsewhere, so that its value always counts."""
     counts: frozenset[str] = frozenset()
     """The arguments that are never negative."""
     lists: tuple[IdList, ...] = ()
@@ -78,7 +78,7 @@ def _ordered(keep: Expr, lists: bool) -> list[Expr]:
 
 
 def _skeleton(term: Expr, lists: bool) -> str:
-    """Text of a term with a blank for every argument."""
+    """The text of a term with a blank for every argument."""
     if isinstance(term, (E.All, E.Any)):
         return f"{type(term).__name__}({sorted(_skeleton(part, lists) for part in term.terms)})"
     if isinstance(term, (E.Cmp, E.Member)):
@@ -112,7 +112,7 @@ class _Lifter:
         return E.Sym(f"c{len(self.args) - 1}")
 
     def lifted(self, node: Expr) -> Expr:
-        """What a comparison becomes."""
+        """The comparison in lifted form."""
         if node not in self.known:
             if isinstance(node, E.Member):
                 made: Expr = self._member(node)
@@ -214,7 +214,7 @@ def _is_near(value: Expr) -> bool:
 
 
 def _split(expr: Expr) -> tuple[Expr, list[tuple[int, Expr]]]:
-    """(part known on the host, the other terms)."""
+    """(the part that the host knows, the other terms)."""
     constant, terms = (expr.const, expr.terms) if isinstance(expr, E.Sum) else (0, ((1, expr),))
     host = E.linear(constant, (pair for pair in terms if _is_host(pair[1])))
     return host, [pair for pair in terms if not _is_host(pair[1])]

@@ -68,7 +68,7 @@ def _offset(align: str) -> Expr:
 
 
 def _position(align: str) -> Expr:
-    """p, the query's position among the keys."""
+    """The query's position p among the keys."""
     return E.add(E.Q, _offset(align))
 
 
@@ -229,7 +229,7 @@ class _Lowering:
 
 
 def _on_both_sides(mask: Mask) -> frozenset[str]:
-    """Names of flags that keys read and queries read."""
+    """The names of flags that both keys and queries read."""
     sides: dict[str, set[str]] = {"q": set(), "k": set()}
 
     def collect(node: Mask) -> None:

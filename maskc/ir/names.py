@@ -12,7 +12,7 @@ from maskc.dsl.mask import Mask
 
 
 def declared_names(mask: Mask) -> frozenset[str]:
-    """Names of its parameters and of the arrays a call gives, on all heads."""
+    """The names of the mask's parameters and of the arrays that a call gives, on all heads."""
     found: set[str] = set()
     if isinstance(mask, N.Node):
         for entry in fields(mask):

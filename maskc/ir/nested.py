@@ -25,7 +25,7 @@ _POSITION = E.linear(0, ((1, E.Q), (1, E.N_KV), (-1, E.N_Q)))
 
 @dataclass(frozen=True)
 class _Distances:
-    """Distances low <= d <= high, d mod stride == rest; both ends have that residue."""
+    """The distances low <= d <= high with d mod stride == rest; both ends have that residue."""
 
     low: int
     high: int
@@ -33,7 +33,7 @@ class _Distances:
     rest: int
 
     def within(self, low: int, high: int) -> _Distances:
-        """Those of low .. high."""
+        """The distances that lie in low .. high."""
         first = low + (self.rest - low) % self.stride
         return replace(self, low=first, high=high - (high - self.rest) % self.stride)
 
@@ -44,7 +44,7 @@ class _Distances:
         return not apart and (self.rest - other.rest) % common == 0
 
     def without(self, other: _Distances) -> list[_Distances] | None:
-        """What another one leaves of these; None where that is no union of intervals."""
+        """These distances without another's; None where the rest is no union of intervals."""
         if not self.meets(other):
             return [self]
         if self.stride % other.stride:
@@ -58,10 +58,10 @@ class Nested:
     """A union of such terms, ascending stride."""
 
     position: Expr
-    """Of a query: q, or q + n_kv - n_q."""
+    """The query's position: q, or q + n_kv - n_q."""
     terms: tuple[tuple[Expr, _Distances], ...]
     left: tuple[tuple[_Distances, ...], ...]
-    """Of every term, what those before leave."""
+    """For every term, the distances that the terms before it leave."""
 
     def simplified(self) -> Expr:
         """The union without terms that others hold."""
@@ -70,7 +70,7 @@ class Nested:
         ))  # fmt: skip
 
     def pieces(self) -> list[Piece]:
-        """Disjoint: one for every interval that is left; of bands that touch, one for all."""
+        """Disjoint pieces, one for every interval that is left; bands that touch are one piece."""
         parts = sorted((one for left in self.left for one in left), key=lambda one: one.low)
         bands: list[_Distances] = []
         for part in parts:
@@ -93,7 +93,7 @@ class Nested:
         return Piece(keep, PieceKind.lattice, detail)
 
     def _band(self, own: _Distances) -> Piece:
-        """Keys from position - high to position - low, where there are some."""
+        """The keys from position - high to position - low, where there are some."""
         keep = _between(E.sub(self.position, E.K), own.low, own.high)
         first, last = (E.sub(self.position, E.const(end)) for end in (own.high, own.low))
         rows = E.ge(last, E.ZERO)
@@ -158,7 +158,7 @@ def _distances(term: Expr, distance: Expr) -> _Distances | None:
 
 
 def _apart(terms: Iterable[_Distances]) -> tuple[tuple[_Distances, ...], ...] | None:
-    """What the terms before leave of each; None where that is no union of intervals."""
+    """Each term without those before it; None where the rest is no union of intervals."""
     before: list[_Distances] = []
     found: list[tuple[_Distances, ...]] = []
     for term in terms:

@@ -1,4 +1,4 @@
-"""Pieces that data decide: the alternatives of a formula, told apart by what they read."""
+"""Pieces that data decide: the alternatives of a formula, told apart by the arrays they read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
 
 
 def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
-    """What the mask keeps beyond the formulas that `owned` lists; disjoint from them."""
+    """The pieces that the mask keeps beyond the formulas in `owned`, disjoint from them."""
     alternatives = _alternatives(ir.keep)
     if len(alternatives) > _MOST:
         alternatives = [ir.keep]
@@ -38,7 +38,10 @@ def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
 
 
 def simplified(keep: Expr) -> Expr:
-    """Simplified twice where alternatives inside a conjunction may have become one."""
+    """The formula, simplified.
+
+    It is simplified twice where alternatives inside a conjunction may have become one.
+    """
     once = simplify(keep)
     return simplify(once) if any(isinstance(node, E.Any) for node in E.walk(keep)) else once
 
@@ -57,7 +60,7 @@ def _alternatives(keep: Expr) -> list[Expr]:
 
 
 def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | None]:
-    """What a conjunction is by the data it reads."""
+    """The kind of a conjunction, which the data that it reads decide."""
     literals = [
         part for part in (term.terms if isinstance(term, E.All) else (term,)) if E.arrays(part)
     ]

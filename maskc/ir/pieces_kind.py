@@ -1,4 +1,4 @@
-"""What kind a set of pairs is: every answer is a proof by isl, and says how it is to be read."""
+"""The kind of a set of pairs; every answer is a proof by isl, with formulas of the set."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _common(left: Expr, right: Expr, space: Space) -> isl.Set | None:
 
 
 def band(pairs: isl.Set, space: Space) -> Band:
-    """Where each query's keys begin and end, given that they are consecutive."""
+    """The first and last key of each query, given that its keys are consecutive."""
     keys = isl.Map.from_domain(pairs).move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)
     spans = []
     for where_low, low in _cases(keys.dim_min(0).coalesce(), False, space):
@@ -165,7 +165,10 @@ def _cases(value: isl.PwAff, upper: bool, space: Space) -> list[tuple[isl.Set, E
 
 
 def _nestings(bounds: list[_Bound], upper: bool) -> Iterator[_Bound]:
-    """What an upper bound usually is, then the rest; for a lower one with min and max swapped."""
+    """Orders in which bounds may nest: the usual one of an upper bound first, then the rest.
+
+    For a lower bound min and max are swapped.
+    """
     outer, inner = (_least, _greatest) if upper else (_greatest, _least)
     yield reduce(outer, bounds)
     if len(bounds) > 2:

@@ -58,7 +58,7 @@ def lattice(pairs: isl.Set, space: Space) -> Lattice | None:
 
 
 def _congruent(band: Expr) -> bool:
-    """Whether a formula still asks for the residue of a class."""
+    """Whether a formula still tests the residue of a class."""
     return any(
         isinstance(node, (E.Mod, E.FloorDiv)) and E.symbols(node) & {C.name, J.name}
         for node in E.walk(band)
@@ -82,7 +82,7 @@ _POSITIONS = ((True, "q + n_kv - n_q"), (False, "q"))
 
 
 def _groupings(pairs: isl.Set, stride: int, space: Space) -> Iterator[_Grouping]:
-    """Ways to group by residue: queries and keys, keys, their difference, queries."""
+    """The ways to group by residue: queries and keys, keys, their difference, queries."""
     of_key = _residues(pairs, "k", stride, space)
     if of_key and of_key[1] == 1:
         for from_end, p in _POSITIONS:
@@ -115,7 +115,7 @@ def _spread(stride: int, by: Expr, phase: int) -> Expr:
 
 
 def _residues(pairs: isl.Set, value: str, stride: int, space: Space) -> tuple[int, int] | None:
-    """(least, how many) residues of a value where they are consecutive and not all of them."""
+    """(the smallest, how many) residues of a value where they are consecutive and not all."""
     there = pairs.apply(space.map(f"{{ [q, k] -> [({value}) mod {stride}] }}"))
     there = there.project_out(_PARAM, 0, there.dim(_PARAM)).coalesce()
     everything = isl.Set(f"{{ [m] : 0 <= m < {stride} }}")

@@ -57,7 +57,10 @@ class Reader:
         return E.conj(*(self.constraint(c, within) for c in told))
 
     def constraint(self, constraint: isl.Constraint, within: isl.Set | None = None) -> Expr:
-        """One equality or inequality; less what it exceeds zero by everywhere in `within`."""
+        """One equality or inequality as a constraint.
+
+        It leaves out the amount by which the formula exceeds zero everywhere in `within`.
+        """
         value = constraint.get_aff()
         if constraint.is_equality():
             return E.equals_zero(self.integer(value))
@@ -112,12 +115,12 @@ class Reader:
 
 
 def points_of(constraint: isl.Constraint) -> isl.Set:
-    """Where one equality or inequality holds."""
+    """The set of points where one equality or inequality holds."""
     return isl.Set.from_basic_set(isl.BasicSet.from_constraint(constraint))
 
 
 def pieces_of(value: isl.PwAff) -> list[tuple[isl.Set, isl.Aff]]:
-    """(where, what) of a value with cases."""
+    """(the condition, the formula) of every case of a value."""
     found: list[tuple[isl.Set, isl.Aff]] = []
     value.foreach_piece(lambda where, what: found.append((where, what)))
     return found
@@ -130,7 +133,7 @@ def _nearest(coefficient: int, den: int, negative: bool) -> int:
 
 
 def _with_residues(value: Expr) -> Expr:
-    """den * floor(x / den) as x - x mod den wherever that makes the sum shorter."""
+    """Write den * floor(x / den) as x - x mod den wherever that makes the sum shorter."""
     constant, terms = E.split_linear(value)
     for coefficient, term in terms:
         if isinstance(term, E.FloorDiv) and coefficient % term.den == 0:
@@ -145,7 +148,7 @@ def _with_residues(value: Expr) -> Expr:
 
 
 def _bounded(value: Expr) -> Expr:
-    """value >= 0, or true where a residue's range says so."""
+    """The condition value >= 0, or true where a residue's range proves it."""
     constant, terms = E.split_linear(value)
     if terms and all(isinstance(term, E.Mod) for _, term in terms):
         least = constant + sum(c * (term.den - 1) for c, term in terms if c < 0)

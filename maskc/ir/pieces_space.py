@@ -26,7 +26,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Space:
-    """Pairs [q, k] of one mask's lengths and parameters, and isl's patience with them."""
+    """The pairs [q, k] of one mask's lengths and parameters, and isl's budget for them."""
 
     def __init__(self, keep: Expr) -> None:
         self.defaults = E.params(keep)
@@ -57,7 +57,7 @@ class Space:
 
     @cached_property
     def square(self) -> isl.Set:
-        """Lengths that are equal."""
+        """The points where lengths are equal."""
         return isl.Set(self._prefix + "{ : n_q = n_kv }")
 
     @cached_property
@@ -132,7 +132,7 @@ class Space:
         return False
 
     def whatever_lengths(self, points: isl.Set) -> isl.Set:
-        """What a set holds at some lengths, at all of them."""
+        """The points that a set holds at some lengths, at all lengths."""
         some = points.project_out(_PARAM, 0, 2)
         return some.align_params(self.inside.get_space())
 

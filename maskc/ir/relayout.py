@@ -47,24 +47,24 @@ class Part:
     """Pieces of a mask that run together."""
 
     stride: int
-    """1: over the tokens as they are; s >= 2: over the tokens of each residue class modulo s."""
+    """1: the part runs over the tokens as they are; s >= 2: over each residue class modulo s."""
     ir: MaskIR
     """The mask that runs, in pieces: of the tokens, or of every class with its own lengths."""
     aligned: bool = False
-    """Whether it is so only where the stride divides n_kv - n_q."""
+    """Whether this holds only where the stride divides n_kv - n_q."""
     keys: int | None = None
-    """Over all queries, and of the keys those of this residue modulo the stride; None: see
-    `stride`. The mask then speaks of N_KV_OF_ALL."""
+    """The residue, modulo the stride, of the keys that all queries meet; the mask then speaks of
+    N_KV_OF_ALL. None: see `stride`."""
 
 
 # ------------------------------------------------------------------ parts
 
 
 Extents = Mapping[int, int | None]
-"""By stride, 1 for what is not regrouped: distances, in strides, from the least to the largest, at
-parameters' defaults; None where there is no largest."""
+"""For each stride (1 for what is not regrouped) the smallest and the largest distance in strides,
+at the parameters' defaults; None where there is no largest."""
 Choose = Callable[[Extents], Mapping[int, int]]
-"""Which stride pieces of each stride run with: their own, or one that divides it."""
+"""Says with which stride pieces of each stride run: their own, or one that divides it."""
 
 
 def alone(extents: Extents) -> Mapping[int, int]:
@@ -73,20 +73,21 @@ def alone(extents: Extents) -> Mapping[int, int]:
 
 
 def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
-    """The parts of a decomposed mask: ascending stride, then those over keys of one residue;
-    disjoint, their union the mask.
+    """The parts of a decomposed mask, which are disjoint and whose union is the mask.
 
-    A piece is regrouped by the largest stride that divides all its distances, if it is proved
-    that nothing else decides; pieces that read data never are. Where a mask speaks of q - k
-    instead of distances that holds only at lengths whose difference the stride divides.
-    A mask without such pieces is one part, `ir` itself.
+    They come in ascending order of their stride, and those over the keys of one residue come last.
+    A piece is regrouped by the largest stride that divides all its distances, if it is proved that
+    nothing else decides; pieces that read data never are. Where a mask uses q - k instead of
+    distances, that holds only at lengths whose difference the stride divides. A mask without such
+    pieces is one part, `ir` itself.
 
     Args:
+        ir: the mask.
         choose: puts parts together; a part's pieces then keep multiples of a multiple of its
             stride.
 
     Raises:
-        DecompositionBroken: an inner mask reads otherwise than what was proved.
+        DecompositionBroken: an inner mask differs from what was proved.
     """
     with LOCK:
         found = sorted(_regrouped(ir.pieces, choose), key=lambda group: group.stride)
@@ -108,7 +109,7 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
 
 
 def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
-    """Pieces of a few residues of keys: by residue, what queries see of its keys."""
+    """For pieces of a few residues of keys, what queries see of the keys of each residue."""
     found = {}
     for piece in pieces:
         match piece.detail:
@@ -126,7 +127,7 @@ def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
 
 
 def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
-    """Whether it is proved that masks over t_q and t_k, by residue of the key, are the piece."""
+    """Whether masks over t_q and t_k, one per residue of the key, are proved to be the piece."""
     own = E.disj(*(
         E.conj(
             E.eq(E.mod(E.K, stride), E.const(residue)),
@@ -155,7 +156,7 @@ def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:
 
 
 def _inner(ir: MaskIR, group: _Group) -> MaskIR:
-    """What pieces keep inside a class, as a mask of its own."""
+    """The pairs that pieces keep inside a class, as a mask of its own."""
     keep = E.substitute(group.near, {_D: _DISTANCE})
     longer = {name: E.scale(group.stride, name) for name in (E.Q, E.K, E.N_Q, E.N_KV)}
     scaled = ((E.substitute(atom, longer), origin) for atom, origin in ir.origins)
@@ -166,7 +167,7 @@ _Noted = tuple[Expr, Origin]
 
 
 def _spoken_of(keep: Expr, origins: Iterable[_Noted]) -> tuple[_Noted, ...]:
-    """Those whose comparison `keep` has, as it is or negated."""
+    """The terms whose comparison `keep` has, as it is or negated."""
     live = set(E.walk(keep))
     found: dict[Expr, Origin] = {}
     for atom, origin in origins:
@@ -187,7 +188,7 @@ class _Group:
     near: Expr
     """Over d and parameters."""
     aligned: bool
-    """Whether only where the stride divides n_kv - n_q."""
+    """Whether the pairs are these only where the stride divides n_kv - n_q."""
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,11 @@ class _Found:
     stride: int
     near: isl.Set
     aligned: bool
-    """As for a group."""
+    """Whether the distances hold only where the stride divides n_kv - n_q."""
 
 
 def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
-    """What is regrouped, one group a stride."""
+    """The pieces that are regrouped, one group for each stride."""
     candidates = [piece for piece in pieces if _may_shift(piece)]
     if not candidates:
         return
@@ -260,7 +261,7 @@ def _going_along(slashes: dict[Piece, int], strides: set[int]) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class _Distances:
-    """What is asked of the distances of a piece."""
+    """Answers questions about the distances of a piece."""
 
     stride: int
     """The largest that divides all of them; 1 where that is too hard."""
@@ -269,7 +270,7 @@ class _Distances:
 
 
 class _Line:
-    """Sets of pairs [q, k, n_q, n_kv] and of their distances [d], over the same parameters."""
+    """Makes sets of pairs [q, k, n_q, n_kv] and of distances [d], over the same parameters."""
 
     def __init__(self, defaults: dict[str, int]) -> None:
         names, self.defaults = tuple(defaults), defaults
@@ -295,7 +296,7 @@ class _Line:
         return self.line.set(found).intersect(self.counts).coalesce()
 
     def distances(self, piece: Piece) -> _Distances:
-        """What the distances have in common, at any parameters."""
+        """What the distances have in common at any parameters."""
         try:
             with budget():
                 far = self._kept(piece.keep)
@@ -326,8 +327,11 @@ class _Line:
         return None
 
     def joined(self, found: list[_Found], stride: int) -> _Group | None:
-        """Disjoint pieces as one group of a stride that divides all theirs, their distances read as
-        a formula; None too where one holds at aligned lengths of a larger stride only."""
+        """Disjoint pieces as one group of a stride that divides all theirs.
+
+        The result is None where their distances cannot be read as a formula, or where one piece
+        holds at aligned lengths of a larger stride only.
+        """
         if any(one.aligned and one.stride != stride for one in found):
             return None
         try:
@@ -352,8 +356,10 @@ class _Line:
         return reduce(isl.Set.union, wider).coalesce()
 
     def extent(self, found: list[_Found]) -> int | None:
-        """From the least to the largest d of pieces of one stride, at the parameters' defaults;
-        None where there is no largest."""
+        """The smallest and the largest d of pieces of one stride, at the parameters' defaults.
+
+        The result is None where there is no largest one.
+        """
         near = self._united(found, found[0].stride)
         for name, value in self.defaults.items():
             near = near.intersect(self.line.set(E.eq(E.Param(name, value), E.const(value))))

@@ -1,4 +1,4 @@
-"""Run-time selections: topk nodes become data atoms, and what is needed to choose their content."""
+"""Run-time selections: topk nodes become data atoms, with recipes that choose their content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
 
 
 def table_of(selection: Selection) -> DataDecl:
-    """Its array, as formulas read it: a table over blocks of queries and of keys."""
+    """The array of a selection as formulas read it: a table over blocks of queries and of keys."""
     name = selection.name
     return DataDecl(
         name, DataKind.selection, (name,), selection.block, options=(selection.q_block,)
@@ -47,7 +47,7 @@ def chosen(selection: Selection) -> Expr:
 
 
 def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
-    """Of the known selections those that a formula reads, or that these read in turn; in order."""
+    """The known selections that a formula reads, or that these read in turn, in order."""
     read = set(E.arrays(keep))
     for selection in reversed(known.values()):
         if selection.name in read:
@@ -56,7 +56,7 @@ def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
 
 
 def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
-    """Where the user wrote it; None where another selection alone reads it."""
+    """The place where the user wrote a selection; None where only another selection reads it."""
     places = (origin.loc for atom, origin in ir.origins if selection.name in E.arrays(atom))
     return next(places, None)
 

@@ -151,7 +151,7 @@ def token_universe(keep: Expr) -> Universe:
 
 
 def domain(universe: Universe) -> isl.Set:
-    """0 <= q < n_q and 0 <= k < n_kv; parameters of masks are >= 0."""
+    """The set 0 <= q < n_q, 0 <= k < n_kv; parameters of masks are >= 0."""
     inside = E.conj(E.ge(E.Q, E.ZERO), E.lt(E.Q, E.N_Q), E.ge(E.K, E.ZERO), E.lt(E.K, E.N_KV))
     counts = (E.ge(E.Param(name, 0), E.ZERO) for name in universe.counts)
     return universe.set(E.conj(inside, *counts))

@@ -1,4 +1,4 @@
-"""What a mask is once the combinators are gone: one formula, and pieces that add up to it."""
+"""A mask after lowering: one formula, and pieces that add up to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maskc.core.source import SourceLoc
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which term of the pattern a comparison came from."""
+    """Says which term of the pattern a comparison came from."""
 
     loc: SourceLoc | None
     term: str
@@ -21,7 +21,7 @@ class Origin:
 
 
 class PieceKind(StrEnum):
-    """What a piece is, hence which way of running it would suit; in the order of pieces."""
+    """The kind of a piece, which suggests how to run it; in the order of pieces."""
 
     band = "band"
     """Every query's keys are consecutive."""
@@ -38,12 +38,12 @@ class PieceKind(StrEnum):
     selection = "selection"
     """Pairs that a run-time selection chose."""
     set = "set"
-    """None of these, or not proved to be."""
+    """The piece is none of these, or not proved to be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """On queries where `rows` holds, keys first .. last (inclusive; none where last < first)."""
+    """The keys first .. last (inclusive) on queries where `rows` holds; none where last < first."""
 
     rows: Expr
     """Over q and lengths."""
@@ -76,7 +76,7 @@ class Lattice:
     difference: int | None
     """Least residue of position minus key where that is what is fixed; c is the key's residue."""
     width: int
-    """How many residues there are from the least one on (modulo stride): 0 <= j < width."""
+    """The number of residues from the smallest one on (modulo stride): 0 <= j < width."""
     queries: Expr
     keys: Expr
     band: Expr
@@ -86,9 +86,9 @@ class Lattice:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where `queries` holds (over q), the keys are those of `keys` (over k), all of them.
+    """On queries where `queries` holds, the keys are all those where `keys` holds.
 
-    The queries elsewhere see some of them: they are few, whatever the lengths.
+    The other queries see some of them. They are few, whatever the lengths.
     """
 
     keys: Expr
@@ -97,7 +97,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where `keys` holds (over k), the queries are those of `queries` (over q), all of them."""
+    """For keys where `keys` holds, the queries are all those where `queries` holds."""
 
     queries: Expr
     keys: Expr
@@ -105,7 +105,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Which array names the blocks."""
+    """Names the array that says which blocks are live."""
 
     array: str
     block: int
@@ -114,7 +114,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which arrays say where the segments are."""
+    """Names the arrays that say where the segments are."""
 
     arrays: tuple[str, ...]
 
@@ -129,8 +129,8 @@ class Piece:
     keep: Expr
     kind: PieceKind = PieceKind.set
     detail: Detail | None = None
-    """Of the class its kind names; None for a set, a selection, and for columns and rows that read
-    flags."""
+    """An instance of the class that the kind names; None for a set, a selection, and for columns
+    and rows that read flags."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class MaskIR:
     data: tuple[DataDecl, ...]
     """The arrays it reads, by name."""
     origins: tuple[tuple[Expr, Origin], ...] = field(compare=False)
-    """For comparisons of `keep`, the user's term (the first where several agree)."""
+    """The user's term for each comparison of `keep` (the first where several agree)."""
     declared: frozenset[str] = frozenset()
     """Keywords the mask as written accepts; some may no longer be read."""
     pieces: tuple[Piece, ...] = ()
@@ -152,7 +152,7 @@ class MaskIR:
 
     @property
     def params(self) -> dict[str, int]:
-        """Names and defaults of the parameters the mask reads."""
+        """The names and defaults of the parameters that the mask reads."""
         found = params(self.keep)
         for selection in self.selections:
             for formula in selection.allowed:

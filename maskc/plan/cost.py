@@ -6,69 +6,69 @@ from collections.abc import Iterator, Mapping
 
 from maskc.core import coefficients
 from maskc.core.boxes import axis_relations
-from maskc.core.coefficients import SMALL, source_name, step_size
+from maskc.core.coefficients import source_name, step_size
 from maskc.core.cost import Cost, cheapest, cycles
+from maskc.core.forms import SMALL
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout.documents import beside_documents
-from maskc.layout.tally import tally_of
-from maskc.plan.sm90a import forward_schedule
-from maskc.plan.types import Plan, PlannedMask
+from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.layout.work.tile_counts import tally_of
+from maskc.plan.families.table import family_of
+from maskc.plan.types import KernelPlan, PlannedMask
 
-GRID = "grid"
-"""The form of a source whose tiles are boxes of a grid."""
 WHEN = (
     "taken by a call when the exact tiles of its lengths are predicted to take fewer cycles "
     "(never for data given per sequence)"
 )
 
 
-def launch_share(plan: Plan) -> float:
+def launch_share(plan: KernelPlan) -> float:
     """What a launch of a plan's source takes besides its cycles, of what most take."""
     forms = coefficients.measured(plan.target.name)
     own = forms.get(source_name(plan.direction, plan.form), {}).get("launch_us")
     return 1.0 if own is None else own / forms["card"]["launch_us"]
 
 
-def costs_of(plan: Plan) -> tuple[Cost, ...]:
+def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
     """What a plan's modes take; none where nothing is known."""
     size = 1.0
     if plan.boxes is not None and plan.direction is Direction.forward:
-        size = step_size(plan.tile.k, forward_schedule(plan.problem).tile.k)
-    modes = dict(getattr(plan.schedule, "modes", ()))
+        usual = family_of(plan.target).schedule(plan.problem, (), plan.direction, "")
+        size = step_size(plan.tile.k, usual.tile.k)
+    modes = dict(plan.schedule.modes)
     head_dim = plan.problem.head_dim
     return coefficients.costs(plan.target.name, plan.direction, plan.form, head_dim, modes, size)
 
 
 def layout_at(
-    plan: Plan, mask: PlannedMask, n_q: int, n_kv: int, params: Mapping[str, int] = {}
+    plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int, params: Mapping[str, int] = {}
 ) -> BlockLayout:  # fmt: skip
     """The tiles of one of a plan's masks, which reads no data; parameters that are not given are at
     their defaults."""
     from maskc.layout import build
-    from maskc.layout.boxes import box_layout
+    from maskc.layout.tiles.grid_tiles import box_layout
 
     if plan.boxes is None:
         return build(mask.recipe, n_q, n_kv, params, {})
     return box_layout(plan.boxes, axis_relations(mask.axes, plan.boxes.grid(n_q), {}))
 
 
-def title(plan: Plan) -> str:
+def title(plan: KernelPlan) -> str:
     """The tiles of a plan in a few words."""
     size = f"{plan.tile.q} x {plan.tile.k}"
     return f"{'boxes' if plan.boxes else 'tiles'} of {size}"
 
 
-def smaller(plan: Plan) -> Iterator[Plan]:
+def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
     """Of the same pass, in smaller tiles."""
     return (e for e in plan.also if e.form == SMALL and e.direction is plan.direction)
 
 
-def most_in_small_tiles(plan: Plan) -> int | None:
+def most_in_small_tiles(plan: KernelPlan) -> int | None:
     """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
     defaults; 0 where none does, None where there is no such choice."""
-    from maskc.layout.promises import promises
-    from maskc.layout.suited import LONGEST, suited
+    from maskc.dispatch.source_choice import LONGEST, suited
+    from maskc.layout.inputs.max_seqlen import promises
 
     small = tuple(smaller(plan))
     if not plan.documents or not small:
@@ -80,7 +80,7 @@ def most_in_small_tiles(plan: Plan) -> int | None:
     return next(found, 0)
 
 
-def choice(plan: Plan, n_q: int, n_kv: int) -> tuple[Plan, dict[str, int]] | None:
+def choice(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[KernelPlan, dict[str, int]] | None:
     """(the plan whose source a call takes, predicted cycles of each by its tiles); None where there
     is no choice, or it depends on data.
 

@@ -15,11 +15,12 @@ from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.selection import Score, Selection, Share
+from maskc.dispatch.residue_split import obstacle
 from maskc.ir.types import Piece
-from maskc.layout import build, obstacle
+from maskc.layout import build
 from maskc.plan.cost import choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
-from maskc.plan.types import Plan, PlannedMask, PlannedPart, selections
+from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Costs:
         return self.executed / max(1, self.pairs)
 
 
-def costs(plan: Plan, n_q: int, n_kv: int, head: int = 0) -> Costs | None:
+def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Costs | None:
     """Exact numbers of one head's mask; None where it reads data."""
     mask = plan.masks[plan.of_head[head] if plan.of_head else 0]
     if mask.ir.data:
@@ -92,12 +93,12 @@ def executed_pairs(layout: BlockLayout) -> int:
     return int((height * (per_row * layout.tile.k - last)).sum())
 
 
-def explain(plan: Plan, n_q: int | None = None, n_kv: int | None = None) -> str:
+def explain(plan: KernelPlan, n_q: int | None = None, n_kv: int | None = None) -> str:
     """The report of one plan; with lengths also its exact numbers there."""
     return "\n".join(_lines(plan, n_q, n_q if n_kv is None else n_kv)) + "\n"
 
 
-def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
+def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
     problem = plan.problem
     yield f"target   {plan.target.name}, {problem.dtype.value}, head_dim {problem.head_dim}" + (
         f"/{problem.head_dim_v}" if problem.head_dim_v != problem.head_dim else ""
@@ -117,7 +118,7 @@ def _lines(plan: Plan, n_q: int | None, n_kv: int | None) -> Iterator[str]:
         yield from _cost_lines(plan, n_q, n_kv)
 
 
-def _mask_lines(plan: Plan, index: int, mask: PlannedMask) -> Iterator[str]:
+def _mask_lines(plan: KernelPlan, index: int, mask: PlannedMask) -> Iterator[str]:
     yield from _wrapped("mask", to_people(mask.ir.keep))
     yield from _piece_lines(mask.ir.pieces)
     for fact in plan.facts[index]:
@@ -153,7 +154,7 @@ def _selection_text(one: Selection) -> str:
     )
 
 
-def _document_lines(plan: Plan) -> Iterator[str]:
+def _document_lines(plan: KernelPlan) -> Iterator[str]:
     """Nothing for a mask that is not documents and something that reads no data."""
     most = most_in_small_tiles(plan)
     if most is not None:
@@ -166,7 +167,7 @@ _LONGEST_PART = 200
 """Characters of a part's formula; of a longer one the pieces are counted."""
 
 
-def _part_lines(plan: Plan) -> Iterator[str]:
+def _part_lines(plan: KernelPlan) -> Iterator[str]:
     """Nothing for a mask that only runs whole."""
     for part in plan.parts:
         own, mask = part.plan, part.plan.masks[0]
@@ -186,7 +187,7 @@ def _part_lines(plan: Plan) -> Iterator[str]:
         yield from _wrapped("parts", when + only)
 
 
-def _tile(plan: Plan) -> str:
+def _tile(plan: KernelPlan) -> str:
     return f"{plan.tile.q} x {plan.tile.k}"
 
 
@@ -216,7 +217,7 @@ def _piece_lines(pieces: tuple[Piece, ...]) -> Iterator[str]:
         yield f"piece    {kind}: {count} more"
 
 
-def _formula_lines(form: ClosedForm, plan: Plan) -> Iterator[str]:
+def _formula_lines(form: ClosedForm, plan: KernelPlan) -> Iterator[str]:
     """Live pairs, FLOPs and bytes of one head at n_q = n_kv = N."""
     size = sympy.Symbol("N", integer=True, positive=True)
     dims = plan.problem.head_dim + plan.problem.head_dim_v
@@ -226,7 +227,7 @@ def _formula_lines(form: ClosedForm, plan: Plan) -> Iterator[str]:
     yield from _wrapped("bytes", f"at least {least} (q, k, v and out once)")
 
 
-def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
+def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     for index in range(len(plan.masks)):
         head = plan.of_head.index(index) if plan.of_head else 0
         found = costs(plan, n_q, n_kv, head)
@@ -252,14 +253,14 @@ def _cost_lines(plan: Plan, n_q: int, n_kv: int) -> Iterator[str]:
     yield from time_lines(plan, n_q, n_kv)
 
 
-def parts_choice(plan: Plan, n_q: int, n_kv: int) -> list[str]:
+def parts_choice(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
     """Lines that say whether a forward call runs in parts; none where the mask has no parts, or
     data decide."""
     return _parts_choice(plan, n_q, n_kv, part_times(plan, n_q, n_kv))
 
 
 def _parts_choice(
-    plan: Plan, n_q: int, n_kv: int, times: tuple[float, float] | None
+    plan: KernelPlan, n_q: int, n_kv: int, times: tuple[float, float] | None
 ) -> list[str]:  # fmt: skip
     if not plan.parts or plan.masks[0].ir.data:
         return []
@@ -272,7 +273,7 @@ def _parts_choice(
     return _wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {each}")
 
 
-def predicted(plan: Plan, n_q: int, n_kv: int) -> dict[str, float]:
+def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
     """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
     not known, or data decide."""
     heads = plan.problem.n_heads or _HEADS
@@ -285,7 +286,7 @@ def predicted(plan: Plan, n_q: int, n_kv: int) -> dict[str, float]:
     }
 
 
-def time_lines(plan: Plan, n_q: int, n_kv: int) -> list[str]:
+def time_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
     """The same as text."""
     heads, found = plan.problem.n_heads or _HEADS, predicted(plan, n_q, n_kv)
     card = card_of(plan.target.name)

@@ -11,7 +11,7 @@ from maskc.core.problem import TileShape
 from maskc.ir.lift import Lifted
 from maskc.ir.selecting import chosen
 from maskc.ir.types import MaskIR
-from maskc.layout.distances import parts_by_distance
+from maskc.layout.tiles.relative_bits import parts_by_distance
 from maskc.plan.ranges import TileRange, one_range, row_ranges
 
 MOST = 6

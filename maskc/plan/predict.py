@@ -14,19 +14,25 @@ from maskc.core.coefficients import card_of
 from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
-from maskc.layout import Tiled, obstacle, time_in_pairs, views
-from maskc.layout.tally import tally_of
+from maskc.dispatch.residue_split import Tiled, obstacle, time_in_pairs
+from maskc.layout import views
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.cost import costs_of, launch_share, layout_at
-from maskc.plan.types import Plan, PlannedMask
+from maskc.plan.types import KernelPlan, PlannedMask
 
-Tiles = Callable[[Plan, PlannedMask, int, int], BlockLayout]
+Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
 _Cycles = tuple[float, float]
 """Of all launches, and how many there are; those that take less than most count less."""
 
 
 def milliseconds(
-    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles = layout_at
+    plan: KernelPlan,
+    direction: Direction,
+    n_q: int,
+    n_kv: int,
+    owners: int,
+    tiles: Tiles = layout_at,
 ) -> float | None:
     """Of one pass on a card that it keeps busy; None where coefficients are not known, or the mask
     reads data that `tiles` does not know.
@@ -47,7 +53,7 @@ def milliseconds(
     return None if found is None else card.milliseconds(*found)
 
 
-def part_times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
+def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | None:
     """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
     if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
         return None
@@ -60,7 +66,7 @@ def part_times(plan: Plan, n_q: int, n_kv: int) -> tuple[float, float] | None:
 
 
 def _in_parts(
-    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int
+    plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int
 ) -> _Cycles | None:  # fmt: skip
     total, launches = 0.0, 0.0
     tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})  # masks in parts read no data here
@@ -77,7 +83,7 @@ def _in_parts(
 
 
 def _whole(
-    plan: Plan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
+    plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
     """Of the source that takes fewest, in the mode that it then runs in."""
     found = []
@@ -103,7 +109,7 @@ def launches_of(mode: Mode) -> int:
     return sum(launch.grid not in rare for launch in mode.launched(frozenset()))
 
 
-def _heads(plan: Plan, owners: int) -> list[float]:
+def _heads(plan: KernelPlan, owners: int) -> list[float]:
     """How many heads of all sequences have each mask."""
     if not plan.of_head:
         return [float(owners)]
@@ -111,12 +117,12 @@ def _heads(plan: Plan, owners: int) -> list[float]:
     return [owners * count[number] / len(plan.of_head) for number in range(len(plan.masks))]
 
 
-def _cost(plan: Plan, costs: tuple[Cost, ...], tally: Tally) -> Cost:
+def _cost(plan: KernelPlan, costs: tuple[Cost, ...], tally: Tally) -> Cost:
     """Of the mode that the runtime takes: rows of few tiles stream, dq is made apart where that
     takes less."""
     if plan.direction is Direction.backward:
         return min(costs, key=lambda cost: cost.cycles(tally))
     known = {cost.mode: cost for cost in costs}
-    below = getattr(getattr(plan.schedule, "work", None), "stream_below", 0)
+    below = plan.schedule.work.stream_below if plan.schedule.work else 0
     short = tally.tiles < below * max(1, tally.rows)
     return known.get("stream" if short else "usual", costs[0])

@@ -5,28 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.analysis.facts import MaskFacts
+from maskc.core import expr as E
 from maskc.core.boxes import Boxes
-from maskc.core.bundle import LayoutRecipe
+from maskc.core.bundle import LayoutRecipe, Mode, TensorMap, WorkList
 from maskc.core.cost import Cost
 from maskc.core.expr import Expr
+from maskc.core.gathering import Gather, Span
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
-from maskc.plan.gathering import Gathering
 from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The distinct masks of all query heads."""
-
-    masks: tuple[MaskIR, ...]
-    facts: tuple[MaskFacts, ...]
-    of_head: tuple[int, ...]
-    """For each head its mask; empty when all share the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +31,26 @@ class Schedule:
     stages: int = 1
     min_blocks: int = 1
     shared_bytes: int = 0
+    modes: tuple[tuple[str, Mode], ...] = ()
+    """CUDA: ways to launch, by name; none: one launch by tile rows."""
+    maps: tuple[TensorMap, ...] = ()
+    """CUDA: tensor maps in the order of the kernel's parameter."""
+    work: WorkList | None = None
+    """How work is cut and ordered; None where blocks find theirs from their index."""
+    row_floats: int = 0
+    """fp32 workspace per query."""
+    key_floats: int = 0
+    """fp32 workspace per key of a column that items share."""
+
+    @property
+    def score_rows(self) -> int:
+        """Queries of a tile of scores that is masked at once."""
+        return self.tile.q
+
+    @property
+    def row_registers(self) -> int:
+        """Registers of a thread that computes."""
+        return 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class PlannedPart:
 
     stride: int
     """1: over the tokens as they are; s >= 2: over those of each residue class modulo s."""
-    plan: Plan
+    plan: KernelPlan
     aligned: bool
     """Whether it is so only where the stride divides n_kv - n_q."""
     keys: int | None = None
@@ -83,12 +94,12 @@ class PlannedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KernelPlan:
     """Everything emit needs."""
 
     problem: Problem
     target: Target
-    schedule: object
+    schedule: Schedule
     """The family's schedule: tile, threads, shared memory."""
     tile: TileShape
     use_ranges: bool
@@ -120,12 +131,54 @@ class Plan:
     gathering: Gathering | None = None
     """Where single keys are gathered: how the lists are made that tell which."""
     thresholds: bool = False
-    """Whether kernels keep pairs by thresholds, see maskc/plan/thresholds.py."""
+    """Whether kernels keep pairs by thresholds, see maskc/plan/forms/thresholds.py."""
     chosen: int | None = None
     """Of a plan that finds thresholds: which of the lifted constants is the number of keys that a
     query chooses."""
-    chooser: Plan | None = None
+    chooser: KernelPlan | None = None
     """What finds the thresholds."""
-    also: tuple[Plan, ...] = ()
+    also: tuple[KernelPlan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A part of the mask, ready to be emitted."""
+
+    name: str
+    lifted: Lifted
+    """With constants numbered over all parts."""
+    spans: tuple[Interval, ...] | None
+    """Its keys, query by query; None where they are not a few intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """How a mask's lists are made."""
+
+    selection: Selection
+    allowed: Formula
+    """What may be chosen."""
+    chosen: Formula
+    """What the mask keeps of the chosen pairs."""
+    beside: Formula
+    """What it keeps of the others."""
+
+    @property
+    def formulas(self) -> tuple[Formula, ...]:
+        return self.allowed, self.chosen, self.beside
+
+    @property
+    def constants(self) -> tuple[Expr, ...]:
+        return tuple(arg for formula in self.formulas for arg in formula.lifted.args)
+
+    @property
+    def recipe(self) -> Gather:
+        """What the runtime needs of it."""
+        values = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
+        spans = (each.keys for each in self.beside.spans or ())
+        return Gather(self.constants, tuple(
+            Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
+            for span in spans
+        ), tuple(rest for formula in self.formulas for rest in formula.lifted.rests))  # fmt: skip

@@ -37,7 +37,7 @@ class Asked:
     n_q: int
     n_kv: int
     irs: tuple[MaskIR, ...]
-    """By head; a single one where heads do not differ, but for their tables."""
+    """One for each head; a single one where heads differ in nothing except their tables."""
     params: Mapping[str, int]
     """A value for every parameter."""
     arrays: Mapping[str, np.ndarray]
@@ -58,7 +58,7 @@ class Asked:
         return self.irs[head if len(self.irs) > 1 else 0]
 
     def own(self, head: int, batch: int) -> dict[str, np.ndarray]:
-        """What the mask of one head reads in one sequence."""
+        """The data that the mask of one head reads in one sequence."""
         return sequence_arrays(recipe_of(self.ir(head)), self.arrays, batch, head)
 
     def extents(self, ir: MaskIR) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def ask(
 
 
 def selects(mask: Mask) -> bool:
-    """Whether run-time selections are part of it."""
+    """Whether the mask contains run-time selections."""
     return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
 
 
@@ -137,10 +137,10 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
 
 
 def _check_heads(asked: Asked, n_heads: int | None) -> None:
-    """All that tells heads apart speaks of as many.
+    """Check that all tables that tell heads apart have the same number of heads.
 
     Raises:
-        DataShape: a table of another number of heads.
+        DataShape: a table has another number of heads.
     """
     wanted = n_heads or (len(asked.irs) if len(asked.irs) > 1 else asked.heads)
     for decl in (decl for ir in asked.irs for decl in ir.data if decl.rank > 1):

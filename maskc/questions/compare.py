@@ -16,13 +16,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
 from maskc.core.data import DataDecl, unknown_keyword
 from maskc.core.difference import Difference
-from maskc.core.errors import (
-    BadLength,
-    CheckFailed,
-    MaskcError,
-    Undecided,
-    WrongHeads,
-)
+from maskc.core.errors import BadLength, CheckFailed, MaskcError, Undecided, WrongHeads
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
@@ -38,7 +32,7 @@ from maskc.ir.lowered import lowered
 from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
 from maskc.layout import build, check_lengths
-from maskc.layout.held import with_content
+from maskc.layout.inputs.captured import with_content
 from maskc.questions.asked import Asked, bound, pairs_of, selects
 from maskc.questions.drawn import data_of, draws, lengths
 from maskc.reference.dense import declarations, row, walk
@@ -114,15 +108,15 @@ class Both:
 
     masks: tuple[Mask, Mask]
     irs: tuple[tuple[MaskIR, MaskIR], ...]
-    """By head; a single pair where heads do not differ."""
+    """One pair for each head; a single one where heads do not differ."""
     n_heads: int | None
-    """How many query heads there are, where they differ."""
+    """The number of query heads, where they differ."""
     complete: bool
     """Whether these are all heads that there may be."""
     one_way: bool
     """Whether only pairs count that the second mask lacks."""
     held: Held | None = None
-    """What formulas of either captured."""
+    """The arrays that formulas of either mask captured."""
 
     @staticmethod
     def of(left: Mask, right: Mask, n_heads: int | None, one_way: bool) -> Both:
@@ -152,7 +146,7 @@ class Both:
 
     @cached_property
     def decls(self) -> tuple[DataDecl, ...]:
-        """All that either mask names, read by its formula or not, on any head."""
+        """Every array that either mask names, on any head, whether its formula reads it or not."""
         every = [decl for pair in self.irs for ir in pair for decl in ir.data]
         every += [d for mask in self.masks for node in walk(mask) for d in declarations(node)]
         first = {decl.name: decl for decl in reversed(every)}
@@ -165,7 +159,7 @@ class Both:
 
     @property
     def names(self) -> set[str]:
-        """All keywords by which either mask may be given something."""
+        """All keywords by which data or parameters may be given to either mask."""
         every = set().union(*map(declared_names, self.masks))
         return every.union(RANKING if self.ranks else ())
 
@@ -219,7 +213,7 @@ class Both:
         return None
 
     def _confirmed(self, candidate: Candidate, head: int) -> Difference | None:
-        """What the definition says of a point; None where it does not tell the masks apart."""
+        """The difference at a point by the dense definition; None where the masks agree there."""
         n_q, n_kv = candidate.n_q, candidate.n_kv
         if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
             return None
@@ -249,7 +243,7 @@ class Both:
         return one, other
 
     def _tried(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
-        """The difference with these data, None also where the masks do not take them."""
+        """The difference with these data; None where there is none, or a mask refuses the data."""
         try:
             return self.at(n_q, n_kv, data)
         except CheckFailed:
@@ -318,7 +312,7 @@ def _place(mask: Mask) -> object:
 
 
 def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
-    """What one mask takes of the data of both."""
+    """The part of the data that one of the masks reads."""
     names = declared_names(mask).union(RANKING if selects(mask) else ())
     return {name: value for name, value in data.items() if name in names}
 

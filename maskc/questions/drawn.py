@@ -66,7 +66,7 @@ def _documents(decl: DataDecl, found: Candidate) -> object:
 
 
 def _tree(decl: DataDecl, found: Candidate) -> Parents:
-    """Roots, but for the query's token where the key is above it."""
+    """A tree of roots, except that the query's token is the child of a key above it."""
     count, first_q, first_k = _tokens(decl, found)
     parents = np.full(count, -1)
     tin, tout, of_q = (list(found.cells.get(name, {}).values()) for name in decl.arrays)
@@ -92,7 +92,7 @@ _ROUNDS = 4
 
 
 def lengths(formulas: Sequence[Expr], decls: Sequence[DataDecl]) -> list[tuple[int, int]]:
-    """Small ones, such as captured tables fit, and such as reach beyond the masks' constants."""
+    """Lengths to try: small ones, those that captured tables fit, and some beyond all constants."""
     found = list(_LENGTHS)
     for decl in decls:
         if decl.values:

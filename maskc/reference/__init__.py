@@ -1,1 +1,1 @@
-"""The meaning of masks and of attention, slow and obvious: what all else is tested against."""
+"""The meaning of masks and of attention, slow and obvious; everything else is tested against it."""

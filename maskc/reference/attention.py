@@ -36,7 +36,7 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Row:
-    """One query on one head and the keys it sees; with entmax, those with a weight."""
+    """One query on one head with the keys it sees; with entmax, the keys that have a weight."""
 
     at: tuple[int, int, int]
     """Batch, query head, query."""
@@ -174,7 +174,7 @@ def _row(
     at: tuple[int, int, int], kv: tuple[int, int], keys: np.ndarray, scores: np.ndarray,
     slope_of_cap: np.ndarray | float, distance: np.ndarray, options: _Options,
 ) -> _Row:  # fmt: skip
-    """From scores to weights."""
+    """The weights of a row, from its scores."""
     if options.alpha > 1:
         weights, slopes, lse = entmax(scores, options.alpha)
         used = weights != 0

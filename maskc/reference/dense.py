@@ -81,9 +81,10 @@ def row(
     mask: Mask, q: int, n_q: int, n_kv: int, *, n_heads: int | None = None, head: int = 0,
     batch: int = 0, **data: object,
 ) -> np.ndarray:  # fmt: skip
-    """One query's row of the same, bool [n_kv], without the others; arguments and errors as there.
+    """One query's row of `dense`, bool [n_kv], without the others.
 
-    A run-time selection looks at all rows, so the whole of its mask is made.
+    Arguments and errors are those of `dense`. A run-time selection looks at all rows, so the whole
+    of its mask is made.
     """
     if any(isinstance(node, N.TopK) for node in walk(mask)):
         return dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)[q]
@@ -94,8 +95,10 @@ def row(
 
 
 def sequences_given(mask: Mask, data: given.Given) -> int:
-    """How many sequences the arrays of a question speak of, whether or not the set depends on
-    them; 1 where none has a dimension for sequences."""
+    """How many sequences the arrays of a question have, whether or not the set depends on them.
+
+    The number is 1 where no array has a dimension for sequences.
+    """
     wanted, _ = _named(list(walk(mask)))
     own = {name: decl for name, decl in wanted.items() if data.get(name) is not None}
     arrays = {name: given.read(decl, data[name]) for name, decl in own.items()}
@@ -107,12 +110,12 @@ class _At:
     """A mask with everything that it reads."""
 
     place: Place
-    """Of head 0, with the arrays of all sequences."""
+    """The place of head 0, with the arrays of all sequences."""
     wanted: dict[str, DataDecl]
     sequences: int | None
-    """How many there are; None where no array has a batch dimension."""
+    """The number of sequences; None where no array has a batch dimension."""
     heads: int | None
-    """How many there are; None where nothing says."""
+    """The number of heads; None where nothing says."""
     by_head: bool
 
     def sequence(self, b: int) -> Place:
@@ -151,13 +154,17 @@ def _at(
 
 
 def _asked(name: str, index: int | None, differ: int, known: int | None) -> range:
-    """Which heads, or sequences, are computed, where `differ` of them have sets of their own.
+    """The heads, or sequences, that are computed, where `differ` of them have sets of their own.
 
     Args:
+        name: "head" or "batch", for messages.
+        index: the one that was asked for; None: all.
+        differ: how many have sets of their own.
         known: how many there are, where that is known.
 
     Raises:
-        NoSuchHead, DataRange: there is none of that index.
+        NoSuchHead: there is no head of that index.
+        DataRange: there is no sequence of that index.
     """
     if index is None:
         return range(differ)
@@ -170,11 +177,11 @@ def _asked(name: str, index: int | None, differ: int, known: int | None) -> rang
 
 
 Rankings = Mapping[N.TopK, np.ndarray]
-"""What each selection ranks by."""
+"""The scores by which each selection ranks."""
 
 
 def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Rankings:
-    """By its own definition where that is possible, else by the tensor for all.
+    """The scores of each selection, by its definition where possible, else by the tensor for all.
 
     Raises:
         DataMissing: neither is possible.
@@ -235,7 +242,7 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
 
 
 def walk(mask: Mask) -> Iterator[N.Node]:
-    """The mask and all masks it is made of."""
+    """The mask and, recursively, all masks it is made of."""
     yield mask  # type: ignore[misc]
     for child in mask.children:  # type: ignore[attr-defined]
         yield from walk(child)
@@ -281,7 +288,7 @@ def _table_heads(decl: DataDecl, data: given.Given) -> int | None:
 def _heads(
     nodes: list[N.Node], data: given.Given, scores: Rankings, n_heads: int | None
 ) -> int | None:
-    """How many query heads there are; None where nothing asks."""
+    """The number of query heads; None where nothing depends on it."""
     found = n_heads
     for node in nodes:
         if isinstance(node, N.PerHead):

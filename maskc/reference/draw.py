@@ -6,7 +6,7 @@ _WORD = 1 << 64
 
 
 def step(x: int) -> int:
-    """One output of SplitMix64 from state x."""
+    """The output of one step of SplitMix64 from state x."""
     z = (x + 0x9E3779B97F4A7C15) % _WORD
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % _WORD

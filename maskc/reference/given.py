@@ -1,4 +1,4 @@
-"""What the caller passes, as plain int64 arrays for one sequence of the batch."""
+"""The caller's data as plain int64 arrays for one sequence of the batch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from functools import partial
 import numpy as np
 
 from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
-from maskc.core.errors import (
-    DataMissing,
-    DataRange,
-    DataShape,
-    DataType,
-    NotAnArray,
-)
+from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAnArray
 
 Given = dict[str, object]
-"""By declaration name: what the caller passed, or what `read` made of it."""
+"""For each declaration's name, what the caller passed, or what `read` made of it."""
 
 
 def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> None:
@@ -35,13 +29,15 @@ def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> N
 
 
 def read(decl: DataDecl, raw: object) -> object:
-    """What was passed for one declaration, with int64 arrays inside.
+    """The data that were passed for one declaration, with int64 arrays inside.
 
     Returns:
-        An array, a pair of what stands for queries and keys (or ends), CuSeqlens or Parents.
+        An array, a pair of arrays for queries and keys (or for ends), CuSeqlens or Parents.
 
     Raises:
-        DataShape: no pair where one is needed. DataType, NotAnArray: not integers or booleans.
+        DataShape: a pair is needed and something else was given.
+        DataType: the elements are neither integers nor booleans.
+        NotAnArray: something is no array.
     """
     match decl.kind:
         case DataKind.documents:
@@ -172,7 +168,7 @@ def document_ids(
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
-    """Which of all tokens the queries are, or the keys: the last `count` of them, or the first."""
+    """The tokens that the queries, or the keys, are: the last `count` of all, or the first."""
     return np.arange(count) + (0 if decl.from_start else of - count)
 
 

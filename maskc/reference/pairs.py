@@ -24,7 +24,7 @@ from maskc.reference.select import select
 
 @dataclass(frozen=True)
 class Place:
-    """One head of one sequence, with everything nodes read there."""
+    """One head of one sequence, with everything that nodes read there."""
 
     n_q: int
     n_kv: int
@@ -34,7 +34,8 @@ class Place:
     data: given.Given
     scope: Scope
     scores: Mapping[N.TopK, np.ndarray]
-    """What each selection ranks by: [heads, rows, columns] or, where heads share, without heads."""
+    """The scores by which each selection ranks: [heads, rows, columns] or, where heads share,
+    without heads."""
     sequence: int = 0
 
     @property
@@ -117,7 +118,7 @@ def _positions(mask: Mask, at: Place) -> np.ndarray:
 
 
 def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> np.ndarray:
-    """Which of the tokens are global: the listed ones, or the first so many."""
+    """Which of the tokens are global: the listed ones, or the first ones."""
     if isinstance(ids, Expr):
         return (tokens >= 0) & (tokens < integer(ids, at.scope))
     return np.isin(tokens, ids)

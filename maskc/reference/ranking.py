@@ -1,4 +1,4 @@
-"""What topk ranks by, from q and k: every score by its definition, in fp64."""
+"""The scores by which topk ranks, from q and k, each by its definition in fp64."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def _wide(name: str, tensors: Mapping[str, object]) -> np.ndarray:
 
 
 def _means(x: np.ndarray, block: int) -> np.ndarray:
-    """Of blocks of rows; the last one may have fewer."""
+    """The means of blocks of rows; the last block may have fewer rows."""
     blocks = [x[:, :, first : first + block] for first in range(0, x.shape[2], block)]
     return np.stack([part.mean(axis=2) for part in blocks], axis=2) if blocks else x

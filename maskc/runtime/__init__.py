@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import default_target
-from maskc.runtime.fallback import FallbackWarning
 from maskc.runtime.generated import GeneratedMask
+from maskc.runtime.launch.numpy_kernel import FallbackWarning
 from maskc.runtime.merge import merge
 
 __all__ = ["CompiledMask", "FallbackWarning", "GeneratedMask", "default_target", "merge"]

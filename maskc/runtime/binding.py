@@ -7,7 +7,7 @@ are remembered by a mark: an exact copy of what was given, which costs little mo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import DataMissing, DataRange, NoSuchHead, OneOfSeveral
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
+from maskc.dispatch.call import Bound
 from maskc.layout import (
     bind_arrays,
     bind_ranked,
@@ -31,25 +32,6 @@ from maskc.layout import (
     split_call_data,
     tile_shape,
 )
-from maskc.runtime.documents import Given
-
-
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A mask's parameters and data for one call."""
-
-    params: Mapping[str, int]
-    """A value for every parameter."""
-    arrays: Mapping[str, np.ndarray] | None
-    """int32 by the names formulas use; None where lengths alone decide them."""
-    key: Hashable
-    """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
-    given: Given | None = None
-    """Documents that stay on the device, in place of `arrays`."""
-    longest: int | None = None
-    """The longest document, as the call promises; None where it promises nothing."""
-    lasting: bool = True
-    """Whether another call may have the same key: not where q and k decide the mask."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 from maskc.build import BuildReport
+from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
 from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.runtime import checks
-from maskc.runtime.arrays import Library, zeros
+from maskc.dispatch import checks
+from maskc.dispatch.call import Bound
+from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
+from maskc.dispatch.recent import Recent
+from maskc.runtime.arrays.known import Library, zeros
+from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
-from maskc.runtime.binding import Binder, Bound, mask_layout
+from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.lister import Unlisted
-from maskc.runtime.making import all_reports
+from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
-from maskc.runtime.planning import Planner
-from maskc.runtime.plans import Recent
-from maskc.runtime.prepare import Sound
-from maskc.runtime.selected import Called, Planned
-from maskc.runtime.signature import all_pointers, alpha_less_1, low_bits, read, with_heads
+from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
 
 _NOTHING: Mapping[str, Any] = {}
 _QKV = ("q", "k", "v")
@@ -35,14 +36,16 @@ _BACKWARD = (*_QKV, "out", "dout", "lse")
 class CompiledMask:
     """Attention restricted to a mask, for one target; safe to call from several threads.
 
-    Kernels are built on first use, or by `warmup`; later calls only launch, on the caller's
-    current stream, and nothing waits. Arrays may be torch, CuPy or NumPy arrays, or anything with
-    DLPack or `__cuda_array_interface__`; results follow q in library, device and dtype.
+    `Mask.compile` makes one. Kernels are built on first use, or by `warmup`; later calls only
+    launch, on the caller's current stream, and nothing waits. Arrays may be torch, CuPy or NumPy
+    arrays, or anything with DLPack or `__cuda_array_interface__`; results follow q in library,
+    device and dtype.
 
-    With alpha-entmax, a = alpha - 1, a row's weights are max(0, 1 + a * (score - lse)) ** (1 / a):
-    its lse is softmax's as alpha falls to 1, and the threshold tau of a * score is a * lse - 1.
+    With alpha-entmax, a = alpha - 1, a row's weights are max(0, 1 + a * (score - lse)) ** (1 / a)
+    (Peters, Niculae and Martins, 2019): its lse is softmax's as alpha falls to 1, and the
+    threshold tau of a * score is a * lse - 1.
 
-    To capture a call in a CUDA graph, make one with the same shapes and data before.
+    To capture a call in a CUDA graph, make a call with the same shapes and data before.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class CompiledMask:
             held: the arrays that formulas of the mask captured.
 
         Raises:
-            UnknownTarget: the bundle has no source for it.
-            DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt.
+            UnknownTarget: the bundle has no source for it (MC502).
+            MaskcError: the target lacks the dtype (MC505), the head dimension (MC504) or the pass
+                (MC503).
         """
         targets = [unit.target for unit in bundle.units]
         if target is None:
@@ -77,7 +81,7 @@ class CompiledMask:
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
-        self._planner = Planner(bundle, self.target, self._binder, in_parts)
+        self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
         self._whole = self._planner.whole
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
@@ -97,12 +101,29 @@ class CompiledMask:
         return known
 
     def settled(self) -> CompiledMask:
-        """The same with the captured arrays of this moment, whoever writes into them later: a
-        backward pass reads what its forward pass read."""
+        """A copy that keeps the captured arrays of this moment, whoever writes into them later.
+
+        A backward pass needs it to read what its forward pass read.
+        """
         return self if self.held is None else self.holding(self.held.now())
 
     # -------------------------------------------------------------- calls
 
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None,
+        return_lse: Literal[False] = False,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        deterministic: bool = False, **data: Any,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: Literal[True],
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        deterministic: bool = False, **data: Any,
+    ) -> tuple[Any, Any]: ...  # fmt: skip
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
@@ -111,33 +132,37 @@ class CompiledMask:
     ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
 
-        torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
+        Torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
         the same without a graph. Under torch.autocast q, k and v are cast to the kernel's dtype.
 
         Args:
-            q: [B, Hq, Nq, D]; any strides with a contiguous last dimension, as for k and v.
-            k, v: [B, Hkv, Nkv, D] and [B, Hkv, Nkv, Dv], Hq a multiple of Hkv.
+            q: queries [B, Hq, Nq, D] in the kernel's dtype; any strides with a contiguous last
+                dimension, as for k and v.
+            k: keys [B, Hkv, Nkv, D]; Hq is a multiple of Hkv.
+            v: values [B, Hkv, Nkv, Dv].
             scale: factor of q . k; D^-1/2 when None.
             return_lse: also return the log-sum-exp of every row.
-            softcap: scores become softcap * tanh(score / softcap) first; > 0.
-            alibi_slopes: fp32 [Hq]; -slope * |p - k| joins the scores.
+            softcap: scores become softcap * tanh(score / softcap) first; 1e-30 to 1e30.
+            alibi_slopes: fp32 [Hq]; -slope * |p - k| is added to the scores, p being the query's
+                position (Press, Smith and Lewis, 2022).
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
             normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
-            alpha: of entmax, 1 (softmax) to 2 (sparsemax); 1.5 when None.
+            alpha: of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
-                at a price; the CPU is always exact.
+                which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
-            **data: the mask's data and parameters by name, known by content: new data, new layout;
-                made on the host, which waits for a GPU, but for documents (Hopper), chosen blocks.
+            **data: the mask's data and parameters by name. Data are known by content: new data make
+                a new layout, on the host, which waits for a GPU; documents (Hopper) and chosen
+                blocks are exceptions.
 
         Returns:
-            out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq], natural log. A query
-            without a key has out 0 and lse -inf (or its sink logit).
+            out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
+            A query without a key has out 0 and lse -inf (or its sink logit).
 
         Raises:
-            TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
-            MaskcError: MC3xx for data, MC4xx for tensors and options, MC5xx for builds.
+            TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
+            MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
         if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
             try:
@@ -161,20 +186,23 @@ class CompiledMask:
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
         data: Mapping[str, Any] = _NOTHING,
     ) -> Any:  # fmt: skip
-        """The forward pass alone, which torch neither sees nor records; arguments as of a call.
+        """The forward pass alone, which torch neither sees nor records.
+
+        Arguments, results and errors are those of a call, with positional options.
 
         Args:
             data: the mask's data and parameters by name.
         """
-        names, given = _QKV, [q, k, v]
+        names: tuple[str, ...] = _QKV
+        given = [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
             names = with_heads(names, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
-            scale, softcap = checks.numbers(scale, softcap)
+            scale, softcap = numbers(scale, softcap)
         usual = alpha is None and normalizer == "softmax"
         alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
-        key = (names, softcap is None, alpha_1, bool(nan_safe))
-        plan, lib, places = self._begin(key, given, data)
+        options = call_options(names, softcap is None, alpha_1, bool(nan_safe))
+        plan, lib, places = self._begin(options, given, data)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
         out, place = lib.empty(q, outputs[0])
@@ -183,7 +211,7 @@ class CompiledMask:
             lse, unread = lib.empty(q, outputs[1])
         if names is _QKV and len(outputs) == 2:
             at_q, at_k, at_v = places
-            pointers = (at_q, at_k, at_v, place, unread)
+            pointers: Pointers = (at_q, at_k, at_v, place, unread)
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
@@ -209,28 +237,47 @@ class CompiledMask:
         nan_safe: bool = False,
         **data: Any,
     ) -> tuple[Any, ...]:
-        """Gradients of a call, from its inputs and results; other arguments as there.
+        """Gradients of a call, from its inputs and results.
+
+        Options and data must be those of the call. The results have no autograd graph.
 
         Args:
-            out, lse: what the call returned; out in any strides with contiguous rows.
-            dout: gradient of out, same shape and dtype.
+            q: queries [B, Hq, Nq, D].
+            k: keys [B, Hkv, Nkv, D].
+            v: values [B, Hkv, Nkv, Dv].
+            out: what the call returned [B, Hq, Nq, Dv], in any strides with contiguous rows.
+            lse: what the call returned with return_lse=True, fp32 [B, Hq, Nq].
+            dout: gradient of out, of the same shape and dtype.
+            scale: as in the call.
+            softcap: as in the call.
+            alibi_slopes: as in the call.
+            sink_logits: as in the call.
+            normalizer: as in the call.
+            alpha: as in the call.
             deterministic: the same bits on every run on cards alike; the CPU always gives them.
+            nan_safe: as in the call.
+            **data: the mask's data and parameters by name.
 
         Returns:
-            (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
+            (dq, dk, dv) in the dtype of q, then dsink_logits and dalibi_slopes (fp32 [Hq]) for
+            those given.
 
         Raises:
-            TargetNotBuilt: this target has no backward kernels; and as in the call.
+            TargetNotBuilt: this target has no backward kernels (MC503).
+            TooFewMultiprocessors: a deterministic pass would never end on this stream (MC410).
+            MaskcError: as in the call.
         """
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
         names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
         if scale is not None or softcap is not None:
-            scale, softcap = checks.numbers(scale, softcap)
-        options = alpha_less_1(normalizer, alpha), bool(nan_safe), bool(deterministic)
-        key = (names, softcap is None, *options)
-        plan, lib, places = self._begin(key, given, data)
+            scale, softcap = numbers(scale, softcap)
+        options = call_options(
+            names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe),
+            bool(deterministic),
+        )  # fmt: skip
+        plan, lib, places = self._begin(options, given, data)
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
@@ -247,23 +294,23 @@ class CompiledMask:
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, asked: tuple[Any, ...], given: list[Any], data: Mapping[str, Any],
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
         listed: bool = True,
-    ) -> tuple[Planned | Called, Library, tuple[int, ...]]:  # fmt: skip
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:  # fmt: skip
         """(plan, q's library, addresses of what is given).
 
         Args:
-            asked: the names of what is given, then the options that a plan depends on.
+            options: that the plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
             listed: whether tile lists may be made on the device.
         """
-        lib, kinds, places = read(asked[0], given)
+        lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
-            listed = listed and not any(asked[2:4])  # entmax, nan_safe
-            bound = self._bind(asked, given, data, kinds, places, listed)
+            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
+            bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default
-        signature = kinds, bound.key, asked
+        signature = kinds, bound.key, options
         last, plan = self._last
         if signature != last or plan is None:
             try:
@@ -271,10 +318,12 @@ class CompiledMask:
             except (NotAddressable, Unlisted):
                 if bound.given is None:
                     raise
-                return self._begin(asked, given, data, False)
+                return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
-            self._planner.plan(asked, given, bound)
-        return (plan if bound.given is None else plan.called(bound.given)), lib, places
+            self._planner.plan(options, given, bound)
+        if isinstance(plan, DeviceListedPlan):
+            return plan.called(bound.given), lib, places
+        return plan, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
         """The plan of a signature that is not the last call's."""
@@ -288,7 +337,7 @@ class CompiledMask:
         return plan
 
     def _bind(
-        self, asked: tuple[object, ...], given: list[Any], data: Mapping[str, Any],
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
         kinds: tuple[Any, ...], places: tuple[int, ...], listed: bool,
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them."""
@@ -303,7 +352,7 @@ class CompiledMask:
             if bound is not None:
                 return bound
         if self.bundle.selections:
-            return self._whole.selected(self._binder, asked, given, data)
+            return self._planner.selected(options, given, data)
         sizes, _ = self._sound.sizes(given, kinds, places)
         return self._binder.bind(data, sizes.n_q, sizes.n_kv)
 
@@ -317,24 +366,29 @@ class CompiledMask:
                 `entmax`, `nan_safe`. Other combinations are other kernels: warm up each.
 
         Raises:
-            BadOption: an unknown feature.
-            NoDevice, ExtraMissing, BuildFailed.
+            BadOption: a feature is unknown (MC407).
+            NoDevice: the machine lacks the GPU (MC509).
+            ExtraMissing: CuPy or NVRTC is not installed (MC507).
+            BuildFailed: a compiler refused the source (MC508).
         """
         self._planner.build_all(features)
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
-        """What was built so far, by features: toolchain, flags, registers, spills.
+        """Build reports by features: toolchain, flags, registers, spills.
 
-        Where several sources were built for the same features, the forward pass's.
+        Where several sources were built for the same features, the report is the forward pass's.
         """
         return self._whole.kernels.reports
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
-        """The same by source (a target's name, with `_small` for smaller tiles, `_choose` for what
-        finds chosen keys and `_backward` for a source of its own, after the part's where a mask
-        runs in parts), mode and features."""
+        """Build reports by source, mode and features.
+
+        A source is named after its target, with `_small` for smaller tiles, `_choose` for the
+        search for chosen keys and `_backward` for a source of its own. Where a mask runs in parts,
+        the part's name comes first.
+        """
         return all_reports(self._whole, self._planner.parts, self._planner.chooser)
 
     # -------------------------------------------------------------- copies
@@ -359,19 +413,25 @@ class CompiledMask:
 
     @property
     def identity(self) -> str:
-        """Text that is equal where two of them compute the same in the same way, in any process."""
+        """Text that is equal where two compiled masks compute the same in the same way.
+
+        It does not depend on the process.
+        """
         held = "" if self.held is None else self.held.identity
         return f"{self.target.name} {self._in_parts} {self.bundle.digest} {held}"
 
     @property
     def last_sources(self) -> tuple[str, ...]:
-        """Names of the kernels that the latest call ran, in order, each with its mode: which of
-        several sources, and how many parts. None where the host chose for run-time selections."""
+        """Names of the kernels that the latest call ran, in order, each with its mode.
+
+        They tell which of several sources ran, and how many parts. The tuple is empty where the
+        host chose for run-time selections.
+        """
         plan = self._last[1]
         return () if plan is None else plan.sources
 
     def explain(self) -> str:
-        """Why this plan, what it costs, and when dense attention would be faster."""
+        """A report: why this plan, what it costs, and when dense attention would be faster."""
         return self._report() if self._report else self.bundle.report
 
     def layout(
@@ -384,14 +444,22 @@ class CompiledMask:
         by one, it is the mask with all candidates.
 
         Args:
-            n_q, n_kv: lengths; n_kv = n_q when None.
+            n_q: queries.
+            n_kv: keys; n_q when None.
             block: (queries, keys) per tile; the kernel's own tile when None.
-            head, batch: whose; needed where masks or data differ.
+            head: which head; needed where heads differ.
+            batch: which sequence; needed where data differ.
             **data: the mask's data and parameters by name.
 
+        Returns:
+            The tiles of one head of one sequence, as `Mask.layout` gives them.
+
         Raises:
-            OneOfSeveral: heads or sequences differ, and nobody says which one.
-            BadLength, BadBlock, NoSuchHead, and MC3xx for data.
+            OneOfSeveral: heads or sequences differ, and nobody says which one (MC310).
+            BadLength: a length is no integer, or out of range (MC306).
+            BadBlock: `block` is not two integers in range (MC307).
+            NoSuchHead: `head` does not exist (MC113).
+            MaskcError: a mistake in data (MC301 to MC305).
         """
         if self.held is not None:
             data[HELD] = self.held.of_call(*self.held.extents)

@@ -17,7 +17,8 @@ from maskc.core.layout import BlockLayout
 from maskc.core.plain import from_text
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
-from maskc.runtime.arrays import LIBRARIES, library
+from maskc.runtime.arrays.find import library
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask

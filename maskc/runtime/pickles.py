@@ -30,7 +30,8 @@ def unpickled(kept: Kept, what: str = "") -> Bundle | None:
     """
     written_by, text = kept
     if written_by == contents():
-        return from_text(zlib.decompress(text).decode())
+        found: Bundle = from_text(zlib.decompress(text).decode())
+        return found
     if what:
         raise StalePickle(what)
     return None

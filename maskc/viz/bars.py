@@ -1,4 +1,4 @@
-"""Grouped bars, lying: one panel per title, one group of bars per name, values from zero."""
+"""Horizontal grouped bars: one panel per title, one group of bars per name, values from zero."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group:
 
     name: str
     values: Mapping[str, float]
-    """By series; a missing one leaves no bar."""
+    """The value of each series; a missing one leaves no bar."""
     label: str = ""
     """Written behind the first bar."""
 

@@ -1,4 +1,4 @@
-"""What every figure is made of: colours, a page measured in inches, a panel, a legend."""
+"""The elements of every figure: colours, a page measured in inches, a panel, a legend."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def gallery(
 
 
 def _single(shown: Picture) -> Page:
-    """One large panel, its numbers to the right."""
+    """Draw one large panel with its numbers to the right."""
     drawn = sized(shown, shown.panels[0], 5.2)
     title = _title(shown, max(60, int((drawn.width + 3.6) * 12)))
     left, top = _MARGIN + _AXIS_LEFT, _below(title) + _AXIS_TOP
@@ -189,7 +189,7 @@ def _title(shown: Picture, columns: int) -> list[str]:
 
 
 def _below(title: list[str]) -> float:
-    """Where the title ends."""
+    """The height at which the title ends."""
     return _MARGIN + 0.62 + 0.17 * len(title)
 
 
@@ -203,7 +203,7 @@ def _write_title(page: Page, shown: Picture, title: list[str]) -> None:
 
 
 def _beside(page: Page, x: float, y: float, drawn: Drawn, notes: tuple[str, ...]) -> None:
-    """The column of numbers next to a single panel."""
+    """Draw the column of numbers next to a single panel."""
     numbers = drawn.panel.numbers
     page.text(x, y + 0.23, words.percent(numbers.live_share), fontsize=22, fontweight="bold")
     page.text(x, y + 0.47, "of all pairs are live", color=QUIET)
@@ -245,7 +245,7 @@ def _counts(page: Page, x: float, y: float, panel: Panel) -> float:
 
 
 def _convention(drawn: Drawn) -> tuple[str, ...]:
-    """What colours mean where a cell covers several tiles."""
+    """A sentence about what colours mean where a cell covers several tiles."""
     down, right = drawn.cells.covers
     if (down, right) == (1, 1):
         return ()

@@ -21,14 +21,14 @@ from maskc.layout import check_lengths, tile_shape
 from maskc.viz.view import Span, View, Views, views
 
 MOST_TILES = 2048
-"""Most tiles in a row or a column of a raster."""
+"""The most tiles in a row or a column of a raster."""
 MOST_ELEMENTS = 256
 """Windows of at most this many queries and keys show their elements."""
 
 _TILES_WANTED = 64
 _SMALLEST, _LARGEST = 16, 128
 _LARGEST_TILE = 1 << 16
-"""What a layout may have."""
+"""The largest tile that a layout may have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Raster:
         return self.unit == (1, 1)
 
     def fit(self, rows: int, columns: int) -> Cells:
-        """At most rows x columns cells."""
+        """The raster reduced to at most rows x columns cells."""
         down, right = (
             max(1, -(-size // most))
             for size, most in zip(self.classes.shape, (rows, columns), strict=True)
@@ -85,7 +85,7 @@ def _sums(flags: np.ndarray, down: int, right: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What stands beside a panel; everything exact, for one head and the window."""
+    """The numbers next to a panel, all exact, for one head and the window."""
 
     live: int
     """Live pairs."""
@@ -116,7 +116,7 @@ class Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One set: all heads', or that of some heads."""
+    """One set of pairs: that of all heads, or of some."""
 
     heads: tuple[int, ...]
     """() where all heads share it."""
@@ -126,7 +126,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """Everything a drawing shows."""
+    """Everything that a drawing shows."""
 
     name: str
     formula: str

@@ -147,7 +147,7 @@ def _text(drawing: _Drawing, color: bool) -> Iterator[str]:
 
 
 def _colored(pairs: list[tuple[int, int]]) -> str:
-    """One line of half blocks; a code is written only where the colour changes."""
+    """One line of half blocks; a colour code is written only where the colour changes."""
     out, last = [], ""
     for top, bottom in pairs:
         glyph, code = _half(top, bottom)

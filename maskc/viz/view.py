@@ -105,9 +105,9 @@ class Views:
     """The distinct sets of all heads of one sequence."""
 
     by_heads: Mapping[tuple[int, ...], View]
-    """By their heads, () where all heads share one."""
+    """The view of each set of heads; the key is () where all heads share one."""
     sequence: int | None
-    """Which one of `sequences` it is; None where all share their sets."""
+    """The index of the sequence among `sequences`; None where all share their sets."""
     sequences: int
 
 

@@ -31,7 +31,7 @@ def of_all(part: int, whole: int) -> str:
 
 
 def facts(numbers: Numbers) -> tuple[tuple[str, str], ...]:
-    """(label, value) lines beside a panel, tile classes excluded."""
+    """The (label, value) lines next to a panel, without tile classes."""
     return (
         ("live", percent(numbers.live_share)),
         ("pairs", of_all(numbers.live, numbers.pairs)),
@@ -42,7 +42,7 @@ def facts(numbers: Numbers) -> tuple[tuple[str, str], ...]:
 
 
 def lengths(picture: Picture) -> str:
-    """What is drawn: `4096 queries x 4096 keys`, or the range."""
+    """The lengths that are drawn, as `4096 queries x 4096 keys` or as a range."""
     whole = f"{picture.n_q} queries x {picture.n_kv} keys"
     if picture.whole:
         return whole
@@ -51,7 +51,7 @@ def lengths(picture: Picture) -> str:
 
 
 def setting(picture: Picture) -> str:
-    """What costs are computed for."""
+    """The setting that costs are computed for."""
     dims = f"{picture.head_dim}"
     if picture.head_dim_v != picture.head_dim:
         dims += f"/{picture.head_dim_v}"

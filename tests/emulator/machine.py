@@ -16,7 +16,7 @@ from typing import Any
 from maskc.build.binary import BuildReport
 from maskc.build.toolchain import Gpu
 from maskc.core.problem import Feature
-from maskc.runtime import arrays
+from maskc.runtime.arrays import known as arrays
 from tests.emulator.translate import translated
 
 HERE = Path(__file__).parent
@@ -122,7 +122,7 @@ def encode(address: int, dims: tuple, strides: tuple, box: tuple, dtype: str) ->
 
 
 class Driver:
-    """What maskc.runtime.launch_cuda asks of a device."""
+    """What maskc.runtime.launch.cuda asks of a device."""
 
     def __init__(self) -> None:
         self.seed, self.launches = 0, []
@@ -189,11 +189,11 @@ def install(patch: Any) -> Driver:
 
     driver = Driver()
     gpu = Gpu("emulated Hopper", 90)
-    for place in ("build.toolchain", "runtime.launch_cuda", "runtime.device"):
+    for place in ("build.toolchain", "runtime.launch.cuda", "runtime.device"):
         patch.setattr(f"maskc.{place}.gpus", lambda: (gpu,))
-    patch.setattr("maskc.runtime.launch_cuda._driver", lambda device: driver)
-    patch.setattr("maskc.runtime.kernels.build", build)
-    patch.setattr("maskc.runtime.planning.current_device", lambda: 0)
+    patch.setattr("maskc.runtime.launch.cuda._driver", lambda device: driver)
+    patch.setattr("maskc.runtime.launch.kernels.build", build)
+    patch.setattr("maskc.runtime.planner.current_device", lambda: 0)
     patch.setitem(arrays.LIBRARIES, torch.Tensor, _Torch())
     installed.append(driver)
     return driver

@@ -27,10 +27,10 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import maskc as mc
-from maskc.bench.sample import sample_data
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.verify.samples import sample_data
 from tests.property.strategies import masks
 from tests.support import hopper
 from tests.support.exact_attention import (

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.core import gather as G
-from maskc.runtime.arrays import TORCH
-from maskc.runtime.checks import Sizes
-from maskc.runtime.gather import room_for
-from maskc.runtime.ranking import Ranking
+from maskc.core.sizes import Sizes
+from maskc.layout.topk import indexer as G
+from maskc.runtime.arrays.known import TORCH
+from maskc.runtime.device_lists.gathered import room_for
+from maskc.runtime.device_lists.indexer_inputs import Ranking
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,8 @@ import pytest
 
 from maskc.build.toolchain import gpus
 from maskc.reference.attention import attention
-from maskc.runtime import CompiledMask, GeneratedMask, launch_cuda
+from maskc.runtime import CompiledMask, GeneratedMask
+from maskc.runtime.launch import cuda as launch_cuda
 from tests.support.bundles import bundle, cuda_unit, pairs
 from tests.support.caches import binaries  # noqa: F401
 
@@ -147,7 +148,7 @@ def test_a_graph(driver):
     for n in range(1, 40):  # push the captured tables out of every cache
         mask(*tensors(n), doc=np.zeros(n, int))
     mask._plans._values.clear()
-    mask._whole.tables._values.clear()
+    mask._whole.selector.tables._values.clear()
     graph.replay()
     agrees(out, expected(fresh, pairs("documents", 150, 150, doc=(doc, doc)))[0])
 

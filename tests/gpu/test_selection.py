@@ -10,12 +10,12 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.bench.sample import sample_data
+from maskc.verify.samples import sample_data
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from maskc.runtime.selected import SelectedPlan  # noqa: E402
+from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
 from tests.support.exact_attention import DEVICE, called, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     GPU,

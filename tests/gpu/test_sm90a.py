@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.bench.sample import sample_data
+from maskc.verify.samples import sample_data
 from tests.property.strategies import masks
 
 torch = pytest.importorskip("torch")

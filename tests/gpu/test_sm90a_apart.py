@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.runtime.checks import Sizes
-from maskc.runtime.prepare import few_pairs
+from maskc.core.sizes import Sizes
+from maskc.dispatch.launch_plan import few_pairs
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

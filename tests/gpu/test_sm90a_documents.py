@@ -12,7 +12,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import DataRange, DataShape
-from maskc.runtime.listed import ListedPlan
+from maskc.runtime.device_lists.documents_launch import ListedPlan
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,10 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan import choose  # noqa: E402
-from maskc.runtime import planning  # noqa: E402
+from maskc.runtime import planner  # noqa: E402
 from tests.support.exact_attention import DEVICE, live_pairs, tensors, vectors  # noqa: E402
 from tests.support.hopper import HOPPER, check, compiled, freed, half  # noqa: E402, F401
 
@@ -31,8 +32,9 @@ SIZES = [(512, 512), (513, 513), (387, 387), (130, 131), (300, 555), (555, 300),
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Whatever can run in parts does."""
-    monkeypatch.setattr(planning, "pays", lambda *_: True)
-    monkeypatch.setattr(choose, "_together", relayout.alone)
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
 
 
 def aligned(name, n_q, n_kv):

@@ -9,7 +9,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import Misaligned, NotAddressable, NotContiguous
-from maskc.runtime import kernels
+from maskc.runtime.launch import kernels
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -339,7 +339,7 @@ def refuses(monkeypatch, error, call, name):
     """A coded error that names the tensor, and not one launch."""
     with monkeypatch.context() as patch:
         patch.setattr(
-            "maskc.runtime.launch_cuda.CudaKernel.run", lambda *_: pytest.fail("launched")
+            "maskc.runtime.launch.cuda.CudaKernel.run", lambda *_: pytest.fail("launched")
         )
         with pytest.raises(error) as raised:
             call()

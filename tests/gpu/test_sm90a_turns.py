@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.layout.ordered import HELD  # noqa: E402
+from maskc.layout.work.deterministic_order import HELD  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     HOPPER,

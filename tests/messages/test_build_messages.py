@@ -18,14 +18,16 @@ from maskc.core.bundle import SourceUnit, TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, SharedMemoryExceeded
 from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
 from maskc.core.target import TARGETS, Target
-from maskc.runtime import CompiledMask, checks, launch_cuda, merge
-from maskc.runtime.arrays import Array, contiguous
+from maskc.core.tensors import Array, contiguous
+from maskc.dispatch import checks
+from maskc.dispatch.tensor_maps import tensor
+from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
-from maskc.runtime.checks import Sizes
-from maskc.runtime.plans import Plan
-from maskc.runtime.tensor_maps import tensor
+from maskc.runtime.launch import cuda as launch_cuda
+from maskc.runtime.launch.prepared import PreparedLaunch
 from tests.support.bundles import bundle
 
 HALF = DType.bfloat16
@@ -61,7 +63,7 @@ def on_stream(usable):
     kernel = SimpleNamespace(usable=lambda stream: usable)
     tables = SimpleNamespace(multiprocessors=128)
     plan = SimpleNamespace(kernel=kernel, device=("cuda", 0), sent={}, tables=tables)
-    Plan.place(plan, SimpleNamespace(stream=lambda device: 7), None)
+    PreparedLaunch.place(plan, SimpleNamespace(stream=lambda device: 7), None)
 
 
 def torch():

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc import driver
-from maskc.bench.sample import sample_data
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.reference.attention import attention, gradients
+from maskc.verify.samples import sample_data
 from tests.property.strategies import masks
 from tests.support.entmax_oracle import Problem
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc import driver
-from maskc.bench.sample import sample_data
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.runtime import FallbackWarning
+from maskc.verify.samples import sample_data
 from tests.property.strategies import masks
 from tests.property.test_cpu_kernels import SIZES
 from tests.support.cpu_harness import NUMPY, DType

@@ -17,11 +17,12 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import TileShape
-from maskc.layout import build, count, diagonals, elements, expand, matching, refine, rows
-from maskc.layout.bounds import Analyst, Boxes
-from maskc.layout.elements import Elements
-from maskc.layout.expand import layout_of
-from maskc.layout.ranges import extremes_of
+from maskc.layout import build, count
+from maskc.layout.tiles import elements, expand, matching, refine, row_sweep, toeplitz
+from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.elements import Elements
+from maskc.layout.tiles.expand import layout_of
+from maskc.layout.tiles.ranges import extremes_of
 
 VECTOR = np.random.default_rng(1).integers(-9, 40, 37).astype(np.int32)
 SORTED = np.sort(np.random.default_rng(2).integers(0, 6, 29)).astype(np.int32)
@@ -151,8 +152,8 @@ def small_steps() -> Iterator[None]:
         patch.setattr(matching, "_TILES", 16)
         patch.setattr(matching, "_MANY", 3)
         patch.setattr(matching, "_PARTIAL", 3)
-        patch.setattr(rows, "_ROWS", 12)
-        patch.setattr("maskc.layout.ranges._LONGEST", 16)
+        patch.setattr(row_sweep, "_ROWS", 12)
+        patch.setattr("maskc.layout.tiles.ranges._LONGEST", 16)
         yield
 
 
@@ -170,7 +171,7 @@ def test_layout_of_any_formula(keep: Expr, grid: tuple[int, int, TileShape], wid
 @given(INVARIANT, grids())
 def test_two_engines_on_differences(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
     n_q, n_kv, tile = grid
-    assert diagonals.of_difference(keep) is not None
+    assert toeplitz.of_difference(keep) is not None
     expected = classes(dense(keep, n_q, n_kv), tile)
     check(build(LayoutRecipe(tile, keep, None), n_q, n_kv, {}, ARRAYS), expected)
     if expected.size:
@@ -194,9 +195,9 @@ def test_rows_in_stretches(keep: Expr, grid: tuple[int, int, TileShape]) -> None
     live = dense(keep, n_q, n_kv)
     keep = elements_of(keep, n_q, n_kv).keep
     for sizes, names in (((n_q, n_kv), "qk"), ((n_kv, n_q), "kq")):
-        with suppress(rows.NoStretches):
-            assert rows.Sweep(keep, ARRAYS, *sizes, *names).count() == live.sum()
-    parts = rows.tile_rows(keep, ARRAYS, n_q, n_kv, tile)
+        with suppress(row_sweep.NoStretches):
+            assert row_sweep.Sweep(keep, ARRAYS, *sizes, *names).count() == live.sum()
+    parts = row_sweep.tile_rows(keep, ARRAYS, n_q, n_kv, tile)
     if parts is not None:
         check(layout_of(n_q, n_kv, tile, parts), classes(live, tile))
 

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
+from maskc.core.captured import Held
 from maskc.core.evaluate import evaluate
 from maskc.core.expr_text import parse_expr, to_python
 from maskc.core.problem import TileShape
+from maskc.dsl.slots import emptied, emptied_together
 from maskc.ir.compare import equals, fingerprint, subset
 from maskc.ir.decompose import decompose
 from maskc.ir.lift import lift
 from maskc.ir.lower import lower
 from maskc.ir.types import MaskIR
-from maskc.layout import bind_arrays, build, split_call_data
+from maskc.layout import bind_arrays, build, held_arrays, split_call_data
 from maskc.plan.ranges import RowRange, TileRange, row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.reference.dense import dense as reference
@@ -32,10 +34,13 @@ SLOW = settings(
 )  # fmt: skip
 
 
-def bound(ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object]) -> dict[str, object]:
-    """Everything a formula reads but q and k."""
+def bound(
+    ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object], held: Held | None = None
+) -> dict[str, object]:
+    """Everything a formula reads but q and k; `held`: what the mask captured."""
     params, arrays = split_call_data(ir.data, tuple(ir.params.items()), data, ir.declared)
-    return {"n_q": n_q, "n_kv": n_kv, **params, **bind_arrays(ir.data, arrays, n_q, n_kv)}
+    own = {} if held is None else held_arrays(held.of_call(1, HEADS), params, n_q, n_kv)
+    return {"n_q": n_q, "n_kv": n_kv, **params, **bind_arrays(ir.data, arrays, n_q, n_kv), **own}
 
 
 def grid(keep: E.Expr, env: dict[str, object]) -> np.ndarray:
@@ -63,10 +68,11 @@ def test_formula_is_the_mask(data, mask, sizes):
     given_data = data.draw(data_for(mask, n_q, n_kv))
     expected = reference(mask, n_q, n_kv, n_heads=HEADS, **given_data)
     expected = np.broadcast_to(expected, (HEADS, n_q, n_kv))
+    inner, held = emptied(mask)
     for head in range(HEADS):
-        plain, simple = lower(mask, head, HEADS), driver.lowered(mask, head, HEADS)
+        plain, simple = lower(inner, head, HEADS), driver.lowered(mask, head, HEADS)
         for ir in (plain, simple):
-            env = bound(ir, n_q, n_kv, given_data)
+            env = bound(ir, n_q, n_kv, given_data, held)
             assert (grid(ir.keep, env) == expected[head]).all(), to_python(ir.keep)
 
 
@@ -82,7 +88,7 @@ def test_formula_text_reads_back(mask):
 def test_lifted_shape_and_pieces_are_the_mask(data, mask, sizes):
     n_q, n_kv = sizes
     ir = driver.lowered(mask)
-    env = bound(ir, n_q, n_kv, data.draw(data_for(mask, n_q, n_kv)))
+    env = bound(ir, n_q, n_kv, data.draw(data_for(mask, n_q, n_kv)), emptied(mask)[1])
     expected = grid(ir.keep, env)
     lifted = lift(ir.keep)
     args = {f"c{i}": evaluate(arg, env) for i, arg in enumerate(lifted.args)}
@@ -102,7 +108,7 @@ def test_layout_is_exact(data, mask, sizes, shape):
     tile = TileShape(*shape)
     given_data = data.draw(data_for(mask, n_q, n_kv))
     ir = driver.lowered(mask)
-    env = bound(ir, n_q, n_kv, given_data)
+    env = bound(ir, n_q, n_kv, given_data, emptied(mask)[1])
     expected = classes(grid(ir.keep, env), tile)
     found = mask.layout(n_q, n_kv, block=shape, **given_data)
     assert (found.to_dense() == expected).all()
@@ -126,7 +132,7 @@ def test_closed_form_ranges(mask, sizes, shape):
     lifted = lift(ir.keep)
     found = row_ranges(lifted.shape, tile)
     assume(found is not None)
-    env: dict[str, object] = bound(ir, n_q, n_kv, {})
+    env: dict[str, object] = bound(ir, n_q, n_kv, {}, emptied(mask)[1])
     env |= {f"c{i}": int(evaluate(arg, env)) for i, arg in enumerate(lifted.args)}
     expected = classes(grid(ir.keep, env), tile)
     for name, by, dense in (("ti", found[0], expected), ("tj", found[1], expected.T)):
@@ -142,7 +148,7 @@ def test_closed_form_ranges(mask, sizes, shape):
 @given(masks(with_data=False), lengths(40))
 def test_count_is_exact(mask, sizes):
     ir = driver.lowered(mask)
-    env = bound(ir, *sizes, {})
+    env = bound(ir, *sizes, {}, emptied(mask)[1])
     assert mask.count(*sizes) == int(grid(ir.keep, env).sum())
 
 
@@ -153,10 +159,12 @@ def test_equality_and_inclusion_are_never_wrong(data, left, right, sizes):
     both = left & right
     given_data = data.draw(data_for(left | right, n_q, n_kv))
     assert both.subset_of(left) in (True, None)
-    irs = driver.lowered(left), driver.lowered(right)
+    inner, held = emptied_together(left, right)
+    irs = tuple(map(driver.lowered, inner))
     own = [{n: x for n, x in given_data.items() if n in ir.declared} for ir in irs]
     dense = [
-        grid(ir.keep, bound(ir, n_q, n_kv, data_of)) for ir, data_of in zip(irs, own, strict=True)
+        grid(ir.keep, bound(ir, n_q, n_kv, data_of, held))
+        for ir, data_of in zip(irs, own, strict=True)
     ]
     if equals(irs[0].keep, irs[1].keep):
         assert (dense[0] == dense[1]).all()

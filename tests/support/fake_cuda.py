@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from maskc.runtime.arrays import Array, contiguous
-from maskc.runtime.listed import LISTED
-from maskc.runtime.plans import ATTENTION
+from maskc.core.abi import ATTENTION
+from maskc.core.tensors import Array, contiguous
+from maskc.runtime.device_lists.documents_launch import LISTED
 
 
 class Streams:

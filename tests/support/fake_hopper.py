@@ -5,17 +5,12 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 
-from maskc.core.bundle import (
-    Grid,
-    Launch,
-    Mode,
-    SourceUnit,
-    TensorMap,
-    WorkList,
-)
+from maskc.core.bundle import Grid, Launch, Mode, SourceUnit, TensorMap, WorkList
 from maskc.core.problem import Direction, Feature, TileShape
-from maskc.runtime import CompiledMask, kernels, launch_cuda, tensor_maps
-from maskc.runtime.arrays import LIBRARIES
+from maskc.runtime import CompiledMask
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.launch import cuda as launch_cuda
+from maskc.runtime.launch import kernels, tensor_maps
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Tensor, Tensors
 
@@ -63,7 +58,7 @@ class Machine:
         monkeypatch.setattr(launch_cuda, "_driver", lambda index: wrapped)
         monkeypatch.setattr(kernels, "build", self.build)
         monkeypatch.setattr(kernels, "device_arch", lambda target, device: target)
-        monkeypatch.setattr("maskc.runtime.planning.current_device", lambda: 0)
+        monkeypatch.setattr("maskc.runtime.planner.current_device", lambda: 0)
         monkeypatch.setitem(LIBRARIES, Tensor, self.library)
         tensor_maps.encoded.cache_clear()
 

@@ -19,9 +19,9 @@ from maskc.core.abi import structure
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
+from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import Chosen, bind_arrays
-from maskc.runtime.checks import Sizes
-from maskc.runtime.tables import Tables, make_tables
 
 _SHIMS = """
 #include <stdint.h>

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from maskc.runtime.launch_cuda import CudaKernel
-from maskc.runtime.plans import ATTENTION, LISTED_POINTERS, POINTERS
-from maskc.runtime.selected import SELECTED, SelectedPlan
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS
+from maskc.runtime.device_lists.topk_launch import SELECTED, SelectedPlan
+from maskc.runtime.launch.cuda import CudaKernel
 
 WORK = 8
 """Fields of an item."""

@@ -260,7 +260,7 @@ def test_native_is_named_the_way_each_compiler_names_it():
 
 def call(binary) -> tuple[int, int]:
     """Load the way the runtime does, and run."""
-    from maskc.runtime.launch_cpu import load_library
+    from maskc.runtime.launch.cpu import load_library
 
     numbers = (ctypes.c_int * 2)()
     getattr(load_library(binary), binary.entries[0])(numbers, 5)
@@ -373,7 +373,7 @@ def test_a_failure_without_a_line():
 
 
 def test_a_library_that_does_not_load():
-    from maskc.runtime.launch_cpu import load_library
+    from maskc.runtime.launch.cpu import load_library
 
     broken = build(unit("void missing(void); void attention_forward(void) { missing(); }"))
     with pytest.raises(BuildFailed, match=r"the dynamic loader refused .*missing"):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.runtime import ahead, kernels, planning
+from maskc.runtime import planner
+from maskc.runtime.launch import ahead, kernels
 from tests.support.fake_cuda import Map
 from tests.support.fake_hopper import Machine, Tensor, backward, given
 
@@ -161,13 +162,13 @@ def test_what_cannot_be_built_is_an_error_of_the_call_that_needs_it(machine, beg
 def test_warmup_is_one_pool_for_all_parts(machine, monkeypatch):
     pools = []
 
-    class Pool(planning.ThreadPoolExecutor):
+    class Pool(planner.ThreadPoolExecutor):
         def __init__(self, workers):
             pools.append(workers)
             super().__init__(workers)
 
-    monkeypatch.setattr(planning, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(planning, "processors", partial(int, 16))
+    monkeypatch.setattr(planner, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(planner, "processors", partial(int, 16))
     mask = STRIDED.compile(64, target="sm_90a")
     mask.warmup()
     assert pools == [min(32, len(machine.built))]

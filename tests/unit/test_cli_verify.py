@@ -1,4 +1,4 @@
-"""maskc verify and bench: right kernels pass, wrong ones do not."""
+"""maskc verify: right kernels pass, wrong ones do not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.bench import run, suite
-from maskc.bench.case import Case
-from maskc.cli.probes import Probe
 from maskc.core.dtypes import DType
+from maskc.verify.case import Case
+from maskc.verify.probes import Probe
 from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
 
@@ -114,7 +113,7 @@ def test_a_nan_that_wanders_or_vanishes_is_found(leak: bool):
     case = Case("self", mask, 1, 2, 1, 40, 40, 16, DType.float32)
     keep = np.broadcast_to(mask.dense(40), (2, 40, 40))
     probe = Probe(Leaking(attn, leak), case, keep, seed=1)
-    from maskc.bench.tensors import make_tensors
+    from maskc.verify.tensors import make_tensors
 
     tensors = make_tensors(case, "cpu")
     assert Probe(attn, case, keep, seed=1)._planted(tensors, "K").ok
@@ -122,86 +121,3 @@ def test_a_nan_that_wanders_or_vanishes_is_found(leak: bool):
         check = probe._planted(tensors, where)
         assert not check.ok
         assert check.error == (2 if leak else 2 * 40)
-
-
-# ------------------------------------------------------------------ bench
-
-
-def row(ok: bool = True, impl: str = "maskc", case: str = "mask") -> dict[str, Any]:
-    return {
-        "case": case, "impl": impl, "direction": "fwd", "ms": 1.5, "live_tflops": 0.25,
-        "error": 1e-7, "ok": ok,
-    }  # fmt: skip
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What bench_pattern was asked for; it answers at once."""
-    seen: list[dict[str, Any]] = []
-
-    def fake(name: str, mask: mc.Mask, **options: Any) -> dict[str, Any]:
-        options["progress"](f"{name}: working")
-        seen.append({"name": name, "mask": mask, **options})
-        about = {"cpu": "some", "cases": {name: {"mask": str(mask)}}, "notes": [f"{name} noted"]}
-        return {"environment": about, "rows": [row(case=name)]}
-
-    monkeypatch.setattr(run, "bench_pattern", fake)
-    return seen
-
-
-def test_bench_passes_everything_on(calls: list[dict[str, Any]]):
-    done = maskc(
-        "bench", "--expr", 'documents("doc")', "--n", 128, "--heads", 4, "--kv-heads", 2,
-        "--batch", 3, "--head-dim", 32, "--dtype", "fp32", "--target", "cpu", "--direction", "fwd",
-        "--repeats", 5,
-    )  # fmt: skip
-    (call,) = calls
-    doc = call.pop("data")["doc"]
-    assert doc.shape == (128,)
-    del call["progress"], call["mask"]
-    assert call == {
-        "name": "mask", "n": 128, "n_kv": 128, "heads": 4, "kv_heads": 2, "batch": 3,
-        "head_dim": 32, "dtype": "float32", "target": "cpu", "directions": ("fwd",), "repeats": 5,
-    }  # fmt: skip
-    assert "mask: working\n" in done.stderr
-    assert "working" not in done.stdout
-
-
-def test_bench_of_several_patterns_is_one_report(calls: list[dict[str, Any]], tmp_path: Path):
-    file = tmp_path / "two.py"
-    file.write_text(
-        "import maskc as mc\n\none = mc.causal()\nother = mc.per_head([mc.full()] * 4)\n"
-    )
-    report = maskc_json("bench", file)
-    assert [found["case"] for found in report["rows"]] == ["one", "other"]
-    assert set(report["environment"]["cases"]) == {"one", "other"}
-    assert report["environment"]["notes"] == ["one noted", "other noted"]
-    assert calls[0]["heads"] == calls[0]["kv_heads"] == 8
-
-
-def test_bench_fails_where_maskc_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    rows = [row(), row(ok=False, impl="flex"), row(ok=False)]
-    answer = {"environment": {}, "rows": rows[:2]}
-    monkeypatch.setattr(run, "bench_pattern", lambda name, mask, **options: answer)
-    maskc("bench", "--expr", "causal()")
-    answer["rows"] = rows
-    done = maskc("bench", "--expr", "causal()", "--json", code=3)
-    assert len(json.loads(done.stdout)["rows"]) == 3
-    errors = json.loads(done.stderr.partition("{")[1] + done.stderr.partition("{")[2])
-    assert errors["errors"][0]["finding"] == "1 results of maskc are wrong: mask fwd"
-
-
-def test_suites(monkeypatch: pytest.MonkeyPatch):
-    asked: list[Any] = []
-
-    def fake(name: str, limits: suite.Limits, **options: Any) -> dict[str, Any]:
-        asked.append((name, options["target"], limits.repeats))
-        return {"environment": {}, "rows": [row()]}
-
-    monkeypatch.setattr(suite, "run_suite", fake)
-    assert maskc_json("bench", "--suite", "cpu", "--repeats", 3)["rows"] == [row()]
-    assert asked == [("cpu", None, 3)]
-    assert (
-        "a suite has cases of its own"
-        in maskc("bench", "--suite", "cpu", "--expr", "causal()", code=2).stderr
-    )

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import (
-    BadLength,
-    DataMissing,
-    DataUnknown,
-    NotAMask,
-    Undecided,
-    WrongHeads,
-)
+from maskc.core.errors import BadLength, DataMissing, DataUnknown, NotAMask, Undecided, WrongHeads
 
 W = 1024
 IMAGE = mc.documents("image") & mc.flags("shown")

@@ -327,7 +327,7 @@ def test_encodings_that_python_reads(here: Path, encoding: str, head: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["../escape", "/tmp/escape", "a b", "class", "1x", "", "a\0b", "ﬁrst", "x" * 41, "a.b"]
+    "name", ["../escape", "/escape", "a b", "class", "1x", "", "a\0b", "ﬁrst", "x" * 41, "a.b"]
 )
 def test_no_name_leaves_the_folder(here: Path, name: str):
     for value in ("mc.full()", "mc.pattern(lambda_)"):

@@ -16,7 +16,7 @@ from maskc.core.expr_text import to_python
 from maskc.core.target import TARGETS
 from maskc.emit.emitter import kernel_spec
 from maskc.plan.explain import explain
-from maskc.plan.types import Plan
+from maskc.plan.types import KernelPlan
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def plan(mask: mc.Mask, target: str, head_dim: int = 64):
     return driver.planned(mask, driver.problem(head_dim, None, heads, "bfloat16"), TARGETS[target])
 
 
-def shapes(made: Plan) -> str:
+def shapes(made: KernelPlan) -> str:
     """The text that a mask decides in its sources: predicates, tile ranges, bounds."""
     reads = sorted({name for each in made.masks for name in E.arrays(each.lifted.shape)})
     spec = kernel_spec(made, tuple(reads))

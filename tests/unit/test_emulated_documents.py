@@ -9,7 +9,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import DataRange
-from maskc.runtime.listed import ListedPlan
+from maskc.runtime.device_lists.documents_launch import ListedPlan
 from tests.emulator import machine
 
 torch = pytest.importorskip("torch")

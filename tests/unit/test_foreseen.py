@@ -7,9 +7,9 @@ import pytest
 
 import maskc as mc
 from maskc.core.problem import Direction, TileShape
-from maskc.layout import expected, tile_codes
-from maskc.runtime.checks import Sizes
-from maskc.runtime.foreseen import Foreseen
+from maskc.core.sizes import Sizes
+from maskc.dispatch.source_choice import Foreseen, expected
+from maskc.layout import tile_codes
 
 N = 512
 FULL = mc.full()

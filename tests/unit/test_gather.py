@@ -10,19 +10,21 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core import errors
-from maskc.core import gather as G
 from maskc.core.bundle import Bundle, Launch, SourceUnit
 from maskc.core.evaluate import evaluate
+from maskc.core.forms import GATHER, LISTS, WIDE
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.plan.gathering import Gathering, gathering
-from maskc.runtime.checks import Sizes
-from maskc.runtime.gather import _most_beside, room_for
-from maskc.runtime.ranking import Ranking
+from maskc.layout.topk import indexer as G
+from maskc.plan.forms.gathered_keys import gathering
+from maskc.plan.types import Gathering
+from maskc.runtime.device_lists.gathered import _most_beside, room_for
+from maskc.runtime.device_lists.indexer_inputs import Ranking
 from tests.support import sass
+from tests.support.ledger import build
 
 CAUSAL, TARGET = mc.causal(), TARGETS["sm_90a"]
 GIVEN = {"score": "given", "share": "all"}
@@ -138,7 +140,7 @@ def test_masks_that_differ_by_head():
 def test_an_indexer_chooses_for_all_heads_whoever_shares():
     for share in ("head", "group", "all"):
         mask = mc.topk(9, CAUSAL, score="indexer", share=share)
-        assert mask.compile(64, target="sm_90a").unit.form == G.GATHER
+        assert mask.compile(64, target="sm_90a").unit.form == GATHER
 
 
 def test_the_report_speaks_of_padding():
@@ -186,7 +188,7 @@ def gate(source: SourceUnit, features=NONE, mode: str = "usual") -> None:
         assert not sass.count(text, "LDL") + sass.count(text, "STL")
 
 
-@pytest.mark.parametrize("form", [G.GATHER, G.WIDE])
+@pytest.mark.parametrize("form", [GATHER, WIDE])
 @pytest.mark.parametrize("dim", DIMS)
 def test_forward_passes_compile(form, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
@@ -197,7 +199,7 @@ def test_forward_passes_compile(form, dim):
 @pytest.mark.parametrize("dim", DIMS)
 def test_backward_passes_compile(dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    source = unit(INDEXED, G.GATHER, dim, "float16" if dim == 192 else "bfloat16", backward=True)
+    source = unit(INDEXED, GATHER, dim, "float16" if dim == 192 else "bfloat16", backward=True)
     for features in DIMS[dim]:
         wanted = features - {Feature.alibi} if dim == 256 else features
         for mode, _ in source.modes if features in (NONE, ALL) else source.modes[:1]:
@@ -207,13 +209,13 @@ def test_backward_passes_compile(dim):
 @pytest.mark.xfail(strict=True, reason="spills 68 bytes")
 def test_alibi_in_a_backward_pass_at_256():
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    gate(unit(INDEXED, G.GATHER, 256, backward=True), frozenset({Feature.alibi}))
+    gate(unit(INDEXED, GATHER, 256, backward=True), frozenset({Feature.alibi}))
 
 
 @pytest.mark.parametrize("mask", [UNION, INDEXED], ids=["given", "indexed"])
 def test_what_makes_lists_compiles(mask):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    source = unit(mask, G.LISTS)
+    source = unit(mask, LISTS)
     for mode, _ in source.modes:
         gate(source, mode=mode)
 
@@ -236,12 +238,12 @@ def gate_below_hopper(source: SourceUnit, arch: str, features=NONE, mode: str = 
 def test_sources_below_hopper_compile(dim, arch):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     kind = "float16" if dim in (32, 192) else "bfloat16"
-    source = unit(INDEXED, G.GATHER, dim, kind, target="sm_80")
+    source = unit(INDEXED, GATHER, dim, kind, target="sm_80")
     for features in (NONE, *SINGLE, ALL, ALL | {Feature.nan_safe}):
         gate_below_hopper(source, arch, features)
     if dim == 64:
         for mask in (UNION, INDEXED):
-            lists = unit(mask, G.LISTS, dim, target="sm_80")
+            lists = unit(mask, LISTS, dim, target="sm_80")
             for mode, _ in lists.modes:
                 gate_below_hopper(lists, arch, mode=mode)
 
@@ -256,7 +258,7 @@ def _has_size(launch: Launch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("form", "backward"), [(G.GATHER, False), (G.WIDE, False), (G.LISTS, False), (G.GATHER, True)]
+    ("form", "backward"), [(GATHER, False), (WIDE, False), (LISTS, False), (GATHER, True)]
 )
 def test_planned_shared_memory_is_what_the_source_uses(form, backward):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
@@ -266,7 +268,7 @@ def test_planned_shared_memory_is_what_the_source_uses(form, backward):
             asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
             extended = replace(source, text=source.text + asked)
             build(extended, NONE, source.directions, arch="compute_90a", mode=mode)
-        if form != G.WIDE and not backward:
+        if form != WIDE and not backward:
             source = unit(INDEXED, form, dim, target="sm_80")
             for mode, how in source.modes:
                 asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)

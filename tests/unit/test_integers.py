@@ -19,10 +19,10 @@ from maskc.core.errors import DataRange, IntegerTooWide
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import Target
+from maskc.dispatch.constants import arguments_of, constants, extremes_of
 from maskc.emit.c_printer import c_printer
 from maskc.ir.lift import lift
-from maskc.runtime import kernels as built
-from maskc.runtime.constants import arguments_of, constants, extremes_of
+from maskc.runtime.launch import kernels as built
 
 torch = pytest.importorskip("torch")
 SLOW = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

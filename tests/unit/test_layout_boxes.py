@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from maskc.core.boxes import MOST_ALONG, Boxes, boxes_along, steps_of, sub_box, tokens_of
 from maskc.core.layout import FULL, PARTIAL
-from maskc.layout.boxes import box_layout, box_words, sides
+from maskc.layout.tiles.grid_tiles import box_layout, box_words, sides
 from tests.support.host_bits import places
 
 BOXES = {

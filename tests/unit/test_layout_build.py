@@ -19,13 +19,12 @@ from maskc.layout import (
     build,
     build_batch,
     count,
-    expand,
     extents,
     kernel_lists,
-    refine,
     sequence_arrays,
     tile_shape,
 )
+from maskc.layout.tiles import expand, refine
 
 TILE = TileShape(8, 8)
 TI = E.Sym("ti")

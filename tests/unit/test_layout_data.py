@@ -9,8 +9,8 @@ import pytest
 
 from maskc.core import errors
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents
-from maskc.core.random import draw
 from maskc.layout import bind_arrays, split_call_data, to_host
+from maskc.layout.inputs.random_draw import draw
 
 DOC = DataDecl("doc", DataKind.documents, ("doc.q", "doc.k"))
 FLAG = DataDecl("flag", DataKind.flags, ("flag",), options=(0,))

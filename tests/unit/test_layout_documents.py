@@ -25,7 +25,7 @@ from maskc.layout import (
     most_runs,
     room_of,
 )
-from maskc.layout.documents import MOST_KEYS, DocumentLists, tiles_of
+from maskc.layout.tiles.document_tiles import MOST_KEYS, DocumentLists, tiles_of
 
 DOCUMENTS = mc.documents("doc")
 MASKS = [

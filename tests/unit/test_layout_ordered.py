@@ -18,11 +18,11 @@ from maskc.layout import (
     in_turn,
     list_spans,
     longest_chain,
-    ordered,
     ordered_work,
     runs_side_by_side,
 )
-from maskc.layout.ordered import BLOCKS, HELD, HOP, MOST_SUMS, sums_of, turns
+from maskc.layout.work import deterministic_order as ordered
+from maskc.layout.work.deterministic_order import BLOCKS, HELD, HOP, MOST_SUMS, sums_of, turns
 
 
 @st.composite

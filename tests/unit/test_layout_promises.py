@@ -15,9 +15,9 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataRange, DataType
 from maskc.core.expr import ALWAYS, K, Q, conj, const, le, sub
 from maskc.core.problem import TileShape
-from maskc.layout import bind_arrays, longest_promised, promised, suited
-from maskc.layout.promises import NO_PROMISE, promises, rounded
-from maskc.layout.suited import LONGEST, SAMPLE, _packed
+from maskc.dispatch.source_choice import LONGEST, SAMPLE, _packed, suited
+from maskc.layout import bind_arrays, longest_promised, promised
+from maskc.layout.inputs.max_seqlen import NO_PROMISE, promises, rounded
 
 DOC = DataDecl("doc", DataKind.documents, ("doc.q", "doc.k"))
 ENDS = np.array([0, 3, 3, 10])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maskc.core.random import draw, first_row, splitmix64, step, table_rows
+from maskc.layout.inputs.random_draw import draw, first_row, splitmix64, step, table_rows
 
 WORD = 2**64
 
@@ -43,7 +43,9 @@ def test_each_row_draws_the_least_hashes(per_row: int) -> None:
 
 def test_equal_hashes_go_to_the_lower_column(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = np.array([[5, 1, 5, 5, 9]], dtype=np.uint64)
-    monkeypatch.setattr("maskc.core.random.splitmix64", lambda seed, rows, columns: hashes)
+    monkeypatch.setattr(
+        "maskc.layout.inputs.random_draw.splitmix64", lambda seed, rows, columns: hashes
+    )
     assert draw(0, 3, 0, 1, 5).tolist() == [[1, 1, 1, 0, 0]]
 
 

@@ -17,7 +17,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import TileShape
 from maskc.emit.c_printer import c_printer
 from maskc.layout import best, build
-from maskc.layout.chosen import NONE, Chosen
+from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, -math.nan, 1e-45, -1e-45, 3e38]
 

@@ -11,15 +11,9 @@ from maskc.core.bundle import LayoutRecipe, TileLoop, WorkList
 from maskc.core.expr_text import parse_expr
 from maskc.core.layout import FULL
 from maskc.core.problem import TileShape
-from maskc.layout import (
-    backward_work,
-    build,
-    forward_work,
-    range_spans,
-    stack_spans,
-)
-from maskc.layout import spans as spans_module
-from maskc.layout.spans import layout_spans
+from maskc.layout import backward_work, build, forward_work, range_spans, stack_spans
+from maskc.layout.tiles import spans as spans_module
+from maskc.layout.tiles.spans import layout_spans
 from tests.unit.test_layout_work import TILE, check_cover, layout_from
 
 

@@ -11,8 +11,14 @@ import maskc as mc
 from maskc.core.cost import Tally
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, TileShape
-from maskc.layout.spans import Spans
-from maskc.layout.tally import Adders, adders_of, adders_of_spans, tally_of, tally_of_spans
+from maskc.layout.tiles.spans import Spans
+from maskc.layout.work.tile_counts import (
+    Adders,
+    adders_of,
+    adders_of_spans,
+    tally_of,
+    tally_of_spans,
+)
 
 TILE = TileShape(64, 128)
 

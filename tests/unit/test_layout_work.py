@@ -16,14 +16,8 @@ from maskc.core.errors import TooMuchWork
 from maskc.core.expr_text import parse_expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
-from maskc.layout import (
-    backward_work,
-    build,
-    forward_work,
-    kernel_lists,
-    list_spans,
-    work,
-)
+from maskc.layout import backward_work, build, forward_work, kernel_lists, list_spans
+from maskc.layout.work import work_list as work
 
 NAMES = [name for name, _ in WORK_FIELDS]
 TILE = TileShape(2, 3)

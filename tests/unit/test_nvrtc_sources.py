@@ -9,11 +9,12 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
+from maskc.build import build as compile_source
 from maskc.core.bundle import SourceUnit
 from maskc.core.problem import Feature
 from maskc.core.target import TARGETS
 from maskc.ir.heads import fixed_heads
+from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
@@ -93,7 +94,7 @@ def test_what_nvrtc_remembers_is_reported_too(tmp_path, monkeypatch):
     source = unit(FOLDER / "full.py", 32)
     for folder in ("one", "two"):
         monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / folder))
-        report = build(source).report
+        report = compile_source(source).report
         assert report.kernels
         assert "--no-cache" not in report.flags
     assert ["--no-cache" in options for options in asked] == [nvrtc.getVersion() >= (12, 9)] * 2

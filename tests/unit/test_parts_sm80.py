@@ -9,10 +9,11 @@ from tests.emulator import machine
 
 torch = pytest.importorskip("torch")
 
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan import choose  # noqa: E402
-from maskc.runtime import planning  # noqa: E402
-from maskc.runtime.parts import PartedPlan  # noqa: E402
+from maskc.runtime import planner  # noqa: E402
+from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
     live_pairs,
@@ -33,9 +34,10 @@ MASKS = {
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch):
-    monkeypatch.setattr(planning, "pays", lambda *_: True)
-    monkeypatch.setattr(choose, "_together", relayout.alone)
+def emulated(monkeypatch):
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
     with nan_memory():
         yield machine.install(monkeypatch)
 

@@ -6,10 +6,10 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
+from maskc.dispatch.residue_split import hold, pays
 from maskc.plan.explain import explain, parts_choice
-from maskc.runtime.checks import Sizes
-from maskc.runtime.parts import hold, pays
 
 WHEN = "parts    taken by a call where their tiles take less time than the whole mask's"
 TARGET_NAMES = ["cpu", "sm_90a"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import maskc as mc
+from benchmarks.anchors import ANCHORS
+from benchmarks.report import table
 from maskc import driver
-from maskc.bench.anchors import ANCHORS
-from maskc.bench.report import table
 from maskc.core.coefficients import card_of
 from maskc.core.cost import Card
 from maskc.core.dtypes import DType

@@ -12,7 +12,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core.target import TARGETS
 from maskc.layout import build
-from maskc.plan import choose
+from maskc.plan import masks
 from maskc.plan.recipe import difficulty
 
 LONGNET = mc.load(Path(__file__).parents[2] / "patterns" / "longnet.py")["longnet"]
@@ -23,11 +23,11 @@ def sought(monkeypatch):
     """How often closed forms were sought, by tile."""
     found = Counter()
 
-    def counted(keep, tile, real=choose.layout_recipe):
+    def counted(keep, tile, real=masks.layout_recipe):
         found[tile] += 1
         return real(keep, tile)
 
-    monkeypatch.setattr(choose, "layout_recipe", counted)
+    monkeypatch.setattr(masks, "layout_recipe", counted)
     return found
 
 

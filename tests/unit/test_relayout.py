@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.facts import analyse
+from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.captured import HELD
@@ -28,7 +29,6 @@ from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, held_arrays, split_call_data, views
 from maskc.plan.choose import plan
-from maskc.plan.types import Heads
 from tests.property.strategies import data_for, lengths, masks
 
 SLOW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import maskc as mc
+from maskc.analysis.heads import strides_together
 from maskc.ir.relayout import parts
-from maskc.plan.choose import _together
 from tests.unit.test_relayout import W, check, decomposed, published, same
 
 
@@ -35,10 +35,10 @@ def test_what_holds_at_aligned_lengths_keeps_its_stride():
 
 def test_passes_are_saved_where_tiles_cost_less():
     """The planner's choice: a pass costs as much as a few tiles."""
-    assert _together({1: None, 2: 127, 4: 127, 8: 127, 16: 127, 32: 127}) == {
+    assert strides_together({1: None, 2: 127, 4: 127, 8: 127, 16: 127, 32: 127}) == {
         1: 1, 2: 1, 4: 1, 8: 8, 16: 8, 32: 8,
     }  # fmt: skip
-    assert _together({4: 511}) == {4: 4}
-    assert _together({1: None, 128: None}) == {1: 1, 128: 128}
-    assert _together({4: 100, 6: 10, 12: 10}) == {4: 4, 6: 6, 12: 6}
-    assert _together({1: None, 64: 500}) == {1: 1, 64: 64}
+    assert strides_together({4: 511}) == {4: 4}
+    assert strides_together({1: None, 128: None}) == {1: 1, 128: 128}
+    assert strides_together({4: 100, 6: 10, 12: 10}) == {4: 4, 6: 6, 12: 6}
+    assert strides_together({1: None, 64: 500}) == {1: 1, 64: 64}

@@ -238,7 +238,7 @@ def test_nan_safe_is_the_same_kernel_on_a_cpu():
 def test_warmup_leaves_nothing_to_compile(monkeypatch):
     mask, given = CompiledMask(bundle("band"), "cpu"), case(40, 40, extras=True)
     mask.warmup(("softcap", "alibi", "sinks"))
-    monkeypatch.setattr("maskc.runtime.kernels.build", None)
+    monkeypatch.setattr("maskc.runtime.launch.kernels.build", None)
     out, lse = mask(*given.qkv, return_lse=True, **given.options)
     mask.backward(*given.qkv, out, lse, given.dout, **given.options)
     with pytest.raises(TypeError):

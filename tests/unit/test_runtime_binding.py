@@ -9,9 +9,10 @@ import pytest
 
 from maskc.core import errors
 from maskc.core.data import CuSeqlens
+from maskc.dispatch.call import Bound
 from maskc.reference.attention import attention
 from maskc.runtime import CompiledMask, binding
-from maskc.runtime.binding import Binder, Bound
+from maskc.runtime.binding import Binder
 from tests.support.bundles import bundle, pairs
 from tests.support.caches import binaries  # noqa: F401
 from tests.unit.test_runtime_attention import case, close, path, quiet  # noqa: F401

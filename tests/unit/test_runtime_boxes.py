@@ -12,13 +12,13 @@ from maskc import driver
 from maskc.core.boxes import Boxes
 from maskc.core.errors import CheckFailed
 from maskc.core.problem import Direction, Feature
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.runtime import tables as runtime_tables
+from maskc.dispatch import tables as runtime_tables
+from maskc.dispatch.residue_split import slices
+from maskc.dispatch.selector import Pass, SourceSelector
+from maskc.dispatch.tables import make_tables
 from maskc.runtime.binding import Binder
-from maskc.runtime.checks import Sizes
-from maskc.runtime.making import Maker, Pass
-from maskc.runtime.parts import slices
-from maskc.runtime.tables import make_tables
 
 SM_90A = TARGETS["sm_90a"]
 FLAT = mc.load(Path(__file__).parents[2] / "patterns" / "natten_2d.py")["natten_2d"]
@@ -95,14 +95,14 @@ def test_layouts_are_checked(monkeypatch, direction):
 def chosen(mask: mc.Mask, n_q: int, n_kv: int, features=NONE, direction=Direction.forward):
     problem = driver.problem(128, None, None, "bfloat16")
     bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
-    maker, binder = Maker(bundle, SM_90A), Binder(bundle)
+    selector, binder = SourceSelector(bundle, SM_90A, lambda device: 132), Binder(bundle)
     bound = binder.bind({}, n_q, n_kv)
     wanted = Pass(direction, features, False, ("cuda", 0))
     first = bundle.unit("sm_90a", direction)
     assert first is not None
     assert first.boxes is None
     sizes = Sizes(1, 2, 1, n_q, n_kv)
-    return maker.chosen(first, wanted, sizes, bound, lambda: binder.arrays(bound, n_q, n_kv))
+    return selector.choose(first, wanted, sizes, bound, lambda: binder.arrays(bound, n_q, n_kv))
 
 
 WIDE = FLAT(width=128, kernel=(40, 40))

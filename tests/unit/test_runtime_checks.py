@@ -29,9 +29,10 @@ from maskc.core.errors import (
 from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.runtime import CompiledMask, checks
-from maskc.runtime.arrays import Array, contiguous
-from maskc.runtime.kernels import Kernels
+from maskc.core.tensors import Array, contiguous
+from maskc.dispatch import checks
+from maskc.runtime import CompiledMask
+from maskc.runtime.launch.kernels import Kernels
 from tests.support.bundles import bundle, cpu_unit
 from tests.support.caches import binaries  # noqa: F401
 

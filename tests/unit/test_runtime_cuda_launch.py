@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 
 from maskc.core import abi
+from maskc.core.abi import ATTENTION, POINTERS
 from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
+from maskc.core.tensors import Output, singles
+from maskc.dispatch import tables
+from maskc.dispatch.recent import Recent
+from maskc.dispatch.tables import Slot, Tables
 from maskc.layout import Work
-from maskc.runtime import default_target, launch_cuda, plans, tables
-from maskc.runtime.arrays import Output, singles
-from maskc.runtime.launch_cuda import Step
-from maskc.runtime.plans import ATTENTION, POINTERS, Plan, Recent, Sent, filled
-from maskc.runtime.tables import Slot, Tables
+from maskc.runtime import default_target
+from maskc.runtime.launch import cuda as launch_cuda
+from maskc.runtime.launch import prepared as plans
+from maskc.runtime.launch.cuda import Step
+from maskc.runtime.launch.prepared import PreparedLaunch, Sent, filled
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Driver, Streams
 
@@ -40,7 +45,7 @@ class Recorder:
         self.launched.append((stream, filled(sent, pointers, scale, softcap)))
 
 
-def gpu_plan(kernel, work=None) -> Plan:
+def gpu_plan(kernel, work=None) -> PreparedLaunch:
     args = np.arange(3, dtype=np.int32)
     slot = Slot(np.zeros((1, 1, 5), np.int32))
     parts = [("mask_args", args), ("row_ptr", args)]
@@ -48,7 +53,7 @@ def gpu_plan(kernel, work=None) -> Plan:
         parts.append(("counter", np.zeros((1 + tables.CAPTURED, 2), np.int32)))
     made = Tables(tuple(parts), (slot,), 0, {}, work)
     block = ATTENTION(n_q=5)
-    return Plan(
+    return PreparedLaunch(
         Direction.forward, kernel, ("cuda", 0), {}, made, bytes(block),
         (Output((1, 1, 5, 4)), singles(1, 1, 5)),
     )  # fmt: skip

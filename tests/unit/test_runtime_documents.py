@@ -12,9 +12,10 @@ import pytest
 import maskc as mc
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import DataRange, MaskcError
-from maskc.runtime import CompiledMask, lister
-from maskc.runtime.checks import Sizes
-from maskc.runtime.documents import given_on, lists_of
+from maskc.core.sizes import Sizes
+from maskc.runtime import CompiledMask
+from maskc.runtime.device_lists import documents as lister
+from maskc.runtime.device_lists.documents_given import given_on, lists_of
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine, backward, given
 
@@ -190,7 +191,7 @@ def test_spoilt_gradients(machine):
 @pytest.mark.parametrize("how", ["check", "long", "exact"])
 def test_the_host_makes_these_lists(machine, monkeypatch, how):
     host = np.zeros(300, np.int32)
-    monkeypatch.setattr("maskc.layout.data.to_host", lambda given, name: host)
+    monkeypatch.setattr("maskc.layout.inputs.call_data.to_host", lambda given, name: host)
     mask, options = compiled(), {}
     match how:
         case "check":

@@ -23,9 +23,9 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, BadPlan, DataMissing, NoSuchHead, WrongDevice
 from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Direction, Feature, TileShape
+from maskc.dispatch.tables import check_layout
 from maskc.emit.module import module_files
 from maskc.runtime import GeneratedMask, device
-from maskc.runtime.tables import check_layout
 from tests.support.bundles import FORMULAS, bundle, cpu_unit, pairs
 from tests.support.caches import binaries  # noqa: F401
 

@@ -11,7 +11,8 @@ import threading
 import numpy as np
 import pytest
 
-from maskc.runtime import CompiledMask, launch_cpu
+from maskc.runtime import CompiledMask
+from maskc.runtime.launch import cpu as launch_cpu
 from tests.support.bundles import bundle
 from tests.support.caches import binaries  # noqa: F401
 

@@ -11,8 +11,10 @@ from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import ExtraMissing, Misaligned, NotAddressable
 from maskc.core.problem import Problem
-from maskc.runtime import launch_cuda, tensor_maps
-from maskc.runtime.checks import Sizes
+from maskc.core.sizes import Sizes
+from maskc.dispatch.tensor_maps import tensor
+from maskc.runtime.launch import cuda as launch_cuda
+from maskc.runtime.launch import tensor_maps
 from tests.support.fake_cuda import Driver, Tensor
 from tests.support.fake_hopper import (
     BACKWARD,
@@ -69,7 +71,7 @@ PROBLEM = Problem(64, 64, DType.float16)
 
 
 def spec(name, strides, sizes=Sizes(2, 4, 2, 100, 80)):  # noqa: B008
-    return tensor_maps.tensor(TensorMap(name, 128), strides, sizes, PROBLEM, "sm_90a")
+    return tensor(TensorMap(name, 128), strides, sizes, PROBLEM, "sm_90a")
 
 
 def test_dimensions_of_a_map():
@@ -81,7 +83,7 @@ def test_dimensions_of_a_map():
     for name, width in (("q", 64), ("v", 128), ("dv", 128), ("out", 128), ("dk", 64)):
         sizes = Sizes(2, 4, 2, 100, 80)
         strides = (1 << 16, 1 << 14, 128)
-        found = tensor_maps.tensor(TensorMap(name, 64), strides, sizes, wide, "sm_90a")
+        found = tensor(TensorMap(name, 64), strides, sizes, wide, "sm_90a")
         assert found.dims[0] == width
 
 

@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc import driver
+from maskc.analysis import heads
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
+from maskc.core.sizes import Sizes
+from maskc.dispatch.residue_split import slices
 from maskc.ir import relayout
 from maskc.layout import classes
-from maskc.plan import choose
-from maskc.runtime import CompiledMask, planning
-from maskc.runtime.checks import Sizes
-from maskc.runtime.parts import PartedPlan, slices
+from maskc.runtime import CompiledMask, planner
+from maskc.runtime.launch.sequence import PartedPlan
 from tests.support.caches import binaries  # noqa: F401
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
@@ -42,11 +44,10 @@ DATA = {"document or dilated": lambda n: {"doc": np.arange(n) // 9}}
 def always(monkeypatch):
     """Every stride is a part of its own; the plans that were made."""
     made = []
-    monkeypatch.setattr(choose, "_together", relayout.alone)
-    whole = planning.parted_plan
-    monkeypatch.setattr(
-        planning, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1]
-    )
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
+    whole = planner.parted_plan
+    monkeypatch.setattr(planner, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1])
     return made
 
 
@@ -99,8 +100,8 @@ def test_the_same_bits_whatever_the_threads(always, monkeypatch):
 def test_lengths_that_break_a_class_run_whole(monkeypatch):
     """q - k is a multiple of the stride, but distances are not: parts do not hold."""
     called = []
-    whole = planning.parted_plan
-    monkeypatch.setattr(planning, "parted_plan", lambda *a: called.append(1) or whole(*a))
+    whole = planner.parted_plan
+    monkeypatch.setattr(planner, "parted_plan", lambda *a: called.append(1) or whole(*a))
     mask = mc.causal() & mc.where(lambda q, k: (q - k) % 64 == 0)
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
     for n_kv, parted in ((1024, True), (1088, True), (1025, False)):
@@ -145,7 +146,7 @@ def test_parts_run_where_they_pay(name, n, parted):
     wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
     mask = wide if name == "wide" else mask_of(name)
     sizes = Sizes(1, 1, 1, n, n)
-    found = planning.pays(mask.bundle, mask.unit, sizes, {}, dict)
+    found = planner.pays(mask.bundle, mask.unit, sizes, {}, dict)
     assert found == parted
 
 

@@ -14,13 +14,13 @@ from maskc import driver
 from maskc.core import errors
 from maskc.core.dtypes import DType
 from maskc.core.target import TARGETS
+from maskc.core.tensors import Array
 from maskc.layout import choose
 from maskc.reference.attention import attention
 from maskc.reference.ranking import scores_of
-from maskc.runtime import selecting
-from maskc.runtime.arrays import Array
-from maskc.runtime.fallback import FallbackWarning
-from maskc.runtime.foreign import Foreign
+from maskc.runtime.arrays.foreign import Foreign
+from maskc.runtime.device_lists import topk_host as selecting
+from maskc.runtime.launch.numpy_kernel import FallbackWarning
 
 RNG = np.random.default_rng(5)
 
@@ -162,14 +162,15 @@ def test_little_of_a_call_is_kept():
     for n in (30, 30, 31):
         attn(normal(1, 2, n, 16), normal(1, 2, n, 16), normal(1, 2, n, 16))
     assert not attn._plans._values
-    assert not attn._whole.tables._values
+    assert not attn._whole.selector.tables._values
     assert attn._last == (None, None)
 
 
 def test_a_backward_pass_does_not_choose_again(monkeypatch):
     chosen = []
     monkeypatch.setattr(
-        "maskc.runtime.selecting.choose", lambda *args: chosen.append(1) or choose(*args)
+        "maskc.runtime.device_lists.topk_host.choose",
+        lambda *args: chosen.append(1) or choose(*args),
     )
     attn = compiled(mc.topk(4, mc.causal()) | mc.topk(1, mc.causal(), score="given", block=8))
     q, k, v = (normal(1, 2, 40, 16) for _ in range(3))

@@ -12,10 +12,10 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
-from maskc.core.choosing import turn_of  # noqa: E402
-from maskc.runtime import choosing  # noqa: E402
-from maskc.runtime.foreseen import Foreseen  # noqa: E402
-from maskc.runtime.selected import SelectedPlan  # noqa: E402
+from maskc.dispatch.source_choice import Foreseen  # noqa: E402
+from maskc.layout.topk.sizes import turn_of  # noqa: E402
+from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
+from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support.hopper import check, compiled  # noqa: E402
 from tests.support.selected import (  # noqa: E402

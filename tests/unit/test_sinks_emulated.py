@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan import choose  # noqa: E402
 from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.runtime import CompiledMask, planning  # noqa: E402
+from maskc.runtime import CompiledMask, planner  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support import gathered  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
@@ -90,8 +91,9 @@ def test_boxes_of_a_grid(hopper):
 
 
 def test_residue_classes(hopper, monkeypatch):
-    monkeypatch.setattr(planning, "pays", lambda *_: True)
-    monkeypatch.setattr(choose, "_together", relayout.alone)
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
     mask = (mc.window(20) | mc.dilated(20, stride=4)) - mc.where(lambda q, k: q - k < 50)
     judged(compiled(mask, 64, heads=4), given(201, 201), live_pairs(mask, 201, 201))
 

@@ -19,8 +19,8 @@ from maskc.core.target import TARGETS
 from maskc.emit.environment import render, static
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
 from maskc.plan.explain import explain
-from maskc.plan.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
-from maskc.plan.types import Plan
+from maskc.plan.families.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
+from maskc.plan.types import KernelPlan
 
 SM_80 = TARGETS["sm_80"]
 DIMS = SM_80.head_dims
@@ -106,7 +106,7 @@ HIGH = {
 }
 
 
-def chosen(mask: mc.Mask, dim: int = 128, heads: int | None = None) -> Plan:
+def chosen(mask: mc.Mask, dim: int = 128, heads: int | None = None) -> KernelPlan:
     return driver.planned(mask, driver.problem(dim, None, heads, "bfloat16"), SM_80)
 
 

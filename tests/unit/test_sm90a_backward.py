@@ -17,8 +17,8 @@ from maskc.core.bundle import Grid, SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
-from maskc.plan.sm90a import SMALL_HEAD_DIMS
-from maskc.plan.sm90a_backward import (
+from maskc.plan.families.sm90a import SMALL_HEAD_DIMS
+from maskc.plan.families.sm90a_backward import (
     LONG_COLUMN,
     MOST_TILES,
     SLOPE_SUMS,

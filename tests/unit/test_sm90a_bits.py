@@ -14,9 +14,9 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
-from maskc.layout.distances import PAD, distance_count, distance_words
+from maskc.layout.tiles.relative_bits import PAD, distance_count, distance_words
+from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.runs import run_length
-from maskc.plan.sm90a_backward import backward_schedule
 from tests.support.host_bits import HostBits
 
 SM_90A = TARGETS["sm_90a"]

@@ -11,24 +11,25 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAddressable
+from maskc.core.forms import GRID
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature, Problem
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
+from maskc.dispatch.tensor_maps import tensor
 from maskc.emit.module import module_files
-from maskc.layout.boxes import box_layout
-from maskc.plan.boxes import boxes_for, grid_masks
-from maskc.plan.cost import GRID, costs_of
+from maskc.layout.tiles.grid_tiles import box_layout
+from maskc.plan.cost import costs_of
 from maskc.plan.explain import explain
-from maskc.plan.sm90a import grid_schedules
-from maskc.plan.sm90a_backward import backward_schedule
-from maskc.runtime import tensor_maps
-from maskc.runtime.checks import Sizes
+from maskc.plan.families.sm90a import grid_schedules
+from maskc.plan.families.sm90a_backward import backward_schedule
+from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
 from tests.support.host_bits import HostBits
+from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 FOLDER = Path(__file__).parents[2] / "patterns"
@@ -184,7 +185,7 @@ def test_maps_of_an_image():
     boxes = Boxes((20,), (16, 8), (8, 16), 128)
     sizes, strides = Sizes(3, 4, 2, 260, 260), (4 * 260 * 128, 260 * 128, 128)
     wanted = TensorMap("q", 128, (16, 8))
-    found = tensor_maps.tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
+    found = tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
     assert found.dims == (128, 20, 13, 4, 3)
     assert found.strides == tuple(2 * step for step in (128, 20 * 128, 260 * 128, 4 * 260 * 128))
     assert found.box == (64, 8, 16, 1, 1)
@@ -194,12 +195,12 @@ def test_maps_of_a_video():
     boxes = Boxes((6, 10), (2, 8, 8), (2, 8, 8), 128)
     sizes, strides = Sizes(1, 4, 2, 180, 180), (0, 128, 2 * 128)  # tokens before heads
     wanted = TensorMap("k", 128, (2, 8, 8))
-    found = tensor_maps.tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
+    found = tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
     assert found.dims == (128, 10, 6, 3, 2)
     assert found.strides == tuple(2 * step for step in (256, 2560, 15360, 128))
     assert found.box == (64, 8, 8, 2, 1)
     with pytest.raises(NotAddressable, match="its tokens are 8 bytes apart"):
-        tensor_maps.tensor(wanted, (0, 128, 4), sizes, PROBLEM, "sm_90a", boxes)
+        tensor(wanted, (0, 128, 4), sizes, PROBLEM, "sm_90a", boxes)
 
 
 def test_explain_names_the_boxes():

@@ -12,9 +12,9 @@ from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout import Chosen
-from maskc.layout.chosen import NONE
+from maskc.layout.tiles.chosen_blocks import NONE
 from maskc.plan.explain import explain
-from maskc.plan.sm90a_backward import backward_schedule
+from maskc.plan.families.sm90a_backward import backward_schedule
 from tests.support.host_bits import HostBits
 
 SM_90A = TARGETS["sm_90a"]

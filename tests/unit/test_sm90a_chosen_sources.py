@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.build import build
 from maskc.core.problem import Feature
 from tests.support import sass
+from tests.support.ledger import build
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
 

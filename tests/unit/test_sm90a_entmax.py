@@ -12,7 +12,7 @@ from maskc import driver
 from maskc.core.bundle import ONCE
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS
-from maskc.runtime.kernels import modes_of
+from maskc.dispatch.selector import modes_of
 from tests.support import sass
 from tests.unit import test_sm90a_sources as sources
 from tests.unit.test_sm90a_sources import BACKWARD, FORWARD, MIXED, Job, gate, unit

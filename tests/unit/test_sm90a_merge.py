@@ -12,12 +12,12 @@ import maskc as mc
 from maskc import driver
 from maskc.core.bundle import Grid, WorkList
 from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
+from maskc.dispatch.launch_plan import _blocks
+from maskc.dispatch.tables import Tables
 from maskc.layout import Spans, forward_work
-from maskc.plan.sm90a import LONG_KEYS
-from maskc.runtime.checks import Sizes
-from maskc.runtime.prepare import _blocks
-from maskc.runtime.tables import Tables
+from maskc.plan.families.sm90a import LONG_KEYS
 from tests.support.host_merge import HostMerge
 
 SM_90A = TARGETS["sm_90a"]

@@ -13,9 +13,9 @@ from maskc import driver
 from maskc.build.hostcc import host_compiler
 from maskc.core.abi import structure
 from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.runtime.checks import Sizes
-from maskc.runtime.tables import make_tables
+from maskc.dispatch.tables import make_tables
 
 SM_90A = TARGETS["sm_90a"]
 _SHIMS = """

@@ -12,17 +12,16 @@ from maskc import driver
 from maskc.core.bundle import Grid
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
 from maskc.core.problem import Direction, Feature, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
+from maskc.dispatch.call import Bound, Pass
+from maskc.dispatch.tables import make_tables
 from maskc.layout import build
-from maskc.layout.tally import tally_of
-from maskc.plan import sm90a
+from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
+from maskc.plan.families import sm90a
 from maskc.plan.recipe import layout_recipe
-from maskc.runtime.binding import Bound
-from maskc.runtime.checks import Sizes
-from maskc.runtime.prepare import Pass
-from maskc.runtime.tables import make_tables
 from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given
 
 SM_90A = TARGETS["sm_90a"]
@@ -297,24 +296,24 @@ def test_data_per_sequence_do_not_choose():
     ids=["long rows", "rows", "long columns", "dense", "window", "wide window", "nearly as fast"],
 )
 def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, usual, deterministic):
-    monkeypatch.setattr("maskc.runtime.prepare.multiprocessors", lambda device: 132)
+    monkeypatch.setattr("maskc.runtime.launch.built.multiprocessors", lambda device: 132)
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
-    maker = attn._planner.whole
-    first = maker.bundle.unit("sm_90a", Direction.backward)
+    selector = attn._planner.whole.selector
+    first = selector.bundle.unit("sm_90a", Direction.backward)
     bound = Bound({}, None, ())
     for wanted, form in ((False, usual), (True, deterministic)):
         asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
-        found = maker.chosen(first, asked, Sizes(1, 2, 2, n, n), bound, dict)
+        found = selector.choose(first, asked, Sizes(1, 2, 2, n, n), bound, dict)
         assert found.form == form
 
 
 @pytest.mark.parametrize("feature", [Feature.alibi, Feature.sinks])
 def test_gradients_of_heads_are_not_made_apart(feature):
     attn = mc.window(40).compile(head_dim=64, n_heads=2, target="sm_90a")
-    maker, sizes = attn._planner.whole, Sizes(1, 2, 2, 8192, 8192)
-    first = maker.bundle.unit("sm_90a", Direction.backward)
+    selector, sizes = attn._planner.whole.selector, Sizes(1, 2, 2, 8192, 8192)
+    first = selector.bundle.unit("sm_90a", Direction.backward)
     for features, apart in ((frozenset(), True), (frozenset({feature}), False)):
         asked = Pass(Direction.backward, features, False, ("cuda", 0))
-        found = maker.chosen(first, asked, sizes, Bound({}, None, ()), dict)
+        found = selector.choose(first, asked, sizes, Bound({}, None, ()), dict)
         assert ("apart" in dict(found.modes)) == (apart and found.form == "small")
-        assert maker._runs_apart(found, asked, sizes, Bound({}, None, ()), dict, False) == apart
+        assert selector._runs_apart(found, asked, sizes, Bound({}, None, ()), dict, False) == apart

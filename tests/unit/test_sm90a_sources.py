@@ -22,13 +22,14 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
+from maskc.build import build as compile_source
 from maskc.core.bundle import APART, OF_HEADS, ONCE, SourceUnit
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
 from tests.support import sass
+from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
@@ -388,7 +389,7 @@ def test_time_to_compile(capsys, monkeypatch, tmp_path):
     source = unit("causal", FORWARD, 128)
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
     begin = time.perf_counter()
-    report = build(source, NONE, (FORWARD,)).report
+    report = compile_source(source, NONE, (FORWARD,)).report
     took = time.perf_counter() - begin
     with capsys.disabled():
         print(f"\n{report.toolchain}: a forward source at head dimension 128 in {took:.2f} s")

@@ -16,22 +16,23 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.rows import tiles_alone
-from maskc.build import build
 from maskc.core.bundle import ONCE, SourceUnit
 from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles, modes_with
 from maskc.core.problem import Direction, Feature, TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
+from maskc.dispatch.call import Bound, Pass
+from maskc.dispatch.launch_plan import mode_of
+from maskc.dispatch.selector import SourceSelector
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
+from maskc.plan.families.sm90a_mma16 import HEAD_DIMS, TILE
+from maskc.plan.forms.mma16 import MOST_KEYS
 from maskc.plan.predict import milliseconds
-from maskc.plan.tiny import HEAD_DIMS, MOST_KEYS, TILE
 from maskc.runtime import CompiledMask
-from maskc.runtime.binding import Bound
-from maskc.runtime.checks import Sizes
-from maskc.runtime.making import Maker
-from maskc.runtime.prepare import Pass, mode_of
 from tests.support import sass
 from tests.support.fake_hopper import Machine, backward, given
+from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 FORWARD, BACKWARD = Direction.forward, Direction.backward
@@ -185,27 +186,28 @@ def test_explain_names_them():
 # ------------------------------------------------------------------ calls
 
 FEATURES = (Feature.softcap, Feature.alibi, Feature.sinks)
-DRAWN = {name: Maker(driver.bundled(planned(mask)), SM_90A) for name, mask in {
+
+
+def selector_of(mask: mc.Mask) -> SourceSelector:
+    """For a card with 132 multiprocessors."""
+    return SourceSelector(driver.bundled(planned(mask)), SM_90A, lambda device: 132)
+
+
+DRAWN = {name: selector_of(mask) for name, mask in {
     "blocks": BLOCKS, "gaps": GAPS, "window": mc.window(15), "wide": mc.block_diagonal(32),
     "crossing": mc.block_diagonal(12), "causal": mc.causal(),
     "sinks": mc.sinks(3) & mc.block_diagonal(16), "few queries": mc.where(lambda q, k: k < 9),
 }.items()}  # fmt: skip
 
 
-def chosen(maker, direction, n_q, n_kv, features=NONE, deterministic=False, joins=False):
+def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, joins=False):
     """(source, mode, tables) of a call."""
     asked = Pass(direction, features, deterministic, ("cuda", 0))
     sizes, bound = Sizes(1, 4, 2, n_q, n_kv), Bound({}, None, ())
-    first = maker.bundle.unit("sm_90a", direction)
-    unit = maker.chosen(first, asked, sizes, bound, dict, joins)
-    tables = maker._bound(unit, asked, sizes, bound, dict, not unit.ranges)
+    first = selector.bundle.unit("sm_90a", direction)
+    unit = selector.choose(first, asked, sizes, bound, dict, joins)
+    tables = selector._bound(unit, asked, sizes, bound, dict, not unit.ranges)
     return unit, mode_of(unit, asked, tables, joins), tables
-
-
-@pytest.fixture(autouse=True)
-def card(monkeypatch):
-    """A call for the same bits asks how many multiprocessors there are."""
-    monkeypatch.setattr("maskc.runtime.prepare.multiprocessors", lambda device: 132)
 
 
 @settings(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.build import build
+from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
-from maskc.runtime.plans import ATTENTION
+from tests.support.ledger import build
 
 torch = pytest.importorskip("torch")
 
@@ -84,7 +84,7 @@ def found_thresholds(attn, q, k, v, **data):
     with pytest.MonkeyPatch.context() as patch:
         machine.install(patch)
         driver = Driver()
-        patch.setattr("maskc.runtime.launch_cuda._driver", lambda device: driver)
+        patch.setattr("maskc.runtime.launch.cuda._driver", lambda device: driver)
         attn(q, k, v, **data)
     (words,) = found
     low, end = words.reshape(*q.shape[:3], 2).transpose(3, 0, 1, 2)

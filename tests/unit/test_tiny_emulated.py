@@ -10,9 +10,10 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
-from maskc.plan import choose  # noqa: E402
-from maskc.runtime import CompiledMask, planning  # noqa: E402
+from maskc.runtime import CompiledMask, planner  # noqa: E402
 from tests.emulator import machine  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
@@ -121,8 +122,9 @@ def test_any_strides():
 @pytest.mark.parametrize("n", [50, 90])
 def test_a_part_of_few_keys_joins_the_others(monkeypatch, n):
     """A window, and in residue classes a shorter one."""
-    monkeypatch.setattr(planning, "pays", lambda *_: True)
-    monkeypatch.setattr(choose, "_together", relayout.alone)
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
     mask = mc.window(20) | mc.dilated(20, stride=4)
     attn = mask.compile(head_dim=64, target="sm_90a")
     tiny = tuple(

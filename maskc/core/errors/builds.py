@@ -6,6 +6,8 @@ from maskc.core.errors.base import MaskcError
 
 
 class UnknownDType(MaskcError):
+    """maskc has no kernels for this dtype."""
+
     code = "MC501"
     exit_code = 2
     message = "unknown dtype {0!r}; known: {1}"
@@ -16,6 +18,8 @@ class UnknownDType(MaskcError):
 
 
 class UnknownTarget(MaskcError):
+    """There is no such target, or the bundle was not compiled for it."""
+
     code = "MC502"
     exit_code = 2
     message = "unknown target {0!r}; known: {1}"
@@ -23,55 +27,71 @@ class UnknownTarget(MaskcError):
 
 
 class TargetNotBuilt(MaskcError):
+    """The target lacks the kernels that the call needs, such as a backward pass."""
+
     code = "MC503"
     message = "target {0} has no {1} kernels yet: {2}"
     hint = "{3}"
 
 
 class HeadDimUnsupported(MaskcError):
+    """The target has no kernel for this head dimension."""
+
     code = "MC504"
     message = "target {0} has no kernel for head_dim={1}, head_dim_v={2}; it has: {3}"
     hint = "pad or split the head dimension; target='cpu' takes any up to 512"
 
 
 class DTypeUnsupported(MaskcError):
+    """The target has no kernel for this dtype."""
+
     code = "MC505"
     message = "target {0} has no {1} kernel; it has: {2}"
     hint = "choose one of these dtypes, or another target"
 
 
 class NoCompiler(MaskcError):
+    """No C compiler works on this machine."""
+
     code = "MC506"
     message = "no working C compiler: tried {0}"
     hint = "install gcc or clang, or set CC; until then the CPU path runs in NumPy, slower"
 
 
 class ExtraMissing(MaskcError):
+    """An optional package is not installed."""
+
     code = "MC507"
     message = "{0} needs {1}, which is not installed"
     hint = "pip install 'maskc[{2}]'"
 
 
 class BuildFailed(MaskcError):
+    """A compiler refused generated source, which is a defect of maskc."""
+
     code = "MC508"
     message = "{0} refused the generated source: {1}"
     hint = "this is a defect of maskc, not of your mask: please report it with this text"
 
 
 class NoDevice(MaskcError):
+    """The target needs an NVIDIA GPU that this machine or process does not have."""
+
     code = "MC509"
     message = "target {0} needs an NVIDIA GPU, and {1}"
     hint = "compile(target='cpu') runs anywhere; `maskc doctor` says what is missing"
 
 
 class SharedMemoryExceeded(MaskcError):
+    """A plan needs more shared memory than a block of threads may have."""
+
     code = "MC510"
     message = "the plan needs {0} bytes of shared memory, target {1} has {2}"
     hint = "a smaller tile fits"
 
 
 class TooManyArrays(MaskcError):
-    """A mask reads more data arrays than the argument block holds."""
+    """The mask reads more data arrays than a kernel's argument block holds."""
 
     code = "MC511"
     message = "the mask reads {0} data arrays, a kernel takes {1}"
@@ -79,6 +99,8 @@ class TooManyArrays(MaskcError):
 
 
 class DecompositionBroken(MaskcError):
+    """The pieces of a mask do not add up to it, which is a defect of maskc."""
+
     code = "MC512"
     message = "the pieces of this mask do not add up to it: {0}"
     hint = "this is a defect of maskc: please report it with the pattern"
@@ -88,6 +110,8 @@ class DecompositionBroken(MaskcError):
 
 
 class Drift(MaskcError):
+    """Generated files differ from what their patterns give now."""
+
     code = "MC601"
     exit_code = 3
     message = "the files differ from what the patterns give now: {0}"
@@ -95,12 +119,16 @@ class Drift(MaskcError):
 
 
 class BadPlan(MaskcError):
+    """The plan or a source beside a generated module does not belong to it."""
+
     code = "MC604"
     message = "a generated module cannot read {0}: {1}"
     hint = "run `maskc compile` again; the module, its plan and its sources belong together"
 
 
 class CheckFailed(MaskcError):
+    """A kernel disagrees with the dense definition, which is a defect of maskc."""
+
     code = "MC602"
     exit_code = 3
     message = "{0}"
@@ -108,6 +136,8 @@ class CheckFailed(MaskcError):
 
 
 class UsageMistake(MaskcError):
+    """A command line contradicts itself or asks for something that is not there."""
+
     code = "MC603"
     exit_code = 2
     message = "{0}"

@@ -6,61 +6,79 @@ from maskc.core.errors.base import MaskcError
 
 
 class DataMissing(MaskcError):
+    """A call leaves out an array or a parameter that the mask names."""
+
     code = "MC301"
     message = "the mask needs {0!r} ({1}), which was not given"
     hint = "pass it by name: attn(q, k, v, {0}=...)"
 
 
 class DataUnknown(MaskcError):
+    """A call gives a keyword that is neither an option nor data of the mask."""
+
     code = "MC302"
     message = "the mask has no data or parameter named {0!r}; it has: {1}"
     hint = "{2}"
 
 
 class DataShape(MaskcError):
+    """An array of the mask has the wrong shape."""
+
     code = "MC303"
     message = "{0!r} has shape {1}, expected {2}"
     hint = "lengths follow q and k; a leading batch dimension is allowed"
 
 
 class DataType(MaskcError):
+    """An array of the mask has the wrong element type."""
+
     code = "MC304"
     message = "{0!r} has dtype {1}, expected {2}"
     hint = "convert it first; nothing is rounded silently"
 
 
 class DataRange(MaskcError):
+    """A value of the data, or a formula over it, is out of range."""
+
     code = "MC305"
     message = "{0!r}: {1}"
     hint = "{2}"
 
 
 class BadLength(MaskcError):
+    """A number of queries or keys is no integer, or out of range."""
+
     code = "MC306"
     message = "{0} must be an integer in 0..{1}, found {2}"
     hint = "lengths are numbers of tokens"
 
 
 class BadBlock(MaskcError):
+    """The tile size of a layout is not two integers in range."""
+
     code = "MC307"
     message = "block must be two integers in 1..65536, found {0}"
     hint = "for example block=(128, 128)"
 
 
 class TooManyTiles(MaskcError):
+    """A layout would have more live tiles than its 32-bit lists can hold."""
+
     code = "MC308"
     message = "the layout has {0} live tiles, more than 2^30"
     hint = "use larger tiles, or shorter lengths"
 
 
 class TooMuchWork(MaskcError):
+    """A call has more work items than a launch can have."""
+
     code = "MC309"
     message = "the call has {0} pieces of work, more than {1}"
     hint = "split the batch"
 
 
 class OneOfSeveral(MaskcError):
-    """A layout is of one head of one sequence."""
+    """A layout is of one head of one sequence, and the caller does not say which."""
 
     code = "MC310"
     message = "the {0} of this mask have layouts of their own"
@@ -71,55 +89,71 @@ class OneOfSeveral(MaskcError):
 
 
 class BadShape(MaskcError):
+    """A tensor of the call has the wrong shape."""
+
     code = "MC401"
     message = "{0} has shape {1}, expected {2}"
     hint = "q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]"
 
 
 class HeadsDoNotDivide(MaskcError):
+    """The query heads are not a multiple of the key/value heads."""
+
     code = "MC402"
     message = "q has {0} heads and k has {1}: the first must be a multiple of the second"
     hint = "grouped-query attention shares each key/value head among Hq / Hkv query heads"
 
 
 class WrongDType(MaskcError):
+    """A tensor has another dtype than the kernel."""
+
     code = "MC403"
     message = "{0} is {1}, but this kernel was compiled for {2}"
     hint = "{3}"
 
 
 class WrongDevice(MaskcError):
+    """A tensor lives on another device than the kernel's target."""
+
     code = "MC404"
     message = "{0} lives on {1}, but {2} runs on {3}"
     hint = "move the tensor, or compile for the other target"
 
 
 class NotContiguous(MaskcError):
+    """The last dimension of a tensor is not contiguous."""
+
     code = "MC405"
     message = "the last dimension of {0} has stride {1}, it must be 1"
     hint = "call .contiguous() on it; every other dimension may have any stride"
 
 
 class NotAnArray(MaskcError, TypeError):
+    """An argument is no array."""
+
     code = "MC406"
     message = "{0} is a {1}, not an array"
     hint = "pass a torch, CuPy or NumPy array, or anything with __dlpack__"
 
 
 class BadOption(MaskcError):
+    """An option of a call has a value that it does not take."""
+
     code = "MC407"
     message = "{0} must be {1}, found {2}"
     hint = "see help(maskc.CompiledMask.__call__)"
 
 
 class Misaligned(MaskcError):
+    """A tensor's address or strides are not multiples of 16 bytes, which kernels need."""
+
     code = "MC408"
     message = "{0} starts at an address or has strides that are not multiples of 16 bytes"
     hint = "call .contiguous() on it, or slice at multiples of 8 elements"
 
 
 class NotAddressable(MaskcError):
-    """A tensor that the copy engine of the GPU cannot read."""
+    """The tensor copy engine (TMA) cannot read this tensor."""
 
     code = "MC409"
     message = "{0}: target {1} cannot copy tiles of it, because {2}"
@@ -127,7 +161,7 @@ class NotAddressable(MaskcError):
 
 
 class TooFewMultiprocessors(MaskcError):
-    """Blocks that wait for each other would never all run."""
+    """A deterministic backward pass needs more multiprocessors than the stream has."""
 
     code = "MC410"
     message = (
@@ -138,7 +172,7 @@ class TooFewMultiprocessors(MaskcError):
 
 
 class MixedLibraries(MaskcError, TypeError):
-    """Arrays of two libraries where gradients or results would get lost between them."""
+    """Arrays of two libraries meet where gradients or results would get lost."""
 
     code = "MC411"
     message = "{0} is a {1}, and {2} is a {3}"
@@ -146,7 +180,7 @@ class MixedLibraries(MaskcError, TypeError):
 
 
 class NoGradient(MaskcError):
-    """Data by which keys are chosen, which has no derivative."""
+    """An array that `topk` ranks by requires grad, and selection has no derivative."""
 
     code = "MC412"
     message = "{0} requires grad, and what is chosen by it has no gradient"
@@ -154,7 +188,7 @@ class NoGradient(MaskcError):
 
 
 class NestedTensor(MaskcError):
-    """Sequences of different lengths in one torch tensor."""
+    """A torch tensor is nested: it holds sequences of different lengths."""
 
     code = "MC413"
     message = "{0} is a nested tensor"
@@ -165,7 +199,7 @@ class NestedTensor(MaskcError):
 
 
 class NotPicklable(MaskcError, TypeError):
-    """A pattern that no other process could find."""
+    """A pattern was made inside a function, where no other process finds it."""
 
     code = "MC414"
     message = "pattern {0} cannot be pickled, as it was made inside of {1}"
@@ -173,7 +207,7 @@ class NotPicklable(MaskcError, TypeError):
 
 
 class StalePickle(MaskcError):
-    """Kernels of another state of this package, which may not fit it."""
+    """A pickle comes from another version of maskc and does not hold its mask."""
 
     code = "MC415"
     message = "{0} was pickled by another version of maskc, and nothing says which mask it is of"

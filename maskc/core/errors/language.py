@@ -6,18 +6,24 @@ from maskc.core.errors.base import MaskcError
 
 
 class NegativeWidth(MaskcError):
+    """A width or count of the mask language is below 0."""
+
     code = "MC101"
     message = "{0}: {1} must be >= 0, found {2}"
     hint = "counts are inclusive and never negative; None means unbounded where it is allowed"
 
 
 class NotPositive(MaskcError):
+    """A stride, block size or count that must be at least 1 is not."""
+
     code = "MC102"
     message = "{0}: {1} must be >= 1, found {2}"
     hint = "strides, block sizes and counts of levels start at 1"
 
 
 class NotAnInteger(MaskcError):
+    """A count of the mask language is neither an integer nor a formula in lengths."""
+
     code = "MC103"
     message = (
         "{0}: {1} must be an integer, mc.param(...) or a formula in mc.n_q, mc.n_kv; found {2}"
@@ -26,12 +32,16 @@ class NotAnInteger(MaskcError):
 
 
 class NotConstant(MaskcError):
+    """A number that shapes the kernel, such as a stride, is not a plain integer."""
+
     code = "MC104"
     message = "{0}: {1} must be a plain integer, found {2}"
     hint = "strides, block sizes and phases shape the kernel, so they are constants of the pattern"
 
 
 class MaskUsedAsBool(MaskcError, TypeError):
+    """A mask or a traced value stands where Python needs True or False."""
+
     code = "MC105"
     message = (
         "a {0} has no truth value: `and`, `or`, `not`, `if` and chained comparisons would drop it"
@@ -40,12 +50,16 @@ class MaskUsedAsBool(MaskcError, TypeError):
 
 
 class NotAMask(MaskcError, TypeError):
+    """Something else stands where a mask is expected; the hint depends on what it is."""
+
     code = "MC106"
     message = "{0} expects a mask, found {1}"
     hint = "{2}"
 
 
 class NotTraceable(MaskcError):
+    """A Python function does something that tracing cannot follow exactly."""
+
     code = "MC107"
     message = "this formula cannot be traced exactly: {0}"
     hint = (
@@ -55,6 +69,8 @@ class NotTraceable(MaskcError):
 
 
 class BatchUsed(MaskcError):
+    """A formula computes with the batch index b."""
+
     code = "MC108"
     message = "the mask depends on the batch index b"
     hint = (
@@ -64,6 +80,8 @@ class BatchUsed(MaskcError):
 
 
 class BadAlign(MaskcError):
+    """An `align` is neither "end" nor "start"."""
+
     code = "MC109"
     message = '{0}: align must be "end" or "start", found {1!r}'
     hint = (
@@ -72,36 +90,48 @@ class BadAlign(MaskcError):
 
 
 class BadPhase(MaskcError):
+    """The phase of `strided` is not a residue of its stride."""
+
     code = "MC110"
     message = "{0}: phase must lie in 0..{1}, found {2}"
     hint = "phase is the residue k mod stride"
 
 
 class ReservedName(MaskcError):
+    """The name of data or of a parameter is taken, or is no identifier."""
+
     code = "MC111"
     message = "{0!r} cannot name data or a parameter: {1}"
     hint = "choose another identifier, for example 'doc_ids'"
 
 
 class NameClash(MaskcError):
+    """One name stands for two different things in a mask."""
+
     code = "MC112"
     message = "{0!r} is used both as {1} and as {2}"
     hint = "give each its own name; one name means one array at call time"
 
 
 class NoSuchHead(MaskcError):
+    """The mask speaks of a query head that the call does not have."""
+
     code = "MC113"
     message = "the mask speaks of head {0}, but there are {1} heads"
     hint = "per_head([...]) needs one mask per query head; pass n_heads= to compile()"
 
 
 class HeadsUnknown(MaskcError):
+    """Heads differ, and neither the mask nor the caller says how many there are."""
+
     code = "MC114"
     message = "the mask differs between heads, so the number of heads is needed"
     hint = "pass n_heads= (compile, dense) or head= (layout)"
 
 
 class BadExpression(MaskcError):
+    """The text of `--expr` or `mc.parse` is not part of the mask language."""
+
     code = "MC115"
     exit_code = 2
     message = "cannot read the mask expression: {0}"
@@ -109,12 +139,16 @@ class BadExpression(MaskcError):
 
 
 class BadTable(MaskcError):
+    """A block table has the wrong shape or element type."""
+
     code = "MC116"
     message = "{0}: the table must be a 2-D array of booleans or integers, found {1}"
     hint = "rows are query blocks, columns are key blocks; a leading heads dimension is allowed"
 
 
 class SelectionNotCompiled(MaskcError):
+    """The target has no kernels for this run-time selection."""
+
     code = "MC117"
     message = "target {0} has no kernels for topk of {1}; of blocks of at least {2} keys it has"
     hint = (
@@ -125,36 +159,48 @@ class SelectionNotCompiled(MaskcError):
 
 
 class BadIds(MaskcError):
+    """A list of token or head ids holds something else, or an id out of range."""
+
     code = "MC118"
     message = "{0}: ids must be integers{1}, found {2}"
     hint = "pass a list of ints"
 
 
 class BadChoice(MaskcError):
+    """A word is not one of those that the argument takes."""
+
     code = "MC119"
     message = "{0}: {1} must be one of {2}, found {3!r}"
     hint = "these words are all there are"
 
 
 class IntegerTooWide(MaskcError):
+    """An integer of the mask does not fit 64 bits."""
+
     code = "MC120"
     message = "{0}: {1} does not fit 64 bits"
     hint = "integers of masks lie between -2^63 and 2^63; leave a bound out where there is none"
 
 
 class ArgumentOrder(MaskcError):
+    """The names of a function's arguments contradict their places."""
+
     code = "MC121"
     message = "names and places of the arguments disagree: by name {0}; by place {1}"
     hint = "FlexAttention calls mask_mod(b, h, q_idx, kv_idx) by place; mc.where goes by name"
 
 
 class WrongHeads(NoSuchHead):
+    """`n_heads` or the call's heads contradict what the mask says."""
+
     code = "MC125"
     message = "the mask is written for {0} query heads, but {1}"
     hint = "per_head([...]) has one mask per query head and needs no n_heads="
 
 
 class Undecided(MaskcError):
+    """`mc.diff` found neither a difference nor a proof that there is none."""
+
     code = "MC126"
     message = "no pair was found that tells the masks apart{0}, and no proof that there is none"
     hint = "give n=, n_heads= and all data: for these the answer is exact"
@@ -164,24 +210,32 @@ class Undecided(MaskcError):
 
 
 class PatternFailed(MaskcError):
+    """A pattern file raised an error of its own while it ran."""
+
     code = "MC201"
     message = "the pattern file raised {0}: {1}"
     hint = "a pattern file is ordinary Python; this is its own error"
 
 
 class NoPattern(MaskcError):
+    """A pattern file defines neither a pattern nor a mask."""
+
     code = "MC202"
     message = "no pattern in this file"
     hint = "decorate a function with @mc.pattern, or assign a mask to a module-level name"
 
 
 class BadPatternName(MaskcError):
+    """A pattern's name cannot name a module."""
+
     code = "MC203"
     message = "a pattern's name must be a Python identifier of at most 40 characters, found {0!r}"
     hint = "rename it: the name becomes the generated module's name"
 
 
 class BadParameter(MaskcError):
+    """A pattern has no parameter of this name."""
+
     code = "MC204"
     exit_code = 2
     message = "{0} has no parameter {1!r}; it has: {2}"
@@ -189,6 +243,8 @@ class BadParameter(MaskcError):
 
 
 class BadParameterValue(MaskcError):
+    """A pattern's parameter has a value of the wrong type, or no default."""
+
     code = "MC205"
     exit_code = 2
     message = "{0}: parameter {1!r} expects {2}, found {3!r}"
@@ -196,12 +252,16 @@ class BadParameterValue(MaskcError):
 
 
 class NotAMaskReturned(MaskcError, TypeError):
+    """A pattern's function returned something else than a mask."""
+
     code = "MC206"
     message = "pattern {0} returned {1}, not a mask"
     hint = "end the function with `return` and a maskc mask"
 
 
 class FileMissing(MaskcError):
+    """The pattern file does not exist."""
+
     code = "MC207"
     exit_code = 2
     message = "no such file: {0}"
@@ -209,6 +269,8 @@ class FileMissing(MaskcError):
 
 
 class FileUnreadable(MaskcError):
+    """The pattern file is not a regular file, or may not be read."""
+
     code = "MC208"
     exit_code = 2
     message = "cannot read {0}: {1}"
@@ -216,6 +278,8 @@ class FileUnreadable(MaskcError):
 
 
 class PatternTwice(MaskcError):
+    """Two patterns of a file have the same name."""
+
     code = "MC209"
     message = "{0} is defined twice: the pattern of this name in line {1} would be lost"
     hint = "give each its own name; the name becomes the generated module's name"

@@ -12,7 +12,7 @@ from maskc.core.expr.nodes import ALWAYS, NEVER, All, Any, Cmp, Expr, Member, Mo
 
 
 def at_least_zero(expr: Expr) -> Expr:
-    """expr >= 0, divided by the gcd of its coefficients."""
+    """The condition expr >= 0, divided by the gcd of its coefficients."""
     constant, terms = split_linear(expr)
     if not terms:
         return Truth(constant >= 0)
@@ -21,7 +21,7 @@ def at_least_zero(expr: Expr) -> Expr:
 
 
 def equals_zero(expr: Expr) -> Expr:
-    """expr == 0; residues with one sign, multiples of a common factor reduced."""
+    """The condition expr == 0, with residues of one sign and common factors removed."""
     constant, terms = split_linear(expr)
     if not terms:
         return Truth(constant == 0)
@@ -35,7 +35,7 @@ def equals_zero(expr: Expr) -> Expr:
 
 
 def _residue(node: Mod, value: int) -> Expr:
-    """num mod den == value, written as (num - value) mod den == 0 with one sign for num."""
+    """The condition num mod den == value, as (num - value) mod den == 0 with one sign of num."""
     if not 0 <= value < node.den:
         return NEVER
     constant, terms = split_linear(node.num)
@@ -102,17 +102,17 @@ def member(value: Expr, ids: Iterable[int]) -> Expr:
 
 
 def conj(*terms: Expr) -> Expr:
-    """All of them."""
+    """The conjunction of all terms, normalised."""
     return _join(All, NEVER, ALWAYS, terms)
 
 
 def disj(*terms: Expr) -> Expr:
-    """Any of them."""
+    """The disjunction of all terms, normalised."""
     return _join(Any, ALWAYS, NEVER, terms)
 
 
 def xor(left: Expr, right: Expr) -> Expr:
-    """Exactly one of them."""
+    """The condition that exactly one of both holds."""
     return disj(conj(left, negate(right)), conj(negate(left), right))
 
 
@@ -135,7 +135,7 @@ def _join(
 
 @lru_cache(maxsize=1 << 14)  # joining asks for the negation of every term, at every level
 def negate(expr: Expr) -> Expr:
-    """Logical not, pushed down to the comparisons."""
+    """The logical negation, pushed down to the comparisons."""
     match expr:
         case Truth(value):
             return Truth(not value)

@@ -24,7 +24,7 @@ def split_linear(expr: Expr) -> tuple[int, tuple[tuple[int, Expr], ...]]:
 
 
 def linear(constant: int, terms: Iterable[tuple[int, Expr]]) -> Expr:
-    """constant + sum of coefficient * term, in normal form."""
+    """The constant plus the sum of coefficient * term, in normal form."""
     total: dict[Expr, int] = {}
     for factor, term in terms:
         inner_const, inner = split_linear(term)
@@ -53,7 +53,7 @@ def scale(factor: int, expr: Expr) -> Expr:
 
 
 def floordiv(num: Expr, den: int) -> Expr:
-    """floor(num / den) for a literal den != 0; multiples of den leave the fraction."""
+    """The formula floor(num / den) for a literal den != 0; multiples of den leave the fraction."""
     if den < 0:
         num, den = scale(-1, num), -den
     constant, terms = split_linear(num)
@@ -66,8 +66,11 @@ def floordiv(num: Expr, den: int) -> Expr:
 
 
 def mod(num: Expr, den: int) -> Expr:
-    """num mod den for a literal den != 0, with Python's sign; coefficients are those of least
-    magnitude, so that equal residues have equal text and need no wide products."""
+    """The formula num mod den for a literal den != 0, with Python's sign.
+
+    Coefficients are those of the smallest magnitude, so that equal residues have equal text and
+    need no wide products.
+    """
     if den < 0:
         return scale(-1, mod(scale(-1, num), -den))
     constant, terms = split_linear(num)
@@ -77,7 +80,10 @@ def mod(num: Expr, den: int) -> Expr:
 
 
 def _least(factor: int, den: int) -> int:
-    """What equals the factor modulo den and has the least magnitude; den/2 keeps the sign."""
+    """The number of the smallest magnitude that equals the factor modulo den.
+
+    For den / 2 the factor's sign decides.
+    """
     rest = factor % den
     return rest - den if 2 * rest > den - (factor < 0) else rest
 

@@ -1,4 +1,4 @@
-"""The nodes of formulas: frozen values. Build them with the functions beside, never directly."""
+"""Frozen nodes of formulas. Build them with the functions of the package, never directly."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Expr:
 
     @cached_property
     def key(self) -> str:
-        """Text that orders formulas; the same in every process."""
+        """Text that orders formulas; it is the same in every process."""
         return repr(self)
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """Direct subformulas."""
+        """The direct subformulas."""
         return ()
 
 
@@ -43,7 +43,7 @@ class Sym(Expr):
 
     @cached_property
     def key(self) -> str:
-        """Queries before keys before everything else, as people write them."""
+        """A key that puts queries before keys before everything else, as people write them."""
         return f"Sym({'qk'.find(self.name) % 3}{self.name})"
 
 

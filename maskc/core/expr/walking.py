@@ -32,25 +32,25 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def symbols(expr: Expr) -> frozenset[str]:
-    """Names of the variables in it."""
+    """The names of the variables in a formula."""
     return frozenset(node.name for node in walk(expr) if isinstance(node, Sym))
 
 
 def params(expr: Expr) -> dict[str, int]:
-    """Names and defaults of its parameters, sorted by name."""
+    """The names and defaults of a formula's parameters, sorted by name."""
     found = {node.name: node.default for node in walk(expr) if isinstance(node, Param)}
     return dict(sorted(found.items()))
 
 
 def arrays(expr: Expr) -> tuple[str, ...]:
-    """Names of the arrays it reads, sorted."""
+    """The names of the arrays that a formula reads, sorted."""
     return tuple(sorted({node.array for node in walk(expr) if isinstance(node, Load)}))
 
 
 def transform(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild the formula bottom-up through the normalising functions.
 
-    `leaf` sees every node first; what it returns (unless None) stands for the whole node.
+    `leaf` sees every node first; if it returns a formula, that replaces the whole node.
     """
     replaced = leaf(expr)
     if replaced is not None:

@@ -19,13 +19,15 @@ from typing import Any
 from maskc.core.data import OPTIONS
 from maskc.core.errors import BadOption, BadShape, MixedLibraries
 from maskc.core.problem import Direction
+from maskc.core.tensors import Array
+from maskc.dispatch.checks import check_inputs
 from maskc.integrations.torch.eager import function
 from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
-from maskc.runtime.arrays import LIBRARIES, Array, library
+from maskc.runtime.arrays.find import library
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
-from maskc.runtime.checks import check_inputs
 
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
@@ -90,9 +92,9 @@ def through_torch(
         if q.is_meta and not compiling:
             _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
         # a dimension that is a symbol becomes a number: it chooses the kernel
-        sizes = [operator.index(n) for n in (q.shape[3], v.shape[3], q.shape[1])]
+        dim, dim_v, heads = map(operator.index, (q.shape[3], v.shape[3], q.shape[1]))
         # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
-        key = handle(find, id(owner), *sizes, q.dtype, place, wanted)
+        key = handle(find, id(owner), dim, dim_v, heads, q.dtype, place, wanted)
         return _operator(key, q, k, v, options, deterministic)
     attn = find(owner, *_sizes(q, v), q.dtype, place)
     if not wanted:
@@ -110,15 +112,16 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
         As `check_inputs`.
     """
     here = ("cpu" if attn.target.language == "c" else "cuda", 0)
-    views = [
+    of_q, of_k, of_v = (
         Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."),
               here if x.is_meta else _place(x))
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
-    ]  # fmt: skip
-    check_inputs(*views, attn.bundle.problem, attn.target)
+    )  # fmt: skip
+    check_inputs(of_q, of_k, of_v, attn.bundle.problem, attn.target)
 
 
 def _place(q: Any) -> tuple[str, int]:
+    """(device type, index) of a tensor."""
     device = q.device
     return device.type, device.index or 0
 
@@ -187,13 +190,13 @@ def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
 
 
 def _shape(v: Any) -> tuple[int, ...]:
-    """Of an array of another library."""
+    """The shape of an array of another library."""
     known = library(v, "v")
     return LIBRARIES[type(known)].view(known, "v").shape
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    """What autocast does to an operand of scaled_dot_product_attention: fp64 stays."""
+    """The operand as autocast passes it to scaled_dot_product_attention: fp64 stays."""
     import torch
 
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
@@ -212,7 +215,7 @@ def _watched(q: Any, k: Any, v: Any) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         found = "one under torch.func (vmap, grad, jvp)"
         raise BadOption("q", "a tensor that nothing transforms", found, at="q")
-    forward = torch.autograd.forward_ad
+    forward: Any = torch.autograd.forward_ad
     if forward._current_level >= 0 and any(
         isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None
         for x in (q, k, v)

@@ -13,10 +13,11 @@ def forward(
     attn: Any, call: Call, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any
 ) -> tuple[Any, Any]:
     """(out, lse) of a compiled mask."""
-    return attn.launch(
+    found: tuple[Any, Any] = attn.launch(
         q, k, v, return_lse=True, alibi_slopes=slopes, sink_logits=sinks, data=call.data(data),
         **call.options(),
     )  # fmt: skip
+    return found
 
 
 def backward(
@@ -27,10 +28,11 @@ def backward(
     import torch
 
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    return attn.backward(
+    found: tuple[Any, ...] = attn.backward(
         q, k, v, out, lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
         deterministic=deterministic, **call.options(), **call.data(data),
     )  # fmt: skip
+    return found
 
 
 @cache

@@ -37,7 +37,7 @@ def gradients(
 def _through_lse(
     backward: Callable[[Any, Any, Any], Any], v: Any, lse: Any, sinks: Any, dlse: Any
 ) -> list[Any]:
-    """As `backward`, for dlse alone."""
+    """The gradients for dlse alone; arguments as of `backward`."""
     import torch
 
     dlse = dlse.masked_fill(lse == -torch.inf, 0)

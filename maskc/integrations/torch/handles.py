@@ -1,4 +1,4 @@
-"""Compiled masks by name: what an operator, which takes no Python object, calls one."""
+"""Compiled masks by name, for operators, which take no Python objects."""
 
 from __future__ import annotations
 
@@ -80,11 +80,17 @@ def refuse(what: str, name: str, compiling: bool) -> None:
 
 # What torch.compiler.assume_constant_result sets, without importing torch here.
 for _function in (handle, check_dimensions, refuse):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def operators() -> tuple[Any, Any]:
-    """The operators of both passes, for whoever names them: a checkpoint policy, a profiler."""
+    """The operators of both passes, for code that must name them.
+
+    A selective checkpoint policy or a profiler does.
+
+    Returns:
+        (torch.ops.maskc.attention.default, torch.ops.maskc.attention_backward.default).
+    """
     import torch
 
     with _LOCK:

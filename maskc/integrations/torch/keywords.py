@@ -14,13 +14,13 @@ from maskc.core.errors import BadOption
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """All of a call but its tensors and its mask."""
+    """Everything of a call except its tensors and its mask."""
 
     layout: str
     """JSON object: for every keyword where its value is. A number is a place among the data
     tensors, a text holds a place among `values`, a list is a tuple, an object a marker."""
     values: tuple[Any, ...]
-    """What is no tensor; integers only where the call becomes an operator."""
+    """The options that are no tensors; they are integers where the call becomes an operator."""
     scale: float | None
     softcap: float | None
     normalizer: str
@@ -102,20 +102,20 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:
-    """Where the value goes, as JSON."""
+    """The place of the value in the JSON text."""
     import torch
 
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return str(len(tensors) - 1)
-    for marker, word in _MARKERS.items():
-        if isinstance(value, marker):
-            inner = _place(value.array, tensors, values, as_operator)
-            most = getattr(value, "max_seqlen", None)
-            if most is None:
-                return f'{{"{word}": {inner}}}'
-            values.append(most)
-            return f'{{"{word}": {inner}, "max_seqlen": "{len(values) - 1}"}}'
+    if isinstance(value, (CuSeqlens, Parents)):
+        word = _MARKERS[type(value)]
+        inner = _place(value.array, tensors, values, as_operator)
+        most = getattr(value, "max_seqlen", None)
+        if most is None:
+            return f'{{"{word}": {inner}}}'
+        values.append(most)
+        return f'{{"{word}": {inner}, "max_seqlen": "{len(values) - 1}"}}'
     if isinstance(value, tuple) and not all(isinstance(part, int) for part in value):
         parts = [_place(part, tensors, values, as_operator) for part in value]
         return "[" + ", ".join(parts) + "]"
@@ -143,7 +143,8 @@ def _as_tensor(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _parsed(layout: str) -> dict[str, Any]:
-    return json.loads(layout)
+    found: dict[str, Any] = json.loads(layout)
+    return found
 
 
 def _fill(place: Any, tensors: Sequence[Any], values: Sequence[Any]) -> Any:

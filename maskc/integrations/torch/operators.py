@@ -6,7 +6,7 @@ list of tensors and a text that says which keyword each belongs to (see `keyword
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from maskc.integrations.torch.eager import backward, forward
@@ -119,5 +119,5 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
 
     found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
     # torch wants an empty list where an empty list came in, of integers too
-    others = ([] if x == [] else None for x in ctx.rest)
+    others: Iterator[object] = ([] if x == [] else None for x in ctx.rest)
     return *found, [None for _ in data], *others

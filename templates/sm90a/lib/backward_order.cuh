@@ -10,7 +10,7 @@ struct alignas(16) Item {
 constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
 
 // Which tile of dq a column adds to, and, where that matters, how many do so before; the last turn
-// of a column may be HELD, see maskc/layout/ordered.py.
+// of a column may be HELD, see maskc/layout/work/deterministic_order.py.
 struct Turn {
     i32 sum, rank;
 };
@@ -39,7 +39,8 @@ FN i32 word_in(const struct Attention &, const List &list, i32 i) {
 
 FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     item.steps = -1;
-    if (p.work) {  // the same order, with long columns cut; maskc/layout/ordered.py
+    // The same order, with long columns cut: see maskc/layout/work/deterministic_order.py.
+    if (p.work) {
         if (index >= p.items) return;
         item.work = work_at(p, index);
         item.steps = item.work.count;
@@ -73,7 +74,7 @@ FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 h
     const i32 sum = head * p.tile_rows + row;
     i32 word;
     if (turn_word(word, p, list, i)) {
-        constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/ordered.py
+        constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/work/deterministic_order.py
         const i32 which = word % MOST_SUMS, rank = (word & ~HELD) / MOST_SUMS;
         return {which ? further_of(p, head, row).first + which - 1 : sum, rank | (word & HELD)};
     }

@@ -1,7 +1,7 @@
 // Masks that depend on k - q alone, as bits in memory.
 
 // Bit DISTANCE_PAD + n_q - 1 + k - q of a mask tells whether query q sees key k; what makes them is
-// maskc/layout/distances.py.
+// maskc/layout/tiles/relative_bits.py.
 constexpr i32 DISTANCE_PAD = 256;
 FN const u32 *distances_of(const struct Attention &p, i32 head) {
     const i32 words = (p.n_q + p.n_kv + 2 * DISTANCE_PAD + 31) / 32;

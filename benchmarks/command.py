@@ -1,0 +1,136 @@
+"""`python -m benchmarks`: run a suite, show what one measured, fit the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+
+from benchmarks.files import Report, save, saved
+from maskc.cli.app import Commands
+from maskc.cli.options import json_option
+from maskc.cli.output import FilePath, told, write_json
+from maskc.core.errors import CheckFailed, UsageMistake
+
+Command = Callable[..., Any]
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def main() -> None:
+    """Timings of maskc beside other libraries, every result checked, from a checkout.
+
+    A mask of your own is timed by `maskc bench`. Exit codes: 0 fine, 1 a build failed, 2 usage,
+    3 a result is wrong.
+    """
+
+
+def _shown(command: Command) -> Command:
+    """--table, --plot and --calibrate: a file in a form of its own instead of text."""
+    options = (
+        click.option("--table", type=FilePath(dir_okay=False), metavar="FILE",
+                     help="Write a table in Markdown."),
+        click.option("--plot", type=FilePath(dir_okay=False), metavar="FILE",
+                     help="Draw the results as PNG or SVG."),
+        click.option("--calibrate", type=FilePath(dir_okay=False), metavar="FILE",
+                     help="Write the cost model's coefficients, from the suite `calibration`."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return json_option(command)
+
+
+@main.command(short_help="Run a suite.")
+@click.argument("suite")
+@click.option("--target", metavar="T", help="Instead of the suite's own.")
+@click.option("--impl", "impls", multiple=True, metavar="NAME", help="Only these of the suite.")
+@click.option("--cases", multiple=True, metavar="GLOB", help="Only cases that match.")
+@click.option(
+    "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
+)
+@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="No case starts later."
+)
+@click.option(
+    "-o", "--output", type=FilePath(dir_okay=False), metavar="FILE",
+    help="Write the results there after each case.",
+)  # fmt: skip
+@click.option(
+    "--into", type=FilePath(dir_okay=False), metavar="FILE",
+    help="Add the results to a file as one more run, after each case.",
+)  # fmt: skip
+@_shown
+def run(
+    suite: str, target: str | None, impls: tuple[str, ...], cases: tuple[str, ...], direction: str,
+    repeats: int, minutes: float | None, output: str | None, into: str | None, table: str | None,
+    plot: str | None, calibrate: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run SUITE: cpu, sm80, anchors, decoding, documents, selections, grids, calibration or
+    correctness."""
+    from benchmarks.runs import added, next_number
+    from benchmarks.suite import Limits, run_suite
+
+    if output and into:
+        raise UsageMistake("--output replaces a file, --into adds to one", "give one of them")
+    before = saved(Path(into)) if into else None
+    number = next_number(before)
+    directions = ("fwd", "bwd") if direction == "both" else (direction,)
+    deadline = None if minutes is None else monotonic() + 60 * minutes
+    limits = Limits(cases, impls=impls, directions=directions, repeats=repeats, deadline=deadline)
+
+    def keep(so_far: Report) -> None:
+        if output:
+            save(Path(output), so_far)
+        if into:
+            save(Path(into), added(before, so_far, number))
+
+    with told() as progress:
+        report = run_suite(suite, limits, progress=progress, target=target, each=keep)
+    _write(added(before, report, number) if into else report, table, plot, calibrate, as_json)
+
+
+@main.command(short_help="Show results measured before.")
+@click.argument("results", type=FilePath(dir_okay=False))
+@_shown
+def show(
+    results: str, table: str | None, plot: str | None, calibrate: str | None, as_json: bool
+) -> None:
+    """Show the RESULTS of a suite, a file that --output or --into wrote."""
+    report = saved(Path(results))
+    if report is None:
+        raise UsageMistake(f"{results}: there is no such file", "give a file that a suite wrote")
+    _write(report, table, plot, calibrate, as_json)
+
+
+def _write(
+    report: Report, table: str | None, plot: str | None, calibrate: str | None, as_json: bool
+) -> None:
+    """Whatever was asked for; text where nothing was."""
+    from benchmarks import standings
+    from benchmarks.report import table as as_text
+
+    if calibrate:
+        from benchmarks.fitting import calibrate as fit
+
+        click.echo(fit(report, calibrate), nl=False)
+    if table:
+        Path(table).write_text(standings.markdown(report))
+    if plot:
+        standings.draw(report, plot)
+    if as_json:
+        write_json(report)
+    elif not (calibrate or table or plot):
+        click.echo(as_text(report), nl=False)
+    wrong = [
+        row for row in report["rows"]
+        if row["impl"] == "maskc" and not row["ok"] and not row.get("raised")
+    ]  # fmt: skip
+    if wrong:
+        named = ", ".join(f"{row['case']} {row['direction']}" for row in wrong)
+        raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {named}")

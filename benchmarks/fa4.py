@@ -1,0 +1,76 @@
+"""FlashAttention 4, the CuTe kernels of the package flash-attn-4, for masks it has a name for."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.contender import Contender, Form, Missing, form_of
+from maskc.verify.case import Case
+from maskc.verify.tensors import Tensors
+
+MISSING = "the package flash-attn-4 is not installed"
+
+
+def installed() -> bool:
+    """Whether flash_attn.cute can be found; nothing of it is imported."""
+    try:
+        return find_spec("flash_attn.cute") is not None
+    except ImportError:
+        return False
+
+
+def options(form: Form) -> dict[str, Any] | None:
+    """How flash_attn_func is asked for a mask; None where it has no words for it."""
+    if form.name == "full":
+        return {}
+    if form.name == "causal":
+        return {"causal": True}
+    if form.name == "window":
+        causal = {"causal": True} if form.right == 0 else {}
+        return causal | {"window_size": (form.left, form.right)}
+    return None
+
+
+def fa4_contender(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
+    """flash_attn_func on tensors of its own order, [B, N, H, D]; None for other masks.
+
+    Raises:
+        Missing: the package is not installed.
+    """
+    import torch
+
+    asked = options(form_of(case))
+    if asked is None:
+        return None
+    if not installed():
+        raise Missing(MISSING)
+    from flash_attn.cute.interface import flash_attn_func
+
+    own = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
+
+    def attend(*inputs: Any) -> Any:
+        found = flash_attn_func(*inputs, softmax_scale=case.scale, **asked)
+        return found[0] if isinstance(found, tuple) else found
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return attend(*own).transpose(1, 2)
+
+    @cache
+    def graph() -> tuple[Any, list[Any]]:
+        leaves = [x.detach().requires_grad_() for x in own]
+        return attend(*leaves), leaves
+
+    turned: dict[int, tuple[Any, Any]] = {}  # gradients come in another order than it takes
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        if id(dout) not in turned:
+            turned.clear()
+            turned[id(dout)] = dout, dout.transpose(1, 2).contiguous()
+        out, leaves = graph()
+        found = torch.autograd.grad(out, leaves, turned[id(dout)][1], retain_graph=True)
+        return tuple(x.transpose(1, 2) for x in found)
+
+    return Contender("fa4", forward, gradient if backward else None)

@@ -1,0 +1,124 @@
+"""Compiling ahead: every kernel of a suite in many processes, so that timing finds them in caches.
+
+What maskc builds lies in its own cache afterwards, FlexAttention's kernels in PyTorch's, those of
+FlashAttention 4 in its. Failures are silent here: they come again, and are told, when timed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable
+from multiprocessing.pool import IMapUnorderedIterator
+from time import monotonic, perf_counter
+
+from benchmarks.anchors import ANCHORS
+from benchmarks.contest import Progress
+from maskc.core.dtypes import DType
+from maskc.verify.environment import cores
+
+_WORKERS = 12
+_SILENCE = 60.0
+"""Seconds without a finished job after which the rest is left to be compiled when needed."""
+_ORDER = ("flex_flash", "fa4", "flex", "maskc")
+"""What is compiled, slowest first; the others have nothing to compile."""
+Job = tuple[str, str, tuple[str, ...], str]
+"""Case, implementation, directions, target of maskc."""
+
+
+def use_caches() -> None:
+    """Let PyTorch and FlashAttention 4 keep compiled kernels on disk; before either is imported."""
+    for name in (
+        "TORCHINDUCTOR_FX_GRAPH_CACHE",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+    ):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a kernel or two at a time
+
+
+def jobs(
+    cases: Iterable[str], impls: Iterable[str], directions: tuple[str, ...], target: str
+) -> list[Job]:
+    """What there is to compile, slowest first."""
+    names, wanted = list(cases), set(impls)
+    return [(case, impl, directions, target) for impl in _ORDER if impl in wanted for case in names]
+
+
+def prepare(work: list[Job], seconds: float, progress: Progress) -> dict[str, float]:
+    """Compile in parallel, for at most so many seconds.
+
+    Returns:
+        Milliseconds that maskc took by case, from the mask to a loaded kernel.
+    """
+    workers = min(cores() - 2, _WORKERS, len(work))
+    if workers < 2:
+        return {}
+    progress(f"compiling {len(work)} things ahead in {workers} processes")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _start) as pool:  # leaving it ends the workers
+        return _collected(pool.imap_unordered(_done, work), len(work), seconds, progress)
+
+
+def _collected(
+    results: IMapUnorderedIterator, count: int, seconds: float, progress: Progress
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    ends, quiet = monotonic() + seconds, monotonic() + _SILENCE
+    finished = 0
+    while finished < count and monotonic() < min(ends, quiet):
+        try:
+            case, impl, ms = results.next(timeout=5)
+        except multiprocessing.TimeoutError:
+            progress(f"compiling ahead: {finished} of {count}")
+            continue
+        finished += 1
+        quiet = monotonic() + _SILENCE
+        progress(f"compiling ahead: {finished} of {count}, {impl} of {case}")
+        if impl == "maskc" and ms is not None:
+            found[case] = ms
+    return found
+
+
+def _start() -> None:
+    """Of a worker: one thread each."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _done(job: Job) -> tuple[str, str, float | None]:
+    """(case, implementation, milliseconds; None where it failed)."""
+    case, impl, directions, target = job
+    try:
+        return case, impl, _compile(case, impl, directions, target)
+    except Exception:  # told when it is timed
+        return case, impl, None
+
+
+def _compile(name: str, impl: str, directions: tuple[str, ...], target: str) -> float:
+    case = next(anchor for anchor in ANCHORS if anchor.name == name).case(DType.bfloat16)
+    start = perf_counter()
+    if impl == "maskc":
+        case.mask.compile(
+            case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target
+        ).warmup()
+        return (perf_counter() - start) * 1e3
+    import torch
+
+    from benchmarks.flex import start_anew
+    from benchmarks.rivals import make_rival
+    from maskc.verify.pairs import Pairs
+    from maskc.verify.tensors import make_tensors
+
+    start_anew()
+    tensors = make_tensors(case, "cuda")
+    rival = make_rival(impl, case, tensors, Pairs(case), "bwd" in directions)
+    if rival is not None:
+        with rival.scope():
+            if "fwd" in directions:
+                rival.forward()
+            if "bwd" in directions and rival.backward is not None:
+                rival.backward(tensors.dout)
+        torch.cuda.synchronize()
+    del rival, tensors
+    torch.cuda.empty_cache()
+    return (perf_counter() - start) * 1e3

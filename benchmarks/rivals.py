@@ -1,0 +1,210 @@
+"""The implementations that are timed side by side: maskc and what PyTorch offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.contender import Contender, Form, Unavailable, differentiated, form_of, named
+from maskc.driver import selects
+from maskc.verify.case import Case
+from maskc.verify.pairs import Pairs
+from maskc.verify.tensors import Tensors, data_on_device
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+IMPLS = {
+    "maskc": "the compiled mask",
+    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "sdpa_causal": "SDPA with is_causal, for masks that are causal",
+    "sdpa_masked": "SDPA with the mask as booleans",
+    "flex": "compiled FlexAttention",
+    "flex_flash": "compiled FlexAttention with the kernels of FlashAttention 4",
+    "fa2": "SDPA's flash backend; with its window arguments for a plain window",
+    "cudnn": "SDPA's cuDNN backend",
+    "fa4": "FlashAttention 4, for full, causal and window masks",
+    "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax, for "
+    "masks that choose at run time",
+    "flex_table": "PyTorch's operators choose blocks, compiled FlexAttention reads a table of them",
+    "fla_nsa": "the same, with the kernel of native sparse attention of flash-linear-attention",
+    "entmax": "the package entmax between PyTorch's products, unfused",
+    "adasplash": "AdaSplash, for full and causal masks",
+}
+_MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
+"""Largest boolean mask handed to SDPA."""
+
+
+def maskc_contenders(
+    case: Case, tensors: Tensors, attn: CompiledMask, backward: bool
+) -> list[Contender]:
+    """The compiled mask, always with its log-sum-exp; on a GPU its deterministic backward too."""
+    inputs, data = tensors.qkv, data_on_device(case, tensors)
+    softmax = partial(attn, *inputs, return_lse=True, **data)
+    if case.alpha > 1:
+        data |= {"normalizer": "entmax", "alpha": case.alpha}
+
+    def forward() -> Any:
+        return attn(*inputs, return_lse=True, **data)
+
+    kept = cache(forward)
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        return attn.backward(*inputs, *kept(), dout, **data)
+
+    def repeatable(dout: Any) -> tuple[Any, ...]:
+        return attn.backward(*inputs, *kept(), dout, deterministic=True, **data)
+
+    def sources() -> tuple[str, ...]:
+        return named(attn.last_sources)
+
+    found = [Contender("maskc", forward, gradient if backward else None, sources=sources)]
+    if backward and tensors.device == "cuda":
+        found.append(Contender(
+            "maskc", None, repeatable, variant="deterministic", sources=sources, attended=kept
+        ))  # fmt: skip
+    if case.alpha > 1:
+        found.append(Contender("maskc", softmax, None, variant="softmax", alpha=1.0))
+    return found
+
+
+def make_rival(
+    impl: str, case: Case, tensors: Tensors, pairs: Pairs, backward: bool
+) -> Contender | None:
+    """One of IMPLS other than maskc, on the same tensors; None where it is for other masks.
+
+    Raises:
+        Unavailable: it could be asked for this case, but cannot run it here.
+    """
+    if impl == "topk":
+        return _topk(case, tensors, backward) if case.alpha == 1 else None
+    if impl in ("entmax", "adasplash"):
+        from benchmarks.entmax import entmax_contender
+
+        return entmax_contender(impl, case, tensors, backward) if case.alpha > 1 else None
+    if impl in ("flex_table", "fla_nsa"):
+        from benchmarks import flex_table
+
+        makers = {
+            "flex_table": flex_table.flex_table_contender,
+            "fla_nsa": flex_table.nsa_contender,
+        }
+        return makers[impl](case, tensors)
+    if (selects(case.mask) or case.alpha > 1) and impl != "dense":
+        return None
+    form = form_of(case)
+    if impl in ("flex", "flex_flash"):
+        from benchmarks.flex import flex_contender
+
+        return flex_contender(case, tensors, pairs, backward, flash=impl == "flex_flash")
+    if impl == "fa4":
+        from benchmarks.fa4 import fa4_contender
+
+        return fa4_contender(case, tensors, backward)
+    sdpa = partial(_sdpa, case, tensors, backward, impl)
+    if impl == "dense":  # softmax is no other normalizer's price
+        return sdpa(keeps_all=True) if case.alpha == 1 else None
+    if impl == "sdpa_masked":
+        return sdpa(attn_mask=boolean_mask(case, tensors, pairs))
+    if impl == "sdpa_causal":
+        return sdpa(is_causal=True) if form.name == "causal" else None
+    if impl == "fa2" and form.name == "window":
+        return _flash_window(case, tensors, backward, form)
+    if form.name not in ("full", "causal"):
+        return None
+    return sdpa(is_causal=form.name == "causal", backend=impl)
+
+
+def _topk(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
+    from benchmarks.unfused import chosen_by_torch, exact_products
+
+    call = chosen_by_torch(case, tensors) if selects(case.mask) else None
+    if call is None:
+        return None
+    gradient = differentiated(call, tensors) if backward else None
+    return Contender("topk", partial(call, *tensors.qkv), gradient, scope=exact_products)
+
+
+# ------------------------------------------------------------------ SDPA
+
+
+def _sdpa(
+    case: Case, tensors: Tensors, backward: bool, impl: str, *, keeps_all: bool = False,
+    backend: str = "", **options: Any,
+) -> Contender:  # fmt: skip
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if case.group > 1:
+        options["enable_gqa"] = True
+    call = partial(scaled_dot_product_attention, **options)
+    scope = partial(_backend, backend) if backend else nullcontext
+    gradient = differentiated(call, tensors) if backward else None
+    return Contender(impl, partial(call, *tensors.qkv), gradient, keeps_all, scope, alpha=1.0)
+
+
+def _backend(name: str) -> AbstractContextManager[Any]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    chosen = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    return sdpa_kernel(chosen[name])
+
+
+def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
+    """The mask as SDPA takes it: bool [B or 1, H or 1, n_q, n_kv] on the device.
+
+    Raises:
+        Unavailable: it would be too large.
+    """
+    import torch
+
+    batch = case.batch if pairs.batched else 1
+    heads = case.heads if pairs.by_head else 1
+    size = batch * heads * case.n_q * case.n_kv
+    if size > _MASK_BYTES[tensors.device]:
+        raise Unavailable(f"its boolean mask would have {size:.3g} elements")
+    mask = torch.empty((batch, heads, case.n_q, case.n_kv), dtype=torch.bool, device=tensors.device)
+    for b, h in np.ndindex(batch, heads):
+        for rows in _chunks(case.n_q):
+            mask[b, h, rows[0] : rows[-1] + 1] = torch.tensor(pairs.rows(b, h, rows))
+    return mask
+
+
+def _chunks(n_q: int) -> Iterator[np.ndarray]:
+    for start in range(0, n_q, 1024):
+        yield np.arange(start, min(start + 1024, n_q))
+
+
+# ------------------------------------------------------------------ flash with a window
+
+
+def _flash_window(case: Case, tensors: Tensors, backward: bool, form: Form) -> Contender:
+    """FlashAttention's own window, which SDPA does not reach: the operator below its backend."""
+    import torch
+
+    ops = torch.ops.aten
+    q, k, v = (x.transpose(1, 2) for x in tensors.qkv)  # it takes [B, N, H, D]
+    sizes = (None, None, case.n_q, case.n_kv, 0.0, False)
+    window = {
+        "scale": case.scale, "window_size_left": form.left, "window_size_right": form.right
+    }  # fmt: skip
+
+    def run() -> tuple[Any, ...]:
+        return ops._flash_attention_forward(q, k, v, *sizes, False, **window)
+
+    def forward() -> Any:
+        return run()[0].transpose(1, 2)
+
+    kept = cache(run)
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        out, lse, state, unused, _ = kept()
+        found = ops._flash_attention_backward(
+            dout.transpose(1, 2), q, k, v, out, lse, *sizes, state, unused, **window
+        )
+        return tuple(x.transpose(1, 2) for x in found)
+
+    return Contender("fa2", forward, gradient if backward else None)

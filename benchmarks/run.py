@@ -1,0 +1,200 @@
+"""One mask on one machine: maskc and its rivals, checked and timed in the same run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.chosen import ChosenPairs
+from benchmarks.contest import Ask, Contest, Measured, Progress, short
+from benchmarks.predicted import predicted_ms
+from benchmarks.report import reason
+from benchmarks.report import summary as summary
+from benchmarks.report import table as table
+from benchmarks.rivals import IMPLS
+from maskc.core.dtypes import DType
+from maskc.core.errors import MaskcError
+from maskc.core.problem import Direction
+from maskc.driver import selects
+from maskc.verify.case import Case
+from maskc.verify.environment import environment
+from maskc.verify.judge import sample_rows
+from maskc.verify.pairs import Pairs
+from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors, target_for
+
+if TYPE_CHECKING:
+    from maskc.dsl.mask import Mask
+    from maskc.runtime.compiled import CompiledMask
+
+DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
+
+
+def bench_pattern(
+    name: str,
+    mask: Mask,
+    *,
+    n: int,
+    n_kv: int | None = None,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    head_dim: int = 64,
+    dtype: str = "float32",
+    target: str | None = None,
+    directions: tuple[str, ...] = ("fwd", "bwd"),
+    repeats: int = 20,
+    data: Mapping[str, object] | None = None,
+    progress: Progress = lambda text: None,
+) -> dict[str, Any]:
+    """Time a mask beside dense, masked and FlexAttention, and check every result.
+
+    Args:
+        name: what rows call the case.
+        n, n_kv: queries and keys; n_kv = n when None.
+        heads, kv_heads: of q, and of k and v (`heads` when None).
+        dtype: storage type of the tensors.
+        target: None is what this machine has for this problem.
+        directions: among "fwd" and "bwd"; a target without backward kernels leaves "bwd" out.
+        repeats: rounds of the timing.
+        data: arrays and parameters the mask names.
+        progress: told, in a few words, what happens next.
+
+    Returns:
+        {"environment": {...}, "rows": [{"case", "impl", "direction", "ms", "live_tflops", "error",
+        "ok"}]}. `live_tflops` counts live pairs only, for every implementation. A row that failed
+        its check, or could not run, has ok False; environment["notes"] says why.
+
+    Raises:
+        MaskcError: the mask, its data or the problem are refused.
+    """
+    case = Case(
+        name, mask, batch, heads, kv_heads or heads, n, n if n_kv is None else n_kv, head_dim,
+        DType.parse(dtype), dict(data or {}),
+    )  # fmt: skip
+    chosen = target_for(case, target)
+    ask = Ask(chosen, directions, tuple(IMPLS), repeats, progress=progress)
+    measured = bench_case(case, ask)
+    about = environment(device_of(chosen)) | {"target": chosen.name, "repeats": repeats}
+    about |= {"cases": {name: measured.about}, "notes": measured.notes}
+    return {"environment": about, "rows": measured.rows}
+
+
+# ------------------------------------------------------------------ one case
+
+
+def bench_case(case: Case, ask: Ask) -> Measured:
+    """Measure one case; implementations that cannot run it become notes or rows that say so.
+
+    Raises:
+        MaskcError: maskc itself refuses the case, unless rivals are wanted anyway.
+    """
+    result, device = Measured(), device_of(ask.target)
+    ask.progress(f"{case.name}: compiling for {ask.target.name}")
+    attn, compile_ms, refused = None, None, None
+    try:
+        attn, compile_ms = _compiled(case, ask)
+    except Exception as error:
+        if not ask.rivals_anyway:
+            raise
+        refused = error
+    if not ask.rivals_anyway:
+        ask = replace(ask, directions=_offered(case, ask, result))
+    ask.progress(f"{case.name}: counting and checking")
+    _fresh(ask)
+    rows = sample_rows(case.n_q, case.n_kv)
+    tensors = make_tensors(case, device)
+    contest = Contest(case, ask, tensors, pairs_of(case, tensors), rows, result)
+    contest.of_maskc |= {} if compile_ms is None else {"compile_ms": short(compile_ms)}
+    contest.of_maskc |= _tile_pairs(attn, contest)
+    if attn is not None and case.alpha == 1:
+        contest.predicted = predicted_ms(case, attn, ask.target)
+    result.about |= _about(contest)
+    if refused is not None and "maskc" in ask.impls:
+        for direction in ask.directions:
+            contest.broke(("maskc", ""), direction, reason(refused))
+    contenders = contest.contenders(attn)
+    contest.check(contenders)
+    allowed = contest.judge().allowed
+    result.about["allowed"] = {part: short(x) for part, x in allowed.items()}
+    contest.time(contenders)
+    del contenders, contest
+    _free(device)
+    return result
+
+
+def pairs_of(case: Case, tensors: Tensors) -> Pairs | ChosenPairs:
+    """The live pairs of a case; tensors decide them where the mask chooses at run time."""
+    return ChosenPairs(case, tensors) if selects(case.mask) else Pairs(case)
+
+
+def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:
+    """The mask, built and loaded, and the milliseconds it took (or took where it was built)."""
+    start = perf_counter()
+    attn = case.mask.compile(
+        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=ask.target.name
+    )
+    attn.warmup(("entmax",) if case.alpha > 1 else ())
+    here = (perf_counter() - start) * 1e3
+    return attn, here if ask.compile_ms is None else ask.compile_ms
+
+
+def _offered(case: Case, ask: Ask, result: Measured) -> tuple[str, ...]:
+    """The directions that the target has kernels for."""
+    found = tuple(d for d in ask.directions if DIRECTIONS[d] in ask.target.directions)
+    for left_out in sorted(set(ask.directions) - set(found)):
+        text = f"{case.name} {left_out}: target {ask.target.name} has no such kernels"
+        result.notes.append(text)
+    return found
+
+
+def _tile_pairs(attn: CompiledMask | None, contest: Contest) -> dict[str, Any]:
+    """Pairs in the tiles the kernel visits, where all heads and sequences visit the same."""
+    case, pairs = contest.case, contest.pairs
+    if attn is None or pairs.batched or pairs.by_head:
+        return {}
+    try:
+        tiles = attn.layout(case.n_q, case.n_kv, **case.data)
+    except MaskcError as error:
+        contest.note("maskc", f"its tiles were not counted: {reason(error)}")
+        return {}
+    each = int(tiles.nnz) * int(tiles.tile.q) * int(tiles.tile.k)
+    return {"tile_pairs": each * case.batch * case.heads}
+
+
+def _about(contest: Contest) -> dict[str, Any]:
+    case, live = contest.case, contest.live
+    everything = case.batch * case.heads * case.n_q * case.n_kv
+    checked = (
+        f"{len(contest.rows)} of {case.n_q} query rows on every head against fp64, gradients from "
+        f"those rows; live keys from {contest.pairs.source}"
+    )
+    if (heads := contest.heads()) is not None:
+        checked += f"; everything on {heads.number} whole heads"
+    found = {
+        "mask": str(case.mask), "batch": case.batch, "heads": case.heads,
+        "kv_heads": case.kv_heads, "n_q": case.n_q, "n_kv": case.n_kv, "head_dim": case.head_dim,
+        "dtype": case.dtype.value, "live_pairs": live,
+        "live_share": short(live / everything) if everything else 0.0, "checked": checked,
+    }  # fmt: skip
+    found |= {"alpha": case.alpha} if case.alpha > 1 else {}
+    tiles = contest.of_maskc.get("tile_pairs")
+    return found | ({} if tiles is None else {"tile_pairs": tiles})
+
+
+def _fresh(ask: Ask) -> None:
+    """FlexAttention compiles a function per case and would stop after a few."""
+    if has_torch() and any(impl.startswith("flex") for impl in ask.impls):
+        from benchmarks.flex import start_anew
+
+        start_anew()
+
+
+def _free(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()

@@ -1,0 +1,246 @@
+"""Lists of cases that belong together, run one after another; a failing case stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from benchmarks import calibration, correctness
+from benchmarks.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, ENTMAX, SELECTIONS, SM80, Anchor
+from benchmarks.contest import Ask, Measured, Progress
+from benchmarks.grids import GRIDS
+from benchmarks.prepare import jobs, prepare, use_caches
+from benchmarks.report import reason
+from benchmarks.rivals import IMPLS
+from benchmarks.run import bench_case
+from maskc.build.toolchain import gpus
+from maskc.core.dtypes import DType
+from maskc.core.errors import NoDevice, UsageMistake
+from maskc.core.target import Target
+from maskc.runtime.device import default_target
+from maskc.verify.environment import environment
+from maskc.verify.tensors import device_of
+from maskc.verify.timing import SECONDS
+
+_AHEAD = 0.4
+"""Share of the time that compiling ahead may take."""
+Report = dict[str, Any]
+Unit = tuple[str, Callable[[], Measured]]
+"""A name, and what measures it."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Anchors timed in one run."""
+
+    anchors: tuple[Anchor, ...]
+    target: str | None
+    """None: this machine's."""
+    dtype: DType
+    impls: tuple[str, ...]
+    whole: bool = False
+    """Whether rivals are timed where maskc cannot, and everything is compiled ahead."""
+    directions: tuple[str, ...] = ("fwd", "bwd")
+
+
+ENTMAX_IMPLS = ("entmax", "adasplash")
+_ALL_GPU = ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4")
+SUITES = {
+    "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
+    "sm80": Suite(SM80, "sm_80", DType.bfloat16, ("maskc", "fa2", "cudnn", "flex")),
+    "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
+    "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
+    "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),
+    "selections": Suite(
+        (*SELECTIONS, *ENTMAX),
+        "sm_90a",
+        DType.bfloat16,
+        ("maskc", "topk", "flex_table", "fla_nsa", "dense", *ENTMAX_IMPLS),
+        directions=("fwd",),
+    ),
+    "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
+}
+"""Timed suites by name; the others are `correctness`, and `calibration` of the cost model."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which part of a timed suite runs, and for how long."""
+
+    only: tuple[str, ...] = ()
+    """Shell patterns of case names (of pattern names for `correctness`); none is all."""
+    without: frozenset[str] = frozenset()
+    """Cases left out."""
+    impls: tuple[str, ...] = ()
+    """None is all of the suite."""
+    directions: tuple[str, ...] = ("fwd", "bwd")
+    repeats: int = 20
+    """Rounds of the timing."""
+    seconds: float = SECONDS
+    """What one rival may spend in all rounds of a direction."""
+    deadline: float | None = None
+    """A value of time.monotonic(); cases due later are left out, with a note."""
+
+    def takes(self, name: str) -> bool:
+        """Whether a case runs."""
+        chosen = not self.only or any(fnmatchcase(name, shape) for shape in self.only)
+        return chosen and name not in self.without
+
+
+def run_suite(
+    name: str,
+    limits: Limits = Limits(),
+    *,
+    progress: Progress = lambda text: None,
+    target: str | None = None,
+    each: Callable[[Report], None] = lambda report: None,
+    resume: Report | None = None,
+) -> Report:
+    """Run one suite: one of SUITES, `calibration` or `correctness`.
+
+    Args:
+        limits: which part of it, and for how long.
+        progress: told what happens next.
+        target: instead of the suite's own.
+        each: given the report so far before and after every case; before, its environment names
+            the case under "running".
+        resume: a report that `each` was given: its cases are not run again, and the one that was
+            running counts as failed.
+
+    Returns:
+        As `bench_pattern`; correctness rows have no times.
+
+    Raises:
+        UsageMistake: an unknown suite or implementation, or patterns for no case.
+        NoDevice: the GPU does not answer any more; the report lies with `each`.
+    """
+    suite = SUITES.get(name)
+    if suite is None and name not in ("calibration", "correctness"):
+        known = ", ".join((*SUITES, "calibration", "correctness"))
+        raise UsageMistake(f"there is no suite {name!r}", f"the suites are {known}")
+    strange = [impl for impl in limits.impls if impl not in IMPLS]
+    if strange:
+        hint = f"there are {', '.join(IMPLS)}"
+        raise UsageMistake(f"nothing here is called {strange[0]!r}", hint, at="--impl")
+    chosen = Target.named(target or (suite.target if suite else None) or best_target())
+    about = environment(device_of(chosen)) | {"suite": name, "target": chosen.name}
+    about |= {} if name == "correctness" else {"repeats": limits.repeats}
+    report = _started(about, resume)
+    each(report)
+    if suite:
+        units = _timed(suite, limits, chosen, progress, set(report["environment"]["cases"]))
+    elif name == "calibration":
+        ask = Ask(chosen, limits.directions, ("maskc",), limits.repeats, limits.seconds, progress)
+        units = calibration.units(chosen, limits.only, ask)
+    else:
+        units = correctness.units(chosen, limits.only, progress)
+    count = 0
+    for unit in units:
+        count += 1
+        _run_unit(unit, report, chosen, each, limits.deadline)
+    if not count:
+        shapes = ", ".join(limits.only) or "what is left"
+        raise UsageMistake(f"no case of {name} matches {shapes}", "shell patterns match")
+    each(report)
+    return report
+
+
+def best_target() -> str:
+    """This machine's target; on Hopper its own, once that has kernels."""
+    usual = default_target()
+    found = gpus()
+    hopper = bool(found) and found[0].capability == 90
+    own = usual == "sm_80" and hopper and bool(Target.named("sm_90a").directions)
+    return "sm_90a" if own else usual
+
+
+def _timed(
+    suite: Suite, limits: Limits, target: Target, progress: Progress, done: set[str]
+) -> list[Unit]:
+    anchors = [anchor for anchor in suite.anchors if limits.takes(anchor.name)]
+    impls = tuple(impl for impl in suite.impls if not limits.impls or impl in limits.impls)
+    directions = tuple(each for each in suite.directions if each in limits.directions)
+    ask = Ask(target, directions, impls, limits.repeats, limits.seconds, progress, suite.whole)
+    compiled: dict[str, float] = {}
+    if suite.whole and device_of(target) == "cuda":
+        use_caches()
+        names = [anchor.name for anchor in anchors if anchor.name not in done]
+        left = 600.0 if limits.deadline is None else limits.deadline - monotonic()
+        work = jobs(names, impls, limits.directions, target.name)
+        compiled = prepare(work, _AHEAD * left, progress)
+    return [
+        (anchor.name, partial(_bench, suite, anchor, ask, compiled.get(anchor.name)))
+        for anchor in anchors
+    ]
+
+
+def _bench(suite: Suite, anchor: Anchor, ask: Ask, compile_ms: float | None) -> Measured:
+    return bench_case(anchor.case(suite.dtype), replace(ask, compile_ms=compile_ms))
+
+
+# ------------------------------------------------------------------ one unit after another
+
+
+def _started(about: dict[str, object], resume: Report | None) -> Report:
+    report: Report = {"environment": about | {"cases": {}, "notes": []}, "rows": []}
+    if resume is None:
+        return report
+    before = resume["environment"]
+    report["rows"] += resume["rows"]
+    report["environment"]["cases"] |= before["cases"]
+    report["environment"]["notes"] += before["notes"]
+    if "running" in before:
+        _failed(report, before["running"], "the process that ran it ended")
+    return report
+
+
+def _failed(report: Report, name: str, why: str) -> None:
+    """A unit that gave nothing: a row that says why."""
+    report["environment"]["cases"][name] = {}
+    report["environment"]["notes"].append(f"{name}: {why}")
+    report["rows"].append({
+        "case": name, "impl": "maskc", "direction": "fwd", "ms": None, "live_tflops": None,
+        "error": None, "ok": False, "raised": why,
+    })  # fmt: skip
+
+
+def _run_unit(
+    unit: Unit, report: Report, target: Target, each: Callable[[Report], None],
+    deadline: float | None,
+) -> None:  # fmt: skip
+    name, measure = unit
+    about = report["environment"]
+    if name in about["cases"]:
+        return
+    if deadline is not None and monotonic() > deadline:
+        about["notes"].append(f"{name}: left out, the time was up")
+        return
+    about["running"] = name
+    each(report)
+    try:
+        measured = measure()
+    except Exception as error:  # also a defect of maskc is a result here
+        _failed(report, name, reason(error))
+    else:
+        report["rows"] += measured.rows
+        about["notes"] += [note for note in measured.notes if note not in about["notes"]]
+        about["cases"][name] = measured.about
+    del about["running"]
+    each(report)
+    if device_of(target) == "cuda" and not _answers():
+        raise NoDevice(target.name, f"it does not answer any more after {name}")
+
+
+def _answers() -> bool:
+    """Whether the GPU still works: after a fault every call of this process fails."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except (RuntimeError, AssertionError):  # the latter from a PyTorch without CUDA
+        return False
+    return True

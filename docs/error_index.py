@@ -1,0 +1,92 @@
+"""Writes docs/errors.md, the index of error codes, from the classes that raise them."""
+
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+
+from maskc.core import errors
+from maskc.core.errors import MaskcError
+
+PAGE = Path(__file__).with_name("errors.md")
+
+HEAD = """\
+# Error codes
+
+Every mistake that maskc reports has a code, which stays the same across releases, a place (file,
+line and column with a caret, or the name of an argument), what was found, and a hint:
+
+    MC101 bad.py:3:22  window(-3): left must be >= 0, found -3
+        mask = mc.causal() & mc.window(-3)
+                             ^^^^^^^^^^^^^
+        hint: counts are inclusive and never negative; None means unbounded where it is allowed
+
+All classes derive from `maskc.MaskcError`, whose attributes are `code`, `at` (the place), `finding`
+and `exit_code`, and lie in `maskc.core.errors`. The command line exits with 1 when the pattern or
+the build failed, 2 after a mistake of usage, and 3 after drift or a failed check.
+
+In the tables, … stands for what a message fills in. `python docs/error_index.py` writes this page
+from the classes, and a test compares them.
+"""
+
+CHAPTERS = {
+    "MC0": "All mistakes of a file",
+    "MC1": "The mask language",
+    "MC2": "Pattern files",
+    "MC3": "Lengths and data",
+    "MC4": "Tensors and options of a call",
+    "MC5": "Targets and builds",
+    "MC6": "The command line",
+}
+
+
+def classes() -> list[type[MaskcError]]:
+    """Every class with a code of its own, in the order of codes."""
+    found, todo = set(), [MaskcError]
+    while todo:
+        kinds = todo.pop().__subclasses__()
+        found |= {kind for kind in kinds if kind.__module__.startswith(errors.__name__)}
+        todo += kinds
+    return sorted(found, key=lambda kind: kind.code)
+
+
+def filled(template: str) -> str:
+    """A message with … in place of what it fills in; empty where nothing else is left."""
+    parts = (
+        text + "…" * (name is not None) for text, name, *_ in string.Formatter().parse(template)
+    )
+    text = "".join(parts).replace("|", "\\|")
+    return text if re.search(r"[a-z]", text) else ""
+
+
+def quoted(message: str) -> str:
+    """A message in the font of code, on a line of its own."""
+    ticks = "``" if "`" in message else "`"
+    return f"<br>{ticks}{message}{ticks}" if message else ""
+
+
+def page() -> str:
+    """The text of docs/errors.md."""
+    lines = [HEAD]
+    for start, title in CHAPTERS.items():
+        lines += [
+            f"\n## {title}\n",
+            "| code | class | what happened | what to do |",
+            "|---|---|---|---|",
+        ]
+        for kind in classes():
+            if kind.code.startswith(start):
+                meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+                message = quoted(filled(kind.message))
+                hint = filled(kind.hint) or "the message itself says it, case by case"
+                anchor = f'<a id="{kind.code.lower()}"></a>{kind.code}'
+                exits = f" (exit {kind.exit_code})" if kind.exit_code != 1 else ""
+                lines.append(
+                    f"| {anchor}{exits} | `{kind.__name__}` | {meaning}{message} | {hint} |"
+                )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,1 +1,0 @@
-"""Measuring: a mask's kernels against what PyTorch offers, every result checked in the same run."""

@@ -1,0 +1,27 @@
+"""Names of the forms of kernels: what tells sources of one target and pass apart."""
+
+from __future__ import annotations
+
+SMALL = "small"
+"""Tiles of 64 x 64, for short rows."""
+TINY = "tiny"
+"""Tiles of 16 x 16, for rows of very few keys."""
+GRID = "grid"
+"""Tiles that are boxes of a grid."""
+CHOOSE = "choose"
+"""What finds the thresholds of keys that are chosen one by one."""
+THRESHOLDS = "thresholds"
+"""The schedule of a backward pass that compares with such thresholds."""
+TOGETHER = "small_together"
+"""The schedule of a backward pass in small tiles that never makes dq in a launch of its own."""
+GATHER, WIDE = "gather", "gather_wide"
+"""Tiles of gathered keys: with the rows of 64 heads, and of 128."""
+LISTS = "gather_lists"
+"""What makes the lists of gathered keys."""
+DOCUMENTS = "documents"
+"""What makes the tile lists of documents on the device."""
+SELECTIONS = "selections"
+"""What chooses blocks of keys on the device."""
+
+STEMS = {TINY: "mma16", CHOOSE: "choose", GATHER: "gather", WIDE: "gather"}
+"""The first part of a template's name, by form; forms that are not named share the default's."""

@@ -1,0 +1,29 @@
+"""The recipe of gathered keys: what their lists are made of when lengths are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.expr import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive keys of a query, which formulas call `ti`: those from `first` to before `last`,
+    where `guard` holds."""
+
+    guard: Expr
+    first: Expr
+    last: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The recipe of lists of single keys, for when lengths are known."""
+
+    constants: tuple[Expr, ...]
+    """The constants of the kernel's formulas, over n_q, n_kv and parameters."""
+    beside: tuple[Span, ...]
+    """What a query may see without its being chosen; the union holds all of it."""
+    rests: tuple[Expr | None, ...] = ()
+    """For each constant, a bound on what it is added to, as in `Variant`."""

@@ -1,0 +1,69 @@
+"""Tensors as plain numbers: pointer, shape, strides, dtype and device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+Device = tuple[str, int]
+"""("cpu", 0), or ("cuda", index)."""
+
+
+HOST: Device = ("cpu", 0)
+
+
+class Array(NamedTuple):
+    """What a kernel needs to know of an array."""
+
+    pointer: int
+    shape: Shape
+    strides: Shape
+    """In elements."""
+    dtype: str
+    """`float32`, `bfloat16`, ...; another byte order has another name."""
+    device: Device
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """How to allocate one result."""
+
+    shape: Shape
+    tokens_first: bool = False
+    """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
+    like_q: bool = False
+    """Of q's shape, dtype and order."""
+    single: bool = False
+    """fp32, whatever q's dtype."""
+    strides: Shape = field(init=False)
+    """In elements."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strides", out_strides(self.shape, self.tokens_first))
+
+
+def singles(*shape: int) -> Output:
+    """fp32 numbers."""
+    return Output(shape, single=True)
+
+
+def contiguous(shape: Shape) -> Shape:
+    """Strides, in elements, of a C-contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=1 << 12)
+def out_strides(shape: Shape, tokens_first: bool) -> Shape:
+    """Strides of what `empty` gives for a shape [B, H, N, D]."""
+    if not tokens_first:
+        return contiguous(shape)
+    b, n, h, d = contiguous((shape[0], shape[2], shape[1], shape[3]))
+    return b, h, n, d

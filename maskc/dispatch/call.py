@@ -1,0 +1,61 @@
+"""What a plan is asked for: the pass, the tokens, the mask bound to a call."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from maskc.core.problem import Direction, Features
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Device, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Which pass a call is, and how it is to run."""
+
+    direction: Direction
+    features: Features
+    deterministic: bool
+    device: Device
+    alpha_minus_1: float = 0.0
+    """Of entmax; 0 with softmax."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The tokens that a launch runs over: those of a call, or a part of them."""
+
+    sizes: Sizes
+    strides: Mapping[str, Shape]
+    """In elements, of sequences, heads and tokens, by tensor and for lse."""
+    shifts: Mapping[str, int] = field(default_factory=dict)
+    """Bytes from the start of a tensor, or of lse, to the first token; 0 where not named."""
+    spacing: int = 1
+    """Tokens of the call from one to the next."""
+    joins: bool = False
+    """Whether results are joined with those that are there."""
+    packed: int = 1
+    """Query heads whose queries are rows of one tile, one head after another; `sizes` then counts
+    these as one head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A mask's parameters and data for one call."""
+
+    params: Mapping[str, int]
+    """A value for every parameter."""
+    arrays: Mapping[str, np.ndarray] | None
+    """int32 by the names formulas use; None where lengths alone decide them."""
+    key: Hashable
+    """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
+    given: Any = None
+    """What stays on the device, in place of `arrays`: only who bound it reads it."""
+    longest: int | None = None
+    """The longest document, as the call promises; None where it promises nothing."""
+    lasting: bool = True
+    """Whether another call may have the same key: not where q and k decide the mask."""

@@ -1,0 +1,155 @@
+"""Every refusal of a call, before anything is launched, with the numbers in the message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.dtypes import DType
+from maskc.core.errors import (
+    BadLength,
+    BadOption,
+    BadShape,
+    HeadsDoNotDivide,
+    Misaligned,
+    NotContiguous,
+    WrongDevice,
+    WrongDType,
+)
+from maskc.core.layout import MAX_LENGTH
+from maskc.core.problem import Problem, TileShape
+from maskc.core.sizes import Sizes
+from maskc.core.target import Target
+from maskc.core.tensors import Array, Device, contiguous
+from maskc.dispatch import checks
+
+ALIGNMENT = 16
+"""Bytes: CUDA kernels move rows in vectors of this size."""
+_STORED = f": kernels store {', '.join(sorted(DType.__members__))}, and compute in fp32"
+_MAX_BLOCKS = (1 << 31) - 1
+"""Blocks in the first dimension of a CUDA grid."""
+
+
+def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target) -> Sizes:
+    """The sizes of a call, when q, k and v fit each other, the kernel and the target.
+
+    Raises:
+        BadShape, HeadsDoNotDivide, BadLength, WrongDType, WrongDevice, NotContiguous, Misaligned.
+    """
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if len(array.shape) != 4:
+            raise BadShape(name, array.shape, "4 dimensions [batch, heads, tokens, dim]", at=name)
+    batch, heads_q, n_q, _ = q.shape
+    heads_kv, n_kv = k.shape[1], k.shape[2]
+    _shape("q", q, (batch, heads_q, n_q, problem.head_dim), "compiled head_dim")
+    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch of q, compiled head_dim")
+    _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "like k, compiled head_dim_v")
+    if heads_q and (not heads_kv or heads_q % heads_kv):
+        raise HeadsDoNotDivide(heads_q, heads_kv, at="k")
+    for name, length in (("n_q", n_q), ("n_kv", n_kv)):
+        if length > MAX_LENGTH:
+            raise BadLength(name, MAX_LENGTH, length, at=name)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        check_storage(name, array, problem.dtype.value, target, q.device)
+    return Sizes(batch, heads_q, heads_kv, n_q, n_kv)
+
+
+def check_heads(q: Array, heads: int) -> None:
+    """Where heads have different masks, their number was compiled in."""
+    if q.shape[1] != heads:
+        raise BadShape("q", tuple(q.shape), f"{heads} heads: each has its own mask", at="q")
+
+
+def check_like(name: str, array: Array, shape: tuple[int, ...], dtype: str, target: Target,
+               device: Device) -> None:  # fmt: skip
+    """A further tensor of a call: exact shape, then as `check_storage`."""
+    _shape(name, array, shape, "as in the forward call")
+    check_storage(name, array, dtype, target, device)
+
+
+def check_storage(name: str, array: Array, dtype: str, target: Target, device: Device) -> None:
+    """Device, dtype, contiguous rows and, on CUDA, alignment.
+
+    `device` is where q lives; everything must be there.
+    """
+    wanted = "cpu" if target.language == "c" else "cuda"
+    if array.device[0] != wanted:
+        raise WrongDevice(name, _place(array.device), target.name, wanted, at=name)
+    if array.device != device:
+        raise WrongDevice(name, _place(array.device), "this call", _place(device), at=name)
+    if array.dtype != dtype:
+        hint = f"convert it to {dtype}"
+        if name in ("q", "k", "v"):
+            known = array.dtype in DType.__members__
+            hint += f", or compile(dtype={array.dtype!r})" if known else _STORED
+        raise WrongDType(name, array.dtype, dtype, hint, at=name)
+    if 0 in array.shape:
+        return  # nothing is read; libraries disagree about the strides of nothing
+    if array.shape[-1] > 1 and array.strides[-1] != 1:
+        raise NotContiguous(name, array.strides[-1], at=name)
+    if wanted == "cuda" and len(array.shape) == 4:
+        size = 4 if dtype == "float32" else 2
+        steps = [s for s, n in zip(array.strides[:3], array.shape, strict=False) if n > 1]
+        if any(value % ALIGNMENT for value in (array.pointer, *(size * step for step in steps))):
+            raise Misaligned(name, at=name)
+
+
+def _place(device: Device) -> str:
+    return device[0] if device[0] == "cpu" else f"{device[0]}:{device[1]}"
+
+
+def _shape(name: str, array: Array, expected: tuple[int, ...], why: str) -> None:
+    if tuple(array.shape) != expected:
+        raise BadShape(name, tuple(array.shape), f"{expected} ({why})", at=name)
+
+
+def check_vector(name: str, array: Array, heads: int, target: Target, device: Device) -> None:
+    """Slopes and sink logits: fp32 [heads of q], contiguous, where q is."""
+    if array.shape != (heads,):
+        raise BadShape(name, tuple(array.shape), f"({heads},), one per head of q", at=name)
+    check_storage(name, array, "float32", target, device)
+
+
+def check_lse(array: Array, sizes: Sizes, target: Target, device: Device) -> None:
+    """The forward's lse: fp32 [batch, heads, queries], C-contiguous."""
+    shape = (sizes.batch, sizes.heads_q, sizes.n_q)
+    check_like("lse", array, shape, "float32", target, device)
+    steps = zip(array.strides, contiguous(shape), shape, strict=True)
+    if 0 not in shape and any(found != wanted for found, wanted, n in steps if n > 1):
+        raise BadOption("lse", "contiguous, as the forward call returned it", array.strides)
+
+
+def check_grid(sizes: Sizes, tile: TileShape, q: Array) -> None:
+    """One block per tile row, head and sequence must fit a grid."""
+    rows = -(-sizes.n_q // tile.q)
+    if rows * sizes.heads_q * sizes.batch > _MAX_BLOCKS:
+        limit = f"at most 2^31 - 1 blocks of {tile.q} queries; split the batch"
+        raise BadShape("q", tuple(q.shape), limit, at="q")
+
+
+def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> Sizes:
+    """Refuse what does not fit; the sizes of the call otherwise.
+
+    Args:
+        views: q, k, v; in a backward also out, dout and lse; alibi_slopes and sink_logits where
+            given.
+
+    Raises:
+        MC4xx, BadLength: see `checks`.
+    """
+    target, problem = Target.named(unit.target), bundle.problem
+    q = views["q"]
+    sizes = checks.check_inputs(q, views["k"], views["v"], problem, target)
+    heads = len(bundle.head_variant) or sizes.heads_q
+    checks.check_heads(q, heads)
+    if "lse" in views:
+        shape = (sizes.batch, sizes.heads_q, sizes.n_q, problem.head_dim_v)
+        for name in ("out", "dout"):
+            checks.check_like(name, views[name], shape, problem.dtype.value, target, q.device)
+        checks.check_lse(views["lse"], sizes, target, q.device)
+    for name in ("alibi_slopes", "sink_logits"):
+        if name in views:
+            checks.check_vector(name, views[name], sizes.heads_q, target, q.device)
+    if target.language == "cuda":
+        checks.check_grid(sizes, unit.tile, q)
+    return sizes

@@ -1,0 +1,273 @@
+"""From checked views to a plan: sizes, strides, tables and the shapes of results."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from maskc.core.abi import ATTENTION
+from maskc.core.bundle import APART, APART_FLOATS, NOT_ONCE, ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device, Output, Shape, contiguous, out_strides, singles
+from maskc.dispatch.call import Pass, Place
+from maskc.dispatch.tables import Tables
+from maskc.dispatch.tensor_maps import Tensor, tensors
+from maskc.layout import runs_side_by_side
+
+_FEW_PAIRS = 1 << 14
+"""Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
+find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
+is no longer what errors of dq and dk come from."""
+_ALIGNED = 32
+"""Words of four bytes that what lies behind thresholds is aligned to."""
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchPlan:
+    """One pass over some tokens, as numbers: no kernel, no pointer, no device handle."""
+
+    unit: SourceUnit
+    mode: str
+    features: Features
+    """What is compiled in."""
+    direction: Direction
+    device: Device
+    sizes: Sizes
+    """Of the tokens; packed heads count as one."""
+    params: Mapping[str, int]
+    tables: Tables
+    numbers: bytes
+    """The argument block with every pointer null."""
+    outputs: tuple[Output, ...]
+    """out and lse, then a workspace where rows are cut; or dq, dk, dv, the workspace, and gradients
+    per head."""
+    maps: tuple[Tensor, ...] = ()
+    """Tensor maps in the order of the kernel's parameter."""
+    idle: bool = False
+    """Whether nothing is launched: every result is empty or zero."""
+
+    def blocks(self, launch: Launch, multiprocessors: int) -> int:
+        """How many blocks a launch has; 0 where it is left out."""
+        return _blocks(self.unit, self.sizes, self.tables, launch, multiprocessors)
+
+
+def launch_plan(
+    bundle: Bundle,
+    unit: SourceUnit,
+    mode: str,
+    wanted: Pass,
+    place: Place,
+    params: Mapping[str, int],
+    tables: Tables,
+    outputs: tuple[Output, ...],
+    idle: bool = False,
+) -> LaunchPlan:
+    """Everything that a signature fixes.
+
+    Args:
+        unit, mode: the source that runs, and how.
+        wanted: the pass.
+        place: its tokens, checked.
+        params, tables: the mask's, bound to these sizes.
+        outputs: of the call; the workspace is found here, except that of a C kernel, which tells.
+        idle: whether nothing will be launched.
+
+    Raises:
+        NotAddressable: a stride that no tensor map can have.
+    """
+    sizes, strides = place.sizes, place.strides
+    rows = replace(sizes, n_q=sizes.n_q * place.packed)
+    block = _block(bundle, unit, strides, sizes, tables)
+    block.n_q = rows.n_q
+    block.spacing, block.joins = place.spacing, place.joins
+    block.alpha_minus_1 = wanted.alpha_minus_1
+    maps: tuple[Tensor, ...] = ()
+    if not idle and unit.modes:
+        maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes)
+    if not idle and wanted.direction is Direction.backward and unit.modes:
+        outputs = with_workspace(outputs, _workspace(unit, sizes, tables))
+    elif (
+        not idle
+        and wanted.direction is Direction.forward
+        and (unit.thresholds or (tables.work and tables.work.parts))
+    ):
+        parts = 0 if tables.work is None else tables.work.parts
+        floats = threshold_words(unit, sizes) + parts * unit.tile.q * unit.row_floats
+        outputs = (*outputs, singles(floats))
+    return LaunchPlan(
+        unit, mode, tables.features(wanted.features), wanted.direction, wanted.device, sizes,
+        params, tables, bytes(block), outputs, maps, idle,
+    )  # fmt: skip
+
+
+def with_workspace(outputs: tuple[Output, ...], floats: int) -> tuple[Output, ...]:
+    """The results of a backward pass with a workspace of so many fp32 entries."""
+    return (*outputs[:3], singles(floats), *outputs[4:])
+
+
+def _padded(unit: SourceUnit, sizes: Sizes) -> int:
+    """Queries of all padded tile rows, heads and sequences."""
+    return unit.tiles(sizes.n_q, sizes.n_kv)[0] * unit.tile.q * sizes.heads_q * sizes.batch
+
+
+def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
+    """fp32 entries of `delta`; those of keys only where items of the work list share them, of
+    further tiles of dq only where columns add to several of a row."""
+    parts = 0 if tables.work is None else tables.work.parts
+    queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
+    apart = unit.work is not None and unit.work.apart
+    row = APART_FLOATS if apart else unit.row_floats
+    own = queries * row + parts * unit.tile.k * unit.key_floats
+    return threshold_words(unit, sizes) + own
+
+
+def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
+    """Words of four bytes that thresholds take at the start of a workspace: two a row, so many that
+    what lies behind is aligned; in a backward pass two more for every row of a tile."""
+    if not unit.thresholds:
+        return 0
+    found = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED
+    backward = Direction.backward in unit.directions
+    return found + (2 * _padded(unit, sizes) if backward else 0)
+
+
+def _blocks(
+    unit: SourceUnit, sizes: Sizes, tables: Tables, launch: Launch, multiprocessors: int
+) -> int:
+    """How many blocks a launch has; 0 where it is left out."""
+    queries, work = _padded(unit, sizes), tables.work
+    merged = 0 if work is None else len(work.merges)
+    match launch.grid:
+        case Grid.queries:
+            return -(-queries // launch.per_block)
+        case Grid.sides:
+            columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
+            keys = columns * sizes.heads_kv * sizes.batch
+            return -(-max(queries, keys) // launch.per_block)
+        case Grid.few:
+            return queries // unit.tile.q if few_pairs(sizes) else 0
+        case Grid.keys:
+            return merged * -(-unit.tile.k // launch.per_block)
+        case Grid.merges:
+            return merged * -(-unit.tile.q // launch.per_block)
+        case Grid.items if work is not None:
+            return max(1, len(work.items))
+        case Grid.stream if work is not None:
+            return max(1, min(work.filled, multiprocessors * launch.resident))
+    return queries // unit.tile.q
+
+
+def few_pairs(sizes: Sizes) -> bool:
+    """Whether a call has so few pairs that dq and dk show how `out` was rounded, and that a sum
+    over all of them costs next to nothing."""
+    return sizes.batch * sizes.heads_q * sizes.n_q * sizes.n_kv <= _FEW_PAIRS
+
+
+def uncut(unit: SourceUnit) -> SourceUnit:
+    """The same source for whole rows: what entmax makes of parts could not be merged."""
+    if unit.work is None:
+        return unit
+    return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
+
+
+def ordered(unit: SourceUnit, plain: bool, multiprocessors: Callable[[], int]) -> SourceUnit:
+    """The same source for a deterministic pass; `plain` where a device may have made the lists, for
+    results have the same bits, whoever makes them."""
+    if unit.work is None or "deterministic" not in dict(unit.modes):
+        return unit
+    both_ways = not plain and runs_side_by_side(multiprocessors())
+    work = replace(unit.work, ordered=True, plain=plain, both_ways=both_ways)
+    return replace(unit, work=replace(work, most_tiles=0, uneven_tiles=0) if plain else work)
+
+
+def apart(unit: SourceUnit) -> SourceUnit:
+    """The same source for a pass in the mode of that name."""
+    if unit.work is None:
+        return unit
+    return replace(unit, work=replace(unit.work, apart=True))
+
+
+def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False) -> str:
+    """The name of the mode a call runs in; `joins` says whether results are joined with others."""
+    names = dict(unit.modes)
+    if wanted.direction is Direction.backward:
+        if unit.work is not None and unit.work.apart:
+            return APART
+        once = tables.adders is not None and tables.adders.most <= 1
+        ordered = unit.work is not None and unit.work.ordered
+        if once and ONCE in names and not (joins or wanted.features & NOT_ONCE or ordered):
+            return ONCE
+        return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
+    if Feature.entmax in wanted.features:
+        return "usual"
+    work, rule = tables.work, unit.work
+    short = work is not None and rule is not None and work.mean < rule.stream_below
+    return "stream" if short and "stream" in names else "usual"
+
+
+def launches(sizes: Sizes, direction: Direction) -> bool:
+    """Whether there is anything to compute; without keys a forward still writes empty rows."""
+    rows = 0 not in (sizes.batch, sizes.heads_q, sizes.n_q)
+    return rows and (sizes.n_kv > 0 or direction is Direction.forward)
+
+
+def outputs_of(
+    bundle: Bundle, direction: Direction, views: Mapping[str, Array], sizes: Sizes, ordered: bool
+) -> tuple[Output, ...]:
+    """out, lse; or dq, dk, dv, the workspace, and the shape of gradients per head."""
+    q = views["q"]
+    if direction is Direction.forward:
+        rows = singles(sizes.batch, sizes.heads_q, sizes.n_q)
+        shape = (*rows.shape, bundle.problem.head_dim_v)
+        return _output(shape, q, q, ordered), rows
+    gradients = (_output(tuple(views[name].shape), views[name], q, ordered) for name in "qkv")
+    return (*gradients, singles(0), singles(sizes.heads_q))
+
+
+def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:
+    """A result of this shape, in the order of the input it goes with."""
+    swapped = ordered and _tokens_first(beside)
+    alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
+    return Output(shape, swapped, alike)
+
+
+def _tokens_first(array: Array) -> bool:
+    """Whether a [B, H, N, D] array is a view of one stored as [B, N, H, D]."""
+    _, heads, tokens, _ = array.shape
+    return heads > 1 and tokens > 1 and array.strides[1] < array.strides[2]
+
+
+def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[str, Shape]:
+    """Strides, in elements, of all tensors of a call and of lse."""
+    strides = {name: views[name].strides for name in "qkv"}
+    if "lse" not in views:
+        made = zip(("out",), outputs, strict=False)
+    else:
+        strides |= {name: views[name].strides for name in ("out", "dout")}
+        made = zip(("dq", "dk", "dv"), outputs, strict=False)
+    strides |= {name: each.strides for name, each in made}
+    return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
+
+
+def _block(
+    bundle: Bundle, unit: SourceUnit, strides: Mapping[str, Shape], sizes: Sizes, tables: Tables
+) -> ctypes.Structure:
+    """The argument block with every pointer null."""
+    block = ATTENTION()
+    for name, steps in strides.items():
+        setattr(block, f"{name}_stride", (block.q_stride._type_ * 3)(*steps[:3]))
+    for number, slot in enumerate(tables.slots):
+        block.array_batch[number] = slot.batch
+        block.array_head[number] = slot.head
+        block.array_row[number] = slot.row
+    block.batch, block.heads_q, block.heads_kv = sizes.batch, sizes.heads_q, sizes.heads_kv
+    block.n_q, block.queries, block.n_kv = sizes.n_q, sizes.n_q, sizes.n_kv
+    block.tile_rows, block.tile_cols = unit.tiles(sizes.n_q, sizes.n_kv)
+    block.list_batch, block.further = tables.list_batch, tables.further
+    if tables.work is not None:
+        block.items, block.empty = tables.work.filled, tables.work.empty
+        block.shared_items = len(tables.work.merges)
+    block.scale = bundle.problem.head_dim**-0.5
+    return block

@@ -1,0 +1,70 @@
+"""Query heads that share keys, as rows of one tile: what decoding with few queries asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core.bundle import PACKED, Bundle, SourceUnit
+from maskc.core.problem import Direction, Feature
+from maskc.dispatch.call import Pass, Place
+from maskc.dispatch.selector import Arrays
+
+_UNPACKED = {Feature.alibi, Feature.entmax}
+"""What is told by a tile's head, or looks at whole rows."""
+_PACKED = ("q", "out", "lse")
+
+
+def packed(
+    bundle: Bundle, unit: SourceUnit, wanted: Pass, place: Place, arrays: Arrays
+) -> tuple[SourceUnit, Place] | None:
+    """The source and the tokens of a forward pass whose query heads, those of one key/value head,
+    fit into the rows of a tile together; None where they do not, or are not to.
+
+    Keys and values are then read once for all of them. The heads need one mask, and their queries
+    must lie one head after another, equally far apart; batch and number of heads decide nothing.
+
+    Args:
+        unit: of the pass, the first where there is a choice; of documents the chosen one.
+        place: checked.
+    """
+    sizes = place.sizes
+    heads = sizes.heads_q // max(1, sizes.heads_kv)
+    choice = (unit,) if unit.by_documents else bundle.choice(unit.target, wanted.direction)
+    units = [
+        each
+        for each in choice
+        if PACKED in dict(each.modes) and not each.boxes and sizes.n_q * heads <= each.tile.q
+    ]
+    if (
+        wanted.direction is Direction.backward
+        or (unit.form and not unit.by_documents)
+        or not units
+        or heads < 2
+        or not sizes.n_kv
+        or bundle.head_variant
+        or wanted.features & _UNPACKED
+        or not all(_in_line(place, name) for name in _PACKED)
+        or _by_head(bundle, arrays)
+    ):
+        return None
+    strides = dict(place.strides)
+    for name in _PACKED:
+        batch, head, token = strides[name][:3]
+        strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
+    own = replace(sizes, heads_q=sizes.heads_kv)
+    smallest = min(units, key=lambda each: each.tile.q)
+    return smallest, replace(place, sizes=own, strides=strides, packed=heads)
+
+
+def _in_line(place: Place, name: str) -> bool:
+    """Whether one head's queries are followed by the next one's."""
+    _, head, token = place.strides[name][:3]
+    return place.sizes.n_q == 1 or head == place.sizes.n_q * token
+
+
+def _by_head(bundle: Bundle, arrays: Arrays) -> bool:
+    """Whether some table of the mask has a dimension for heads."""
+    tables = [name for decl in bundle.data if decl.rank == 2 for name in decl.arrays]
+    found = arrays() if tables else {}
+    return any(found[name].ndim > 2 and found[name].shape[-3] > 1
+               for name in tables if name in bundle.arrays)  # fmt: skip

@@ -1,0 +1,33 @@
+"""A bounded cache of the latest values."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+
+class Kept(Protocol):
+    """A value that knows its size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+
+Value = TypeVar("Value", bound=Kept)
+
+
+class Recent(Generic[Value]):
+    """The latest values by key; bounded in number and in bytes."""
+
+    def __init__(self, most: int = 256, most_bytes: int = 1 << 28) -> None:
+        self._values: dict[object, Value] = {}
+        self._most, self._most_bytes = most, most_bytes
+        self.get = self._values.get
+
+    def put(self, key: object, value: Value) -> None:
+        """Add a value, dropping the oldest where it is too much; the caller holds a lock."""
+        values = self._values
+        values[key] = value
+        total = sum(kept.size for kept in values.values())
+        while len(values) > 1 and (len(values) > self._most or total > self._most_bytes):
+            total -= values.pop(next(iter(values))).size

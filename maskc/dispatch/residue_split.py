@@ -1,0 +1,214 @@
+"""Whether a mask takes less time in parts than whole: by its tiles, which lengths decide.
+
+Times are in pairs of a full tile, and those of one head, so that nothing but the mask and the
+lengths decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, LayoutRecipe, PartBundle, SourceUnit
+from maskc.core.layout import FULL
+from maskc.core.problem import Feature, Features
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Shape
+from maskc.dispatch.call import Bound, Place
+from maskc.dispatch.tables import per_sequence
+from maskc.layout import Classes, classes, sequence_arrays
+from maskc.layout.tiles.build import build
+from maskc.layout.work.residue_classes import views
+
+_ROW = {"c": 64, "cuda": 384}
+"""Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are
+read or written once per launch."""
+_PARTIAL = 1.3
+"""Time of a partial tile, a full one's being 1."""
+
+
+class Regrouped(Protocol):
+    """A part of a mask."""
+
+    @property
+    def stride(self) -> int:
+        """1: over the tokens as they are; s >= 2: over those of every residue class modulo s."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it holds only where the stride divides n_kv - n_q."""
+
+
+def obstacle(parts: Sequence[Regrouped], n_q: int, n_kv: int) -> str:
+    """Why a mask does not run in these parts at these lengths; empty where it may."""
+    odd = [part.stride for part in parts if part.aligned and (n_kv - n_q) % part.stride]
+    if odd:
+        return f"n_kv - n_q is no multiple of {' or '.join(map(str, odd))}"
+    if parts and n_kv < parts[0].stride:  # their queries would be in no launch of the first part
+        return f"some classes modulo {parts[0].stride} have no keys"
+    return ""
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A mask, or a part of one, with what its tiles depend on besides lengths."""
+
+    recipe: LayoutRecipe
+    params: Mapping[str, int] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """int32, one sequence's and one head's."""
+    stride: int = 1
+    """1: over the tokens as they are; s >= 2: over those of every residue class modulo s."""
+    keys: int | None = None
+    """Over all queries and the keys of this residue; None: see `stride`."""
+
+
+def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) -> float:
+    """What parts take one after another; a mask whole is one part.
+
+    Args:
+        parts: each after the first joins its results with those that are there.
+        language: of the target, `c` or `cuda`.
+        n_q, n_kv: lengths.
+
+    Raises:
+        See `build`.
+    """
+    row = _ROW[language]
+    total = float(row * n_q * (len(parts) - 1))
+    for part in parts:
+        tile, params = part.recipe.tile, {**part.params, N_KV_OF_ALL: n_kv}
+        for found in views(part.stride, part.keys, n_q, n_kv):
+            layout = build(part.recipe, found.n_q, found.n_kv, params, part.arrays)
+            full = int((layout.kind == FULL).sum())
+            tiles = full + _PARTIAL * (layout.nnz - full)
+            total += found.count * (row * found.n_q + tile.q * tile.k * tiles)
+    return total
+
+
+_ONCE = ("sink_logits", "dsink")
+"""What the first part alone takes into account."""
+
+
+_PER_HEAD = (Feature.alibi, Feature.sinks)
+
+
+_SINGLE = 4
+"""Bytes of an fp32 number; `lse` has such."""
+
+
+def slices(
+    stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int, features: Features,
+    *, keys: int | None = None, fold: bool = False, by_head: bool = False,
+) -> Iterator[Place]:  # fmt: skip
+    """The launches of a part.
+
+    Sequences are launched one by one where a tensor's heads are not equally far apart across
+    them, or something belongs to a head by its number.
+
+    Args:
+        stride: 1 for the call as it is.
+        sizes: of the call.
+        strides: of its tensors and lse, in elements.
+        itemsize: bytes of an element.
+        features: of the call.
+        keys: the residue of the keys, where all queries meet those alone.
+        fold: whether sequences become heads where nothing is regrouped, too.
+        by_head: whether heads have masks of their own.
+    """
+    if stride == 1 and not fold:
+        yield Place(sizes, strides)
+        return
+    if keys is not None:
+        yield _over_keys(keys, stride, sizes, strides, itemsize)
+        return
+    by_head = by_head or any(feature in features for feature in _PER_HEAD)
+    one_by_one = sizes.batch > 1 and (by_head or not _even(sizes, strides))
+    rounds = sizes.batch if one_by_one else 1
+    heads = 1 if one_by_one else sizes.batch
+    for found in classes(stride, sizes.n_q, sizes.n_kv):
+        own = Sizes(found.count, heads * sizes.heads_q, heads * sizes.heads_kv,
+                    found.n_q, found.n_kv)  # fmt: skip
+        steps = {name: (by[2], by[1], stride * by[2]) for name, by in strides.items()}
+        for sequence in range(rounds):
+            shifts = {
+                name: (sequence * by[0] + _first(name, found) * by[2])
+                * (_SINGLE if name == "lse" else itemsize)
+                for name, by in strides.items()
+            }
+            yield Place(own, steps, shifts, stride)
+
+
+def _over_keys(
+    residue: int, stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int
+) -> Place:
+    """All queries, and the keys of one residue."""
+    (found,) = views(stride, residue, sizes.n_q, sizes.n_kv)
+    own = {
+        name: (by[0], by[1], stride * by[2]) if name in OF_KEYS else by
+        for name, by in strides.items()
+    }
+    shifts = {name: residue * strides[name][2] * itemsize for name in strides if name in OF_KEYS}
+    return Place(replace(sizes, n_kv=found.n_kv), own, shifts)
+
+
+def _first(name: str, found: Classes) -> int:
+    return found.first if name in OF_KEYS else found.first_query
+
+
+def _even(sizes: Sizes, strides: Mapping[str, Shape]) -> bool:
+    """Whether the heads of all sequences are equally far apart, in every tensor."""
+    return all(
+        by[0] == (sizes.heads_kv if name in OF_KEYS else sizes.heads_q) * by[1]
+        for name, by in strides.items()
+    )
+
+
+def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
+    """The order of parts in which, of those that have all keys, longer strides are first: where one
+    tile has all keys of a query, dq needs no sum, if nothing is to be joined (see ONCE)."""
+    return sorted(range(len(parts)), key=lambda i: (parts[i].keys is not None, -parts[i].stride))
+
+
+def hold(whole: Bundle, n_q: int, n_kv: int, features: Features = frozenset()) -> bool:
+    """Whether a bundle has parts that are its mask at these lengths, with these features."""
+    uneven = Feature.alibi in features and any(part.keys is not None for part in whole.parts)
+    return bool(whole.parts) and not uneven and not obstacle(whole.parts, n_q, n_kv)
+
+
+def within(bound: Bound, part: PartBundle, n_kv: int) -> Bound:
+    """A call's parameters as a part's mask has them, of so many keys in all."""
+    if part.keys is None:
+        return bound
+    return replace(bound, params={**bound.params, N_KV_OF_ALL: n_kv}, key=(bound.key, n_kv))
+
+
+def pays(
+    whole: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int],
+    arrays: Callable[[], Mapping[str, np.ndarray]],
+) -> bool:  # fmt: skip
+    """Whether the parts of a bundle, where they hold, take less time than `unit` takes for it
+    whole.
+
+    Decided by the tiles of one head, so that no bit depends on batch, heads or card.
+    """
+    if per_sequence(whole, arrays()):  # else the others of the batch would decide too
+        return False
+
+    def tiled(bundle: Bundle, own: SourceUnit, stride: int, keys: int | None = None) -> Tiled:
+        recipe = bundle.variants[0].recipe(own.tile)
+        mine = {name: params[name] for name, _ in bundle.params if name in params}
+        data = sequence_arrays(recipe, arrays(), 0, 0) if bundle.data else {}
+        return Tiled(recipe, mine, data, stride, keys)
+
+    parts = []
+    for part in whole.parts:
+        own = part.bundle.unit(unit.target, unit.directions[0])
+        if own is None:
+            return False
+        parts.append(tiled(part.bundle, own, part.stride, part.keys))
+    rest = ("cuda" if unit.modes else "c", sizes.n_q, sizes.n_kv)
+    return time_in_pairs(parts, *rest) < time_in_pairs((tiled(whole, unit, 1),), *rest)

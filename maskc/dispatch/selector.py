@@ -1,0 +1,345 @@
+"""Which source of a bundle runs a pass, in which mode, with which tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from maskc.core.bundle import APART, NOT_ONCE, OF_HEADS, ONCE, PACKED, Bundle, SourceUnit
+from maskc.core.cost import Tally, cheapest, faster
+from maskc.core.errors import TargetNotBuilt, TooManyTiles, TooMuchWork
+from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
+from maskc.core.target import Target
+from maskc.core.tensors import Output
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.launch_plan import (
+    LaunchPlan,
+    apart,
+    few_pairs,
+    launch_plan,
+    mode_of,
+    ordered,
+    uncut,
+)
+from maskc.dispatch.recent import Recent
+from maskc.dispatch.source_choice import Foreseen, Suited
+from maskc.dispatch.tables import Tables, make_tables
+
+Arrays = Callable[[], Mapping[str, np.ndarray]]
+"""The mask's data as int32 arrays, found when asked for."""
+_MOST_TURNS = 64
+"""Additions to one small tile of dq up to which blocks may wait for each other: each comes some
+2 us after the one before (Longformer at 16k, H200: 256 of them .48 ms, 128 to larger tiles .38; 12,
+as its global queries have many tiles of dq, .36)."""
+
+_UNEVEN = 4
+"""Times the mean tiles of a row that one may have where dq is made by tile rows: these are not cut,
+so one much longer than the others would be at work alone in the end."""
+
+_TURNS = 1.05
+"""What waiting for turns takes at least, as a factor (dense masks and windows 1.02 to 1.11, sinks
+1.2): less than this is not lost by dq that is made by tile rows."""
+
+_FEW_ADDERS, _MANY_COLUMNS = 3, 32
+"""So few columns add to a tile of dq one after another in less time than zeros take to add to,
+where each begins at a later row than the one before, and there are so many that waiting at the
+start does not count (windows at 16k, 16 heads, D 128, H200: 2 columns .86 and .91 of the time, 3
+columns .97, 5 columns 1.03; D 64, small tiles: .93, .98 and 1.03)."""
+
+
+_EXACT = {"sm_90a": "sm_80"}
+"""Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
+_INEXACT = "matrix units multiply the masked values of a tile by zero"
+_EXACT_SOFTMAX_ONLY = "kernels that multiply no masked value know softmax only"
+_KEYS_SOFTMAX_ONLY = "its kernels for keys chosen one by one know softmax only"
+_ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
+_REMEDY = "leave nan_safe out, or use target='{}'"
+
+Form = tuple[SourceUnit, str, Features]
+"""A source, the mode it runs in, and the features it is built with."""
+
+
+class SourceSelector:
+    """Which source of a bundle runs a pass, in which mode and with which tables: from shapes,
+    parameters and data on the host alone. Safe to use from several threads."""
+
+    def __init__(
+        self, bundle: Bundle, target: Target, multiprocessors: Callable[[int], int]
+    ) -> None:
+        """`multiprocessors`: of a device, by its index; asked only by deterministic passes."""
+        self.bundle, self.target = bundle, target
+        self._multiprocessors = multiprocessors
+        self.gathers = any(u.gathers and u.target == target.name for u in bundle.units)
+        """Whether its sources read lists of single keys, made on the device."""
+        self.tables: Recent[Tables] = Recent()
+        self._suited = Suited(bundle)
+        self._foreseen = Foreseen(bundle)
+        self._lock = threading.Lock()
+
+    def source(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
+        """The source of a pass, the first where there is a choice.
+
+        Raises:
+            TargetNotBuilt: there is none.
+        """
+        return self.sources(direction, features)[0]
+
+    def sources(
+        self, direction: Direction, features: Features = frozenset()
+    ) -> tuple[SourceUnit, ...]:
+        """The source of a pass, or several to choose from, the one with the largest tiles first.
+
+        Raises:
+            TargetNotBuilt: there is none.
+        """
+        name = self.target.name
+        units = self.bundle.choice(name, direction)
+        gathers = any(unit.gathers for unit in units)
+        if Feature.entmax in features and (gathers or self.bundle.chooser is not None):
+            raise TargetNotBuilt(name, f"entmax {direction.value}", _KEYS_SOFTMAX_ONLY,
+                                 _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
+        if {Feature.entmax, Feature.nan_safe} <= features and self.target.language == "cuda":
+            raise TargetNotBuilt(name, f"nan_safe {direction.value}", _EXACT_SOFTMAX_ONLY,
+                                 _REMEDY.format("cpu"), at="nan_safe")  # fmt: skip
+        if Feature.nan_safe in features and name in _EXACT and not gathers:
+            return (self._exact_source(direction),)
+        if not units:
+            missing = "the bundle has no source of it"
+            remedy = "compile the mask for another target"
+            raise TargetNotBuilt(name, direction.value, missing, remedy, at="target")
+        return units[:1] if Feature.entmax in features else units
+
+    def _exact_source(self, direction: Direction) -> SourceUnit:
+        name = self.target.name
+        unit = self.spare_source()
+        if direction is Direction.backward or unit is None:
+            nobody = direction is Direction.backward or self.bundle.chooser is not None
+            remedy = _REMEDY.format("cpu" if nobody else _EXACT[name])
+            raise TargetNotBuilt(name, f"nan_safe {direction.value}", _INEXACT, remedy,
+                                 at="nan_safe")  # fmt: skip
+        return unit
+
+    def spare_source(self) -> SourceUnit | None:
+        """What runs a forward pass that the target's own kernel cannot, if the bundle has it."""
+        spare = _EXACT.get(self.target.name)
+        return self.bundle.unit(spare) if spare else None
+
+    def forms(self, features: Features, directions: Sequence[Direction]) -> tuple[Form, ...]:
+        """Every source that calls with these features may run, in every mode of theirs: which it is
+        depends on lengths and data.
+
+        Raises:
+            TargetNotBuilt: no forward pass has these features.
+        """
+        units: tuple[SourceUnit, ...] = ()
+        if Direction.forward in directions:
+            units += self.sources(Direction.forward, features)
+        if Direction.backward in directions:
+            with suppress(TargetNotBuilt):  # a call of it says so
+                units += self.sources(Direction.backward, features)
+        lists = self.bundle.list_source(units[0].target) if units else None
+        units += () if lists is None else (lists,)
+        found = {
+            (unit.key, mode): (unit, mode, features if unit.directions else frozenset())
+            for unit in units
+            if unit.offers(features)
+            for mode in modes_of(unit, features)
+        }
+        return tuple(found.values())
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        outputs: tuple[Output, ...], lists: bool = False,
+    ) -> LaunchPlan:  # fmt: skip
+        """How a pass runs over some tokens.
+
+        Args:
+            unit: its source.
+            bound, arrays: the mask's parameters and data.
+            place: the tokens.
+            outputs: of the call.
+            lists: whether the kernel reads lists of tiles even where its source needs none.
+
+        Raises:
+            NotAddressable: a stride that no tensor map can have.
+        """
+        rest = (wanted, place.sizes, bound, arrays)
+        if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
+            unit = uncut(unit)
+        if self._runs_apart(unit, *rest, place.joins):
+            unit = apart(unit)
+        elif wanted.deterministic and wanted.direction is Direction.backward:
+            listed = self.bundle.list_source(unit.target) is not None
+            if listed or not self._repeats(unit, *rest, place.joins):
+                unit = self._ordered(unit, listed, wanted)
+        elif self._take_turns(unit, *rest):
+            unit = self._ordered(unit, False, wanted)
+            wanted = replace(wanted, deterministic=True)
+            rest = (wanted, *rest[1:])
+        tables = self._bound(unit, *rest, lists or not unit.ranges)
+        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables, place.joins)
+        return launch_plan(self.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
+
+    def _ordered(self, unit: SourceUnit, plain: bool, wanted: Pass) -> SourceUnit:
+        return ordered(unit, plain, partial(self._multiprocessors, wanted.device[1]))
+
+    def choose(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        joins: bool = False,
+    ) -> SourceUnit:  # fmt: skip
+        """The source of a pass: where `unit` is the first of a choice, the one predicted to take
+        least for this mask at these lengths; the first, with the largest tiles, where that would
+        depend on more. `joins` says whether results are joined with others."""
+        first = self.bundle.unit(unit.target)
+        if first is not None and first.by_documents:
+            return self.suited(unit, wanted, sizes, bound)
+        units = self._choice(unit, wanted, sizes)
+        if len(units) > 1 and self.chooses(unit.target):
+            return self._foreseen.unit(units, bound.params, sizes)
+        if len(units) < 2 or not bound.lasting:
+            return unit
+
+        def tables_of(each: SourceUnit) -> Tables:
+            return self._bound(each, wanted, sizes, bound, arrays, not each.ranges)
+
+        def tally(each: SourceUnit) -> Tally:
+            tables = tables_of(each)
+            if tables.tally is None:  # of the first source, too: then nothing is compared
+                raise TypeError(f"{each.key} has no tally")
+            if _stores_once(each, wanted, tables, joins):
+                return tables.tally
+            return replace(tables.tally, single=False, alone=False)
+
+        try:
+            known = tables_of(unit).tally is not None
+            found = cheapest(units, tally, sizes.n_kv) if known else unit
+            apart = self._runs_apart(found, wanted, sizes, bound, arrays, False)
+            if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
+                listed = self.bundle.list_source(unit.target) is not None
+                turns = self._ordered(found, listed, wanted)
+                tables = self._bound(turns, wanted, sizes, bound, arrays, not found.ranges)
+                return unit if tables.chain > _MOST_TURNS else found
+        except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
+            return unit
+        return found
+
+    def _runs_apart(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        joins: bool,
+    ) -> bool:  # fmt: skip
+        """Whether a backward pass takes least time with dq made by a launch of its own, which has
+        the same bits on every run."""
+        if wanted.direction is Direction.forward or APART not in dict(unit.modes):
+            return False
+        if wanted.features & OF_HEADS or few_pairs(sizes):
+            return False
+        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        tally, adders = tables.tally, tables.adders
+        if tally is None or adders is None or mode_of(unit, wanted, tables, joins) == ONCE:
+            return False
+        even = adders.most * adders.rows <= _UNEVEN * tally.tiles
+        return even and faster(unit, tally) == APART
+
+    def _repeats(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        joins: bool,
+    ) -> bool:  # fmt: skip
+        """Whether a backward pass has the same bits on every run anyway: nothing is added up by
+        several blocks."""
+        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        return _stores_once(unit, replace(wanted, deterministic=True), tables, joins)
+
+    def _take_turns(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
+    ) -> bool:  # fmt: skip
+        """Whether a backward pass is faster where columns add to dq one after another, although
+        nobody asks for the same bits on every run."""
+        if wanted.direction is Direction.forward or "deterministic" not in dict(unit.modes):
+            return False
+        if not bound.lasting or self.bundle.list_source(unit.target) is not None:
+            return False
+        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        adders, work = tables.adders, tables.work
+        if adders is None or work is None or work.shared:
+            return False
+        return 1 < adders.most <= _FEW_ADDERS and adders.in_steps >= _MANY_COLUMNS
+
+    def chooses(self, target: str) -> bool:
+        """Whether a device can choose the blocks of keys of this mask."""
+        known = self.bundle.list_source(target) is not None
+        return bool(self.bundle.selections) and known and not self.gathers
+
+    def foreseen(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
+    ) -> SourceUnit:  # fmt: skip
+        """The same before blocks of keys are chosen, wherever they will be."""
+        return self._foreseen.unit(self._choice(unit, wanted, sizes), bound.params, sizes)
+
+    def suited(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
+    ) -> SourceUnit:  # fmt: skip
+        """The same for documents: the source that takes least for those of the length that is
+        promised, whichever documents there are."""
+        return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
+
+    def _choice(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> tuple[SourceUnit, ...]:
+        """`unit`, and where it is the first of a choice the others that serve the pass."""
+        units = self.bundle.choice(unit.target, wanted.direction)
+        if unit is not units[0]:
+            return (unit,)
+        served = (wanted.features, sizes.n_q, sizes.n_kv)
+        others = [each for each in units[1:] if each.serves(*served)]
+        if wanted.features & OF_HEADS:
+            others = [each.without(APART) for each in others]
+        found = (unit, *others)
+        return tuple(map(_in_turns, found)) if wanted.deterministic else found
+
+    def _bound(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
+        lists: bool,
+    ) -> Tables:  # fmt: skip
+        """The mask at these lengths; calls that differ only in strides or features share it."""
+        by_head = bool(self.bundle.data) or unit.work is not None
+        others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
+        direction = wanted.direction
+        key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        tables = self.tables.get(key)
+        if tables is None:
+            params = {name: bound.params[name] for name, _ in self.bundle.params}
+            tables = make_tables(self.bundle, unit, sizes, params, arrays(), direction, lists)
+            if bound.lasting:
+                with self._lock:
+                    self.tables.put(key, tables)
+        return tables
+
+
+def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
+    """The modes that calls with these features may run in."""
+    whole = Feature.entmax in features and Direction.forward in unit.directions
+    if not unit.modes or whole:
+        return ("usual",)
+    return tuple(name for name, _ in unit.modes if name != ONCE or not features & NOT_ONCE)
+
+
+def _in_turns(unit: SourceUnit) -> SourceUnit:
+    """The same source, whose modes that add dq up wait for turns."""
+    costs = tuple(
+        cost if cost.mode in (APART, ONCE)
+        else replace(cost, row=round(_TURNS * cost.row), tile=round(_TURNS * cost.tile))
+        for cost in unit.costs
+    )  # fmt: skip
+    return replace(unit, costs=costs)
+
+
+def _stores_once(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool) -> bool:
+    """Whether a pass of a source runs in the mode ONCE; with the same bits on every run only where
+    columns are not shared."""
+    shared = tables.work is not None and tables.work.shared
+    alike = not (wanted.deterministic and shared)
+    return alike and mode_of(unit, wanted, tables, joins) == ONCE

@@ -1,0 +1,404 @@
+"""Everything integer that a kernel reads, for one set of lengths: formula constants, tile lists,
+data arrays. Host memory only; launching decides where it goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from maskc.core.boxes import Boxes, axis_relations
+from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
+from maskc.core.cost import Tally
+from maskc.core.data import DataDecl
+from maskc.core.errors import DataShape
+from maskc.core.expr import Expr, Param, Sym, const, transform
+from maskc.core.layout import BlockLayout
+from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
+from maskc.core.target import Target
+from maskc.core.tensors import Device
+from maskc.core.widths import INT32
+from maskc.dispatch.constants import constants, extremes_of
+from maskc.layout import (
+    Chosen,
+    Spans,
+    Work,
+    backward_work,
+    build,
+    check_loads,
+    distance_words,
+    forward_work,
+    heads_together,
+    in_turn,
+    kernel_lists,
+    list_spans,
+    longest_chain,
+    multiprocessors_needed,
+    ordered_work,
+    range_spans,
+    sequence_arrays,
+    stack_spans,
+)
+from maskc.layout.tiles.coverage_check import check_layout, check_spans
+from maskc.layout.tiles.document_tiles import lists_on_host
+from maskc.layout.tiles.grid_tiles import box_layout, box_words
+from maskc.layout.work.tile_counts import (
+    Adders,
+    adders_of,
+    adders_of_spans,
+    tally_of,
+    tally_of_spans,
+)
+
+_PAD = 4
+"""int32 entries to which every part is rounded up: 16 bytes."""
+CAPTURED = 1023
+"""Launches captured in CUDA graphs that find a counter of their own beside the tables."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A data array of the mask, as the kernel indexes it."""
+
+    values: np.ndarray
+    """int32 [batch or 1, heads or 1, N] or [batch or 1, heads or 1, rows, cols]; lists of chosen
+    blocks are a table of their own."""
+
+    @property
+    def batch(self) -> int:
+        """Elements from one sequence to the next, 0 if shared."""
+        return self.values[0].size if self.values.shape[0] > 1 else 0
+
+    @property
+    def head(self) -> int:
+        """Elements from one head to the next, 0 if shared."""
+        return self.values[0, 0].size if self.values.shape[1] > 1 else 0
+
+    @property
+    def row(self) -> int:
+        """Elements from one row of a table to the next."""
+        return self.values.shape[-1] if self.values.ndim == 4 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The integers of a call, ready to be copied in one piece."""
+
+    parts: tuple[tuple[str, np.ndarray], ...]
+    """(member of struct Attention, int32 values)."""
+    slots: tuple[Slot, ...]
+    """Data arrays in the order of the kernel's `array` member."""
+    list_batch: int
+    """Lists from one sequence to the next, 0 if all share theirs."""
+    arrays: Mapping[str, np.ndarray]
+    """The data as formulas name them, batch and heads in front."""
+
+    work: Work | None = None
+    """The work list, where the kernel reads one: members `work` and `counter`."""
+    tally: Tally | None = None
+    """What the distinct lists have, where a call may choose its source by it: not where sequences
+    bring data of their own, whose choice would depend on the others of the batch, nor where tiles
+    begin with documents."""
+    adders: Adders | None = None
+    """Of a backward pass; None where they are not known."""
+    wide: bool = False
+    """Whether the mask's formulas need 64 bits."""
+    copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
+        default_factory=dict
+    )
+    """By device and stream: what owns the copy made there, where it starts, and its counters."""
+
+    def features(self, asked: Features) -> Features:
+        """What a kernel needs compiled in to read them."""
+        return asked | {Feature.wide} if self.wide else asked
+
+    @property
+    def chain(self) -> int:
+        """Most additions to one tile of dq, one after another; 0 where rows have no lists."""
+        return longest_chain(dict(self.parts))
+
+    @cached_property
+    def multiprocessors(self) -> int:
+        """How many a stream must be able to use; 0: any number."""
+        return multiprocessors_needed(dict(self.parts))
+
+    @property
+    def further(self) -> int:
+        """Most tiles of dq that a head has beside one for each tile row."""
+        sums = dict(self.parts).get("row_sums")
+        return 0 if sums is None else int(sums[:, -1].max(initial=0))
+
+    @property
+    def counted(self) -> bool:
+        """Whether they hold the counters of work items."""
+        return any(name == "counter" for name, _ in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of one copy."""
+        return self.packed[0].nbytes
+
+    @cached_property
+    def packed(self) -> tuple[np.ndarray, dict[str, int]]:
+        """All values in one int32 array, and where each part starts, in bytes.
+
+        Data arrays are called `array0`, `array1`, ...
+        """
+        named = [*self.parts, *((f"array{i}", slot.values) for i, slot in enumerate(self.slots))]
+        offsets, total = {}, 0
+        for name, values in named:
+            offsets[name] = 4 * total
+            total += -(-max(values.size, 1) // _PAD) * _PAD
+        packed = np.zeros(total, dtype=np.int32)
+        for name, values in named:
+            start = offsets[name] // 4
+            packed[start : start + values.size] = values.ravel()
+        return packed, offsets
+
+
+NOTHING = Tables((), (), 0, {})
+"""For calls that launch nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One distinct mask of a call: a variant, for one head where tables differ by head."""
+
+    variant: Variant
+    head: int
+
+
+def make_tables(
+    bundle: Bundle,
+    unit: SourceUnit,
+    sizes: Sizes,
+    params: Mapping[str, int],
+    arrays: Mapping[str, np.ndarray],
+    direction: Direction,
+    lists: bool,
+) -> Tables:
+    """Bind a mask to lengths, parameters and data.
+
+    Args:
+        bundle, unit: what was compiled.
+        sizes: of the call.
+        params: a value for every parameter.
+        arrays: int32, by the names formulas use, as `bind_arrays` gives them.
+        direction: the pass whose lists are wanted.
+        lists: whether the kernel reads tile lists at all.
+
+    Raises:
+        DataShape: a batch or head dimension of data that does not fit the call.
+        DataRange: the formula computes something beyond 64 bits.
+    """
+    slots = _slots(bundle, unit, sizes, arrays)
+    cases, of_head = _cases(bundle, slots, sizes)
+    values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+    words, wide = _constants(bundle, unit, cases, slots, values, arrays)
+    parts = [("mask_args", words), *([] if of_head is None else [("head_variant", of_head)])]
+    if unit.boxes is not None and unit.work is not None:
+        own = _box_tables(unit.work, unit.boxes, parts, cases, of_head, sizes, params, direction)
+        return replace(own, wide=wide)
+    if unit.distances:
+        bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
+        parts.append(("distances", np.concatenate(bits)))
+    batched = any(slot.batch for slot in slots)
+    seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
+    backward, tally, adders = direction is Direction.backward, None, None
+    if lists and unit.by_documents:
+        ptr, words, stops = lists_on_host(bundle, unit.tile, sizes, params, seen)
+        parts += [("row_ptr", ptr), ("row_tiles", words)]
+        slots = (*slots, Slot(stops))
+    elif lists:
+        layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
+        parts += _lists(layouts, True, backward)
+        parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
+    elif slots and sizes.n_kv:
+        for recipe, data in seen:
+            check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, data)
+    work = None
+    if unit.work is not None or unit.costs:
+        made = None if lists else [_spans(*one, sizes, params, backward) for one in seen]
+        spans = stack_spans(made) if made else list_spans(_ptr(parts, backward))
+        if unit.work is not None:
+            work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
+            parts += _work_parts(work)
+        adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
+        if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
+            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
+    lists_of = len(cases) if batched else 0
+    return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
+
+
+def _constants(
+    bundle: Bundle, unit: SourceUnit, cases: tuple[Case, ...], slots: tuple[Slot, ...],
+    values: Mapping[str, int], arrays: Mapping[str, np.ndarray],
+) -> tuple[np.ndarray, bool]:  # fmt: skip
+    """`mask_args`, and whether formulas are computed in 64 bits: so are places in huge tables."""
+    large = any(slot.values[0, 0].size > INT32 for slot in slots)
+    variants = [case.variant for case in cases]
+    made = constants(bundle, unit, variants, values, extremes_of(arrays), large)
+    return made.words, made.wide
+
+
+def _slots(
+    bundle: Bundle, unit: SourceUnit, sizes: Sizes, arrays: Mapping[str, np.ndarray]
+) -> tuple[Slot, ...]:
+    as_bits = Target.named(unit.target).language == "cuda"
+    names = bundle.arrays
+    return tuple(make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in names)
+
+
+def _seen(
+    cases: tuple[Case, ...], unit: SourceUnit, arrays: Mapping[str, np.ndarray], sequences: int
+) -> list[tuple[LayoutRecipe, Mapping[str, np.ndarray]]]:
+    """The masks of a call with their data, by sequence and case."""
+    recipes = [(case.variant.recipe(unit.tile), case.head) for case in cases]
+    return [
+        (recipe, sequence_arrays(recipe, arrays, sequence, head))
+        for sequence in range(sequences)
+        for recipe, head in recipes
+    ]
+
+
+def _box_tables(
+    rule: WorkList, boxes: Boxes, parts: list[tuple[str, np.ndarray]], cases: tuple[Case, ...],
+    of_head: np.ndarray | None, sizes: Sizes, params: Mapping[str, int], direction: Direction,
+) -> Tables:  # fmt: skip
+    """The rest for tiles that are boxes; masks with data have none."""
+    backward = direction is Direction.backward
+    grid = boxes.grid(sizes.n_q)
+    relations = [axis_relations(case.variant.axes, grid, params) for case in cases]
+    words = [box_words(boxes, each, keys=backward) for each in relations]
+    layouts = [box_layout(boxes, each) for each in relations]
+    if os.environ.get("MASKC_CHECK") == "1":
+        for case, layout in zip(cases, layouts, strict=True):
+            env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+            check_layout(layout, case.variant.keep, env, (boxes, grid))
+    parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
+    parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, rule)
+    spans = list_spans(_ptr(parts, backward))
+    work = _work(rule, spans, of_head, len(cases), sizes, backward, parts)
+    parts += _work_parts(work)
+    return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
+
+
+def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:
+    items = np.concatenate([work.items, work.merges])
+    return [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
+
+
+def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether data have a dimension for sequences, be it of length one: vectors [batch, N], tables
+    [batch, heads, rows, cols]."""
+    ranks = {name: decl.rank for decl in bundle.data for name in decl.arrays}
+    return any(arrays[name].ndim >= 2 * ranks[name] for name in bundle.arrays)
+
+
+def _lists(
+    layouts: list[BlockLayout], rows: bool, columns: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    if rows:
+        row_ptr, row_tiles = kernel_lists(layouts)
+        yield "row_ptr", row_ptr
+        yield "row_tiles", row_tiles
+    if columns:
+        col_ptr, col_tiles = kernel_lists([layout.transpose() for layout in layouts])
+        yield "col_ptr", col_ptr
+        yield "col_tiles", col_tiles
+
+
+def _work(
+    rule: WorkList, spans: Spans, of_head: np.ndarray | None, cases: int, sizes: Sizes,
+    backward: bool, parts: list[tuple[str, np.ndarray]],
+) -> Work:  # fmt: skip
+    """The work list of a call; lists are numbered by sequence, where these differ, and mask."""
+    case = np.zeros(sizes.heads_q, np.int64) if of_head is None else of_head.astype(np.int64)
+    step = cases if len(spans.count) > cases else 0
+    lists = step * np.arange(sizes.batch)[:, None] + case
+    if rule.ordered:
+        chain = longest_chain(dict(parts)) or spans.count.shape[1]
+        together = heads_together(spans.count, chain, sizes.n_q, rule)
+        return ordered_work(spans, lists, sizes.heads_kv, together, rule)
+    if backward:
+        return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
+    return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)
+
+
+def make_slot(
+    name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes, as_bits: bool = False
+) -> Slot:
+    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...].
+
+    Args:
+        as_bits: whether the kernel reads chosen blocks as bits, not as lists.
+    """
+    decl = next(decl for decl in decls if name in decl.arrays)
+    own = values.shape[values.ndim - decl.rank :]
+    leading = values.shape[: values.ndim - decl.rank]
+    batch, heads = (1, 1, *leading)[-2:] if decl.rank == 2 else ((1, *leading)[-1], 1)
+    for found, wanted, what in (
+        (heads, sizes.heads_q, "heads of q"),
+        (batch, sizes.batch, "sequences of q"),
+    ):
+        if found not in (1, wanted):
+            expected = f"{wanted} (the {what}) or 1 in place of {found}"
+            raise DataShape(decl.name, values.shape, expected, at=decl.name)
+    if isinstance(values, Chosen):
+        return Slot(values.bits() if as_bits else values.lists)
+    return Slot(values.reshape(batch, heads, *own))
+
+
+def _cases(
+    bundle: Bundle, slots: tuple[Slot, ...], sizes: Sizes
+) -> tuple[tuple[Case, ...], np.ndarray | None]:
+    """The distinct masks of the heads, and for each head which one it has (None: all the first)."""
+    of_head = bundle.head_variant or (0,) * sizes.heads_q
+    if any(slot.head for slot in slots):
+        cases = tuple(Case(bundle.variants[v], head) for head, v in enumerate(of_head))
+        return cases, np.arange(len(cases), dtype=np.int32)
+    cases = tuple(Case(variant, 0) for variant in bundle.variants)
+    return cases, np.array(of_head, dtype=np.int32) if bundle.head_variant else None
+
+
+def with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
+    """The formula over q, k and arrays alone; parameters without a value keep their defaults."""
+
+    def number(node: Expr) -> Expr | None:
+        if isinstance(node, Param):
+            return const(values.get(node.name, node.default))
+        return const(values[node.name]) if isinstance(node, Sym) and node.name in values else None
+
+    return transform(keep, number)
+
+
+def _layout(
+    recipe: LayoutRecipe, sizes: Sizes, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
+) -> BlockLayout:
+    exact = not any(isinstance(array, Chosen) for array in arrays.values())
+    layout = build(recipe, sizes.n_q, sizes.n_kv, params, arrays, exact)
+    if os.environ.get("MASKC_CHECK") == "1":
+        env = {**params, **arrays, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+        check_layout(layout, recipe.keep, env)
+    return layout
+
+
+def _ptr(parts: list[tuple[str, np.ndarray]], backward: bool) -> np.ndarray:
+    """Where the lists that a pass goes through start."""
+    return dict(parts)["col_ptr" if backward else "row_ptr"]
+
+
+def _spans(
+    recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray], sizes: Sizes, params: Mapping[str, int],
+    columns: bool,
+) -> Spans:  # fmt: skip
+    spans = range_spans(recipe, sizes.n_q, sizes.n_kv, params, arrays, columns)
+    if os.environ.get("MASKC_CHECK") == "1":
+        layout = _layout(recipe, sizes, params, arrays)
+        check_spans(spans, layout.transpose() if columns else layout)
+    return spans

@@ -1,0 +1,107 @@
+"""Tensor maps as numbers: extents, strides and boxes of Hopper's copy engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from maskc.core.abi import POINTERS
+from maskc.core.boxes import Boxes
+from maskc.core.bundle import OF_KEYS, TensorMap
+from maskc.core.errors import NotAddressable
+from maskc.core.problem import Problem
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Shape
+
+BOX = 64
+"""Elements of a row that a box holds: 128 bytes, the width of the swizzle."""
+
+
+GRANULE = 16
+"""Bytes: addresses and strides are multiples."""
+
+
+_FAR = 1 << 40
+"""Bytes: strides are less."""
+
+
+_OF_VALUES = ("v", "out", "dout", "dv")
+
+
+_MOST_AXES = 3
+"""Of a grid: a map has no more than five dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One map but for the address."""
+
+    pointer: int
+    """Index among the pointers of a call."""
+    dims: Shape
+    """Elements of a row, tokens (along each axis of a grid, the innermost first), heads,
+    sequences; the last one is left out where a grid has three axes."""
+    strides: Shape
+    """Bytes between neighbours, for all but the first."""
+    box: Shape
+    """What a copy moves of each."""
+
+
+def tensor(
+    wanted: TensorMap, strides: Shape, sizes: Sizes, problem: Problem, target: str,
+    boxes: Boxes | None = None,
+) -> Tensor:  # fmt: skip
+    """The map of a tensor [batch, heads, tokens, dim].
+
+    A dimension of which nothing is far apart (size 1, or stride 0 because it was expanded) has
+    size 1 in the map: kernels multiply its coordinate by 0 where the stride in the argument block
+    is 0.
+
+    Args:
+        wanted: which tensor, and its box.
+        strides: in elements, of batch, heads, tokens.
+        boxes: where tokens lie in a grid; of three axes only if there is one sequence.
+
+    Raises:
+        NotAddressable: a stride that no map can have.
+    """
+    name = wanted.tensor
+    width = problem.head_dim_v if name in _OF_VALUES else problem.head_dim
+    heads, tokens = (sizes.heads_kv, sizes.n_kv) if name in OF_KEYS else (sizes.heads_q, sizes.n_q)
+    dims, steps = [width], []
+    nothing = 0 in (sizes.batch, heads, tokens)
+    for what, count, stride in (
+        *_along(tokens, strides[2], boxes),
+        ("heads", heads, strides[1]),
+        *([("sequences", sizes.batch, strides[0])] if len(wanted.box) < _MOST_AXES else []),
+    ):
+        step = stride * problem.dtype.itemsize
+        far = count > 1 and not nothing
+        if far and (step < 0 or step % GRANULE or step >= _FAR or (not step and what == "tokens")):
+            why = f"its {what} are {step} bytes apart, not a positive multiple of 16 below 2^40"
+            raise NotAddressable(name, target, why, at=name)
+        dims.append(count if far and step else 1)
+        steps.append(
+            step if far and step else -(-width * problem.dtype.itemsize // GRANULE) * GRANULE
+        )
+    place = 0 if nothing else POINTERS.index(name)  # of an empty tensor any address does
+    box = (BOX, *(wanted.box[::-1] or (wanted.rows,)))
+    return Tensor(place, tuple(dims), tuple(steps), (*box, *(1,) * (len(dims) - len(box))))
+
+
+def _along(tokens: int, stride: int, boxes: Boxes | None) -> list[tuple[str, int, int]]:
+    """Tokens along each axis, the innermost first, and elements between neighbours."""
+    found = []
+    for extent in reversed(boxes.grid(tokens) if boxes else (tokens,)):
+        found.append(("tokens", extent, stride))
+        stride *= extent
+    return found
+
+
+def tensors(
+    maps: tuple[TensorMap, ...], strides: Mapping[str, Shape], sizes: Sizes, problem: Problem,
+    target: str, boxes: Boxes | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """All maps of a source; `strides` in elements by tensor; errors as above."""
+    rest = (sizes, problem, target, boxes)
+    return tuple(tensor(each, strides[each.tensor], *rest) for each in maps)

@@ -1,0 +1,1 @@
+"""What a call gives, before any tile: parameters, data, captured arrays."""

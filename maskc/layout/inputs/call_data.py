@@ -1,0 +1,383 @@
+"""The caller's arrays and parameters, checked and turned into what formulas and kernels read.
+
+Every array becomes int32 under the names formulas use. A leading batch dimension stays; a table
+may carry heads before its rows. Nothing is rounded or guessed: what does not fit is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from maskc.core.captured import HELD
+from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
+from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
+from maskc.core.layout import MAX_LENGTH
+from maskc.core.selection import SHAPES
+from maskc.layout.inputs import random_draw as random
+from maskc.layout.inputs.host import to_host
+from maskc.layout.inputs.max_seqlen import check_lengths_promised
+from maskc.layout.inputs.tree import walk_times
+
+LIMIT = 1 << 30
+"""Largest magnitude of a parameter or a data value: differences then fit 32 bits."""
+
+Arrays = dict[str, np.ndarray]
+
+EXPECTED = {
+    DataKind.documents: "document ids, mc.cu_seqlens(x), or a pair of them for queries and keys",
+    DataKind.flags: "one boolean per token",
+    DataKind.intervals: "a pair (lo, hi) of integer arrays, one value per query or token",
+    DataKind.tree: "a pair (tin, tout) of integer arrays, or mc.parents(x)",
+    DataKind.table: "booleans [query blocks, key blocks]",
+}
+
+
+def check_lengths(n_q: object, n_kv: object) -> tuple[int, int]:
+    """Both lengths as plain integers.
+
+    Raises:
+        BadLength: not an integer, negative, or above 2^30.
+    """
+    return _length("n_q", n_q), _length("n_kv", n_kv)
+
+
+def _length(name: str, value: object) -> int:
+    found = _integer(value)
+    if found is None or not 0 <= found <= MAX_LENGTH:
+        raise BadLength(name, MAX_LENGTH, repr(value), at=name)
+    return found
+
+
+def _integer(value: object) -> int | None:
+    """The value of anything that is an integer and not a boolean, else None."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+# ------------------------------------------------------------------ keywords of a call
+
+
+def split_call_data(
+    decls: tuple[DataDecl, ...],
+    params: tuple[tuple[str, int], ...],
+    data: Mapping[str, object],
+    unread: Iterable[str] = (),
+    options: Iterable[str] = CALL,
+) -> tuple[dict[str, int], dict[str, object]]:
+    """Separate the keywords of a call into parameters and data.
+
+    Args:
+        decls: data the mask reads.
+        params: (name, default) of its parameters.
+        data: what the caller passed by name.
+        unread: names that the mask declares but its formula does not need; they may be passed.
+        options: what else the caller could have written, for messages.
+
+    Returns:
+        A value for every parameter, and the data still as given, in the order of `decls`.
+
+    Raises:
+        DataUnknown, DataMissing: a name too many or too few.
+        DataType, DataRange: a parameter that is no integer, or not in 0..2^30.
+    """
+    wanted = [decl for decl in decls if decl.from_caller]
+    known = [decl.name for decl in wanted] + [name for name, _ in params]
+    _refuse_unknown((name for name in data if name != HELD), [*known, *unread], options)
+    values = {name: _parameter(name, data.get(name, default)) for name, default in params}
+    for decl in wanted:
+        if data.get(decl.name) is None:
+            raise DataMissing(decl.name, _expected(decl), at=decl.name)
+    return values, {decl.name: data[decl.name] for decl in wanted}
+
+
+def _expected(decl: DataDecl) -> str:
+    return SHAPES[decl.name] if decl.kind is DataKind.scoring else EXPECTED[decl.kind]
+
+
+def _refuse_unknown(data: Iterable[str], known: list[str], options: Iterable[str] = CALL) -> None:
+    for name in data:
+        if name not in known:
+            raise unknown_keyword(name, known, options)
+
+
+def _parameter(name: str, value: object) -> int:
+    found = _integer(value)
+    if found is None:
+        raise DataType(name, type(value).__name__, "an integer", at=name)
+    if not 0 <= found <= LIMIT:
+        hint = "parameters count tokens; None in the pattern means unbounded"
+        raise DataRange(name, f"{found} is outside 0..{LIMIT}", hint, at=name)
+    return found
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def bind_arrays(
+    decls: tuple[DataDecl, ...],
+    data: Mapping[str, object],
+    n_q: int,
+    n_kv: int,
+    offset: int | None = None,
+) -> Arrays:
+    """Check the caller's data and compute the rest: every array the formulas read.
+
+    Args:
+        decls: data the mask reads.
+        data: the caller's arrays by declaration name (parameters already taken out); NumPy,
+            torch, CuPy, DLPack or lists. A pair is a tuple.
+        n_q, n_kv: lengths.
+        offset: position of query 0 where positions are aligned at the end; n_kv - n_q when None.
+
+    Returns:
+        int32 arrays by the names in `DataDecl.arrays`, C-contiguous. Vectors are [N] or
+        [batch, N]; tables [rows, cols], [heads, rows, cols] or [batch, heads, rows, cols].
+        Run-time selections are not among them, see `choose`, nor are the captured arrays that
+        a mask brings, see `held_arrays`.
+
+    Raises:
+        BadLength, DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
+    """
+    n_q, n_kv = check_lengths(n_q, n_kv)
+    _refuse_unknown(data, [decl.name for decl in decls if decl.from_caller])
+    arrays: Arrays = {}
+    for decl in decls:
+        if decl.kind in (DataKind.selection, DataKind.scoring) or decl.held:
+            continue
+        if decl.from_caller:
+            if data.get(decl.name) is None:
+                raise DataMissing(decl.name, _expected(decl), at=decl.name)
+            parts = _READERS[decl.kind](decl, data[decl.name], n_q, n_kv)
+        elif decl.kind is DataKind.random:
+            parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
+        else:
+            parts = (_embedded(decl, n_q, n_kv),)
+        made = {id(part): np.ascontiguousarray(part, dtype=np.int32) for part in parts}
+        arrays |= {name: made[id(part)] for name, part in zip(decl.arrays, parts, strict=True)}
+    _check_batches(decls, arrays)
+    return arrays
+
+
+def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:
+    sizes: dict[int, str] = {}
+    for decl in decls:
+        for name in filter(arrays.__contains__, decl.arrays):
+            shape = arrays[name].shape
+            if len(shape) - decl.rank == 1 + (decl.rank == 2) and shape[0] != 1:
+                sizes.setdefault(shape[0], decl.name)
+    if len(sizes) > 1:
+        (one, first), (two, second) = list(sizes.items())[:2]
+        raise DataShape(second, f"[{two}, ...]", f"batch {one}, like {first!r}", at=second)
+
+
+def _shaped(name: str, array: np.ndarray, length: int) -> np.ndarray:
+    """A vector of the length, with or without a batch in front."""
+    if array.ndim not in (1, 2) or array.shape[-1] != length:
+        raise DataShape(name, array.shape, f"[{length}] or [batch, {length}]", at=name)
+    return array
+
+
+def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
+    """What queries, or keys, read of one entry per token: the last ones, or the first ones."""
+    tokens = array.shape[-1]
+    if tokens == length:
+        return array
+    return array[..., :length] if decl.from_start else array[..., tokens - length :]
+
+
+def _of_queries(decl: DataDecl, name: str, array: np.ndarray, n_q: int, n_kv: int) -> np.ndarray:
+    """A vector with an entry per query, from one of these or, where queries are the fewer, one with
+    an entry per token."""
+    if array.ndim in (1, 2) and array.shape[-1] in (n_q, max(n_q, n_kv)):
+        return _side(decl, array, n_q)
+    tokens = f", or [{n_kv}] of all tokens" if n_q < n_kv else ""
+    expected = f"[{n_q}] or [batch, {n_q}]{tokens}"
+    raise DataShape(name, array.shape, expected, at=name)
+
+
+def _integers(name: str, given: object) -> np.ndarray:
+    array = to_host(given, name)
+    if array.size == 0 and array.dtype == float:  # an empty list
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise DataType(name, array.dtype, "integers", at=name)
+    return array
+
+
+def _booleans(name: str, given: object) -> np.ndarray:
+    array = to_host(given, name)
+    if array.dtype.kind not in "biu" and array.size:
+        raise DataType(name, array.dtype, "booleans or integers", at=name)
+    found: np.ndarray = array != 0
+    return found
+
+
+def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
+    """The two arrays of a pair; a stacked array [2, ...] is one too."""
+    parts = tuple(given) if hasattr(given, "__iter__") else ()
+    if len(parts) != 2:
+        found = f"{len(parts)} parts" if parts else type(given).__name__
+        raise DataShape(decl.name, found, EXPECTED[decl.kind], at=decl.name)
+    return parts[0], parts[1]
+
+
+def _documents(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+    if isinstance(given, tuple) and len(given) == 2 and not all(map(_is_number, given)):
+        of_q, of_k = (
+            _ids(name, part, length)
+            for name, part, length in zip(decl.arrays, given, (n_q, n_kv), strict=True)
+        )
+    else:
+        ids = _ids(decl.name, given, max(n_q, n_kv), (n_q, n_kv))
+        of_q, of_k = _side(decl, ids, n_q), _side(decl, ids, n_kv)
+    return _small_ids(decl.name, of_q, of_k)
+
+
+def _is_number(part: object) -> bool:
+    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0  # type: ignore[arg-type]
+
+
+def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -> np.ndarray:
+    """The documents of `length` tokens; `lengths` of queries and keys, where it is for both."""
+    if not isinstance(given, CuSeqlens):
+        array = _integers(name, given)
+        if len(set(lengths)) < 2 or (array.ndim in (1, 2) and array.shape[-1] == length):
+            return _shaped(name, array, length)
+        queries, keys = lengths
+        wanted = f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
+        raise DataShape(name, array.shape, wanted, at=name)
+    ends = _integers(name, given.array)
+    if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
+        expected = "[documents + 1] or [batch, documents + 1]"
+        raise DataShape(name, ends.shape, expected, at=name)
+    rows = [_ids_from_ends(name, given, row, length) for row in np.atleast_2d(ends)]
+    return np.stack(rows) if ends.ndim == 2 else rows[0]
+
+
+def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -> np.ndarray:
+    hint = "cumulative lengths are 0, then the end of each document; the last is the length"
+    if ends[0] != 0:
+        raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)
+    if ends[-1] != length:
+        found = f"cumulative lengths end at {ends[-1]}, not {length}"
+        raise DataRange(name, found, hint, at=name)
+    outside = (ends < 0) | (ends > length)  # whose differences could leave 64 bits
+    if outside.any():
+        at = int(np.argmax(outside))
+        found = f"a cumulative length, {ends[at]} at position {at}, is not in 0..{length}"
+        raise DataRange(name, found, hint, at=name)
+    sizes: np.ndarray = np.diff(ends.astype(np.int64))
+    if (sizes < 0).any():
+        at = int(np.argmax(sizes < 0))
+        found = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
+        raise DataRange(name, found, hint, at=name)
+    check_lengths_promised(name, given, sizes)
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _small_ids(name: str, of_q: np.ndarray, of_k: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The ids, numbered anew where they are too large: only their equality matters."""
+    for ids in (of_q, of_k):
+        if ids.dtype == np.uint64 and ids.size and ids.max() >= 2**63:
+            found = f"the id {ids.max()} does not fit 64 signed bits"
+            raise DataRange(name, found, "number the documents from 0", at=name)
+    if all(_extent(ids) <= LIMIT for ids in (of_q, of_k)):
+        return of_q, of_k
+    both = np.concatenate([of_q.astype(np.int64).ravel(), of_k.astype(np.int64).ravel()])
+    numbers = np.unique(both, return_inverse=True)[1]
+    return numbers[: of_q.size].reshape(of_q.shape), numbers[of_q.size :].reshape(of_k.shape)
+
+
+def _extent(array: np.ndarray) -> int:
+    return max(-int(array.min()), int(array.max())) if array.size else 0
+
+
+def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+    array = _booleans(decl.name, given)
+    if decl.on_queries:
+        return (_of_queries(decl, decl.name, array, n_q, n_kv),)
+    return (_shaped(decl.name, array, n_kv),)
+
+
+def _intervals(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+    """Ends beyond the keys say the same as ends at the last key."""
+    parts = zip(decl.arrays, _pair(decl, given), strict=True)
+    return tuple(
+        np.clip(_of_queries(decl, name, _integers(name, part), n_q, n_kv), 0, n_kv)
+        for name, part in parts
+    )
+
+
+def _tree(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+    entered, left = _times(decl, given, max(n_q, n_kv))
+    of_k = _side(decl, entered, n_kv)
+    return of_k, _side(decl, left, n_kv), of_k if n_q == n_kv else _side(decl, entered, n_q)
+
+
+def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]:
+    """When the walk enters and leaves each token."""
+    if isinstance(given, Parents):
+        parents = _shaped(decl.name, _integers(decl.name, given.array), length)
+        if parents.ndim == 1:
+            return walk_times(decl.name, parents)
+        found = [walk_times(decl.name, row) for row in parents]
+        return tuple(np.stack(part) for part in zip(*found, strict=True))
+    names = decl.arrays[:2]
+    times = tuple(
+        _shaped(name, _integers(name, part), length)
+        for name, part in zip(names, _pair(decl, given), strict=True)
+    )
+    for name, array in zip(names, times, strict=True):
+        if _extent(array) > LIMIT:
+            hint = "entry and exit times count the tokens of a depth-first walk"
+            reached = f"values reach {_extent(array)}, beyond {LIMIT}"
+            raise DataRange(name, reached, hint, at=name)
+    return times
+
+
+def _grid(decl: DataDecl, n_q: int, n_kv: int) -> tuple[int, int]:
+    return -(-n_q // decl.block), -(-n_kv // decl.block)
+
+
+def _table(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+    array = _booleans(decl.name, given)
+    rows, columns = _grid(decl, n_q, n_kv)
+    if array.ndim not in (2, 3, 4) or array.shape[-2:] != (rows, columns):
+        grid = f"{rows}, {columns}]"
+        expected = f"[{grid}, [heads, {grid} or [batch, heads, {grid}"
+        raise DataShape(decl.name, array.shape, expected, at=decl.name)
+    return (array,)
+
+
+def _random(decl: DataDecl, n_q: int, n_kv: int, offset: int) -> np.ndarray:
+    per_row, seed = decl.options[:2]
+    start = decl.options[2:] == (0,)
+    position = 0 if start else offset
+    rows = random.table_rows(n_q, position, decl.block)
+    first = random.first_row(position, decl.block)
+    return random.draw(seed, per_row, first, rows, -(-n_kv // decl.block))
+
+
+def _embedded(decl: DataDecl, n_q: int, n_kv: int) -> np.ndarray:
+    """The values captured when the mask was written."""
+    array = decl.array
+    if decl.kind is DataKind.table and array.shape[-2:] != _grid(decl, n_q, n_kv):
+        wanted = f"{_grid(decl, n_q, n_kv)} for {n_q} queries and {n_kv} keys"
+        raise DataShape(f"block_table(block={decl.block})", array.shape, wanted)
+    return array
+
+
+_READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[np.ndarray, ...]]] = {
+    DataKind.documents: _documents,
+    DataKind.flags: _flags,
+    DataKind.intervals: _intervals,
+    DataKind.tree: _tree,
+    DataKind.table: _table,
+}

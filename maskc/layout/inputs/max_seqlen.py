@@ -1,0 +1,79 @@
+"""The longest document, as `max_seqlen` of cumulative lengths promises it; a promise that is broken
+is an error."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+
+from maskc.core.data import CuSeqlens
+from maskc.core.errors import DataRange, DataType
+
+NO_PROMISE = (1 << 31) - 1
+"""Tokens that no document exceeds."""
+_LEAST, _STEPS = 16, 4
+"""Promises are rounded up: to multiples of so many tokens, and to so many values from one power of
+two to the next. Calls whose promises differ a little then share a plan."""
+
+
+def promised(name: str, given: object) -> int | None:
+    """The `max_seqlen` of documents, None where they bring none; `name` is for errors.
+
+    Raises:
+        DataType: no integer. DataRange: negative.
+    """
+    if not isinstance(given, CuSeqlens) or given.max_seqlen is None:
+        return None
+    value = given.max_seqlen
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        most = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        wanted = "an integer as max_seqlen"
+        raise DataType(name, type(value).__name__, wanted, at=name) from None
+    if most < 0:
+        hint = "max_seqlen is the length of the longest document"
+        raise DataRange(name, f"max_seqlen is {most}", hint, at=name)
+    return min(most, NO_PROMISE)
+
+
+def longest_promised(name: str, given: object) -> int | None:
+    """The longest document that the documents of a call may have, rounded up; None where those of
+    queries or those of keys promise nothing.
+
+    Raises:
+        As `promised`.
+    """
+    each = given if isinstance(given, tuple) else (given,)
+    found = [promised(name, one) for one in each]
+    known = [most for most in found if most is not None]
+    return rounded(max(known)) if known and len(known) == len(found) else None
+
+
+def rounded(most: int) -> int:
+    """A promise, rounded up."""
+    step = max(_LEAST, 1 << max(0, (most - 1).bit_length() - _STEPS.bit_length()))
+    return max(1, -(-most // step)) * step
+
+
+def promises(most: int) -> tuple[int, ...]:
+    """All that promises may be once they are rounded up, to the first that is not below `most`."""
+    found = [rounded(1)]
+    while found[-1] < most:
+        found.append(rounded(found[-1] + 1))
+    return tuple(found)
+
+
+def check_lengths_promised(name: str, given: CuSeqlens, sizes: np.ndarray) -> None:
+    """Compare a promise with the lengths of documents, int64 [documents].
+
+    Raises:
+        DataRange: one is longer; and as `promised`.
+    """
+    most = promised(name, given)
+    if most is not None and sizes.size and sizes.max() > most:
+        at = int(sizes.argmax())
+        found = f"document {at} has {sizes[at]} tokens, and max_seqlen promises {most} at most"
+        raise DataRange(name, found, "give the longest length, or leave max_seqlen out", at=name)

@@ -1,0 +1,1 @@
+"""From recipes and data to the exact live tiles."""

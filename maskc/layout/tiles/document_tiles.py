@@ -1,0 +1,238 @@
+"""Masks of documents and something else that reads no data, and tiles that begin with documents.
+
+Where documents are packed, one behind the other, every one has tiles of keys of its own, the first
+of which begins with it: what is added up for a query is then the same wherever its document lies.
+The device makes the same lists, see templates/sm90a/documents.cu.j2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.bundle import Bundle, LayoutRecipe
+from maskc.core.data import DataDecl, DataKind
+from maskc.core.errors import BadLength, CheckFailed, TooManyTiles
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import FULL, MAX_TILES, BlockLayout
+from maskc.core.problem import TileShape
+from maskc.core.sizes import Sizes
+from maskc.layout.tiles.build import build
+
+RUNS_PER_COLUMN = 4
+"""Most documents per tile column of a list: with more, of which few keys of a tile are, tiles begin
+where tile columns do."""
+MOST_KEYS = (1 << 28) - 1
+"""Keys that words of kernels can name."""
+
+
+def beside_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
+    """What a mask asks of a pair besides that both tokens are of one document.
+
+    Args:
+        keep: the mask over q, k, n_q, n_kv, parameters and data arrays.
+        data: all that it reads.
+
+    Returns:
+        The rest of the conjunction, which reads no data; None where the mask is anything else.
+    """
+    if len(data) != 1 or data[0].kind is not DataKind.documents:
+        return None
+    of_q, of_k = data[0].arrays
+    same = E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,)))
+    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    rest = tuple(term for term in terms if term != same)
+    if len(rest) == len(terms) or any(E.arrays(term) for term in rest):
+        return None
+    return E.conj(*rest)
+
+
+def most_runs(columns: int) -> int:
+    """Documents of a list with which its tiles may begin."""
+    return RUNS_PER_COLUMN * columns
+
+
+def room_of(kept: int, rows: int, columns: int) -> int:
+    """Tiles that a list has at most, from those of the mask but for its documents.
+
+    Of every tile column that a row sees one tile goes on from before, and one reaches into it from
+    a column that the row does not see; then there are those that begin with a document. Where ids
+    ascend, rows share no more than their first document with the rows before.
+    """
+    return 2 * kept + rows + most_runs(columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Tiles of keys, in order; int64 [tiles] each."""
+
+    first: np.ndarray
+    """The first key."""
+    stop: np.ndarray
+    """Past the last key of the document that it begins with; -n of n keys where tiles begin with
+    tile columns."""
+    least: np.ndarray
+    greatest: np.ndarray
+    """Of the ids of its keys."""
+
+
+def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int) -> Tiles:
+    """The tiles of all keys.
+
+    Args:
+        of_q, of_k: ids of queries and of keys, of one sequence; at least one key.
+        size: keys of a tile.
+    """
+    n = len(of_k)
+    begin = np.flatnonzero(np.diff(of_k, prepend=of_k[0] - 1))
+    ascending = all((ids[1:] >= ids[:-1]).all() for ids in (of_q, of_k))
+    if not ascending or len(begin) > most_runs(-(-n // size)):
+        first = np.arange(0, n, size)
+        bounds = (pick.reduceat(of_k, first) for pick in (np.minimum, np.maximum))
+        return Tiles(first, np.full_like(first, -n), *bounds)
+    end = np.append(begin[1:], n)
+    count = -(-(end - begin) // size)
+    own = np.repeat(np.arange(len(begin)), count)
+    place = np.arange(len(own)) - (np.cumsum(count) - count)[own]
+    first = begin[own] + size * place
+    return Tiles(first, end[own], of_k[first], of_k[first])
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentLists:
+    """The tiles of all tile rows of one sequence."""
+
+    row_ptr: np.ndarray
+    """int32 [rows + 1]."""
+    words: np.ndarray
+    """int32 [tiles]: first key * 2 + (1 if every pair is live), ascending in a row."""
+    stops: np.ndarray
+    """int32 [n_kv]: for a first key as in `Tiles`, elsewhere 0."""
+
+
+def document_lists(layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray) -> DocumentLists:
+    """The live tiles of every tile row.
+
+    Args:
+        layout: of the mask but for its documents.
+        of_q, of_k: int32 ids of one sequence.
+
+    Raises:
+        BadLength: more keys than words of a kernel can name.
+    """
+    if layout.n_kv > MOST_KEYS:
+        raise BadLength("n_kv", MOST_KEYS, layout.n_kv, at="n_kv")
+    rows, size = layout.shape[0], layout.tile.k
+    stops = np.zeros(layout.n_kv, np.int32)
+    if not layout.nnz:
+        return DocumentLists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32), stops)
+    of_q, of_k = of_q.astype(np.int64), of_k.astype(np.int64)
+    tiles = tiles_of(of_q, of_k, size)
+    stops[tiles.first] = tiles.stop
+    row, tile, full = _beginning(layout, tiles, size)
+    first_query = np.arange(0, layout.n_q, layout.tile.q)
+    least, greatest = (pick.reduceat(of_q, first_query)[row] for pick in (np.minimum, np.maximum))
+    meet = (least <= tiles.greatest[tile]) & (tiles.least[tile] <= greatest)
+    same = (least == greatest) & (tiles.least[tile] == tiles.greatest[tile])
+    full &= meet & same & (least == tiles.least[tile])
+    full &= np.abs(tiles.stop[tile]) - tiles.first[tile] >= size
+    row, words = row[meet], (2 * tiles.first[tile] + full)[meet]
+    order = np.lexsort((words, row))
+    row_ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=rows))])
+    return DocumentLists(row_ptr.astype(np.int32), words[order].astype(np.int32), stops)
+
+
+def _beginning(
+    layout: BlockLayout, tiles: Tiles, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(tile row, number of a tile, whether all of its keys are live but for documents) of all tiles
+    that reach into a live tile column."""
+    row = np.repeat(np.arange(layout.shape[0]), np.diff(layout.row_ptr))
+    column, full = layout.col.astype(np.int64), layout.kind == FULL
+    same_row = row[1:] == row[:-1]
+    follows = np.append(False, same_row & (column[1:] == column[:-1] + 1))
+    next_full = np.append(follows[1:] & full[1:], False)
+    begin, end = np.searchsorted(tiles.first, (column * size, (column + 1) * size))
+    entry = np.repeat(np.arange(len(row)), end - begin)
+    tile = np.arange(len(entry)) + (end - np.cumsum(end - begin))[entry]
+    whole = full[entry] & (next_full[entry] | (tiles.first[tile] == column[entry] * size))
+
+    before = begin - 1  # what reaches in from a column that is dead
+    last = np.minimum(tiles.first + size, np.abs(tiles.stop))[before]
+    some = ~follows & (before >= 0) & (last > column * size)
+    return (
+        np.concatenate([row[entry], row[some]]),
+        np.concatenate([tile, before[some]]),
+        np.concatenate([whole, np.zeros(np.count_nonzero(some), bool)]),
+    )
+
+
+def check_documents(
+    lists: DocumentLists, layout: BlockLayout, keep: Expr, env: Mapping[str, object]
+) -> None:  # fmt: skip
+    """Compare lists with the mask pair by pair, a tile row at a time; `layout` as for
+    `document_lists`, `env` has what `keep` reads.
+
+    Raises:
+        CheckFailed: a live pair in no tile or in several, or a dead one in a full tile.
+    """
+    keys = np.arange(layout.n_kv)
+    for row in range(layout.shape[0]):
+        queries = np.arange(row * layout.tile.q, min((row + 1) * layout.tile.q, layout.n_q))
+        live = evaluate(keep, {**env, "q": queries[:, None], "k": keys[None, :]})
+        live = np.broadcast_to(live, (len(queries), len(keys)))
+        times, full = np.zeros(len(keys), int), np.zeros(len(keys), bool)
+        for word in lists.words[lists.row_ptr[row] : lists.row_ptr[row + 1]]:
+            first = word >> 1
+            own = slice(first, min(first + layout.tile.k, abs(lists.stops[first])))
+            times[own] += 1
+            full[own] |= bool(word & 1)
+        wrong = (live & (times != 1)) | (full & ~live)
+        if wrong.any():
+            query, key = np.argwhere(wrong)[0]
+            found = f"query {queries[query]}, key {key} in {times[key]} tiles"
+            raise CheckFailed(f"{found}{', a full one' if full[key] else ''}, which is wrong")
+
+
+def lists_on_host(
+    bundle: Bundle, tile: TileShape, sizes: Sizes, params: Mapping[str, int],
+    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Tiles that begin with documents.
+
+    Args:
+        bundle: of a mask of documents and something that reads no data.
+        tile: of the kernel.
+        params: a value for every parameter.
+        seen: the mask and its ids, by sequence.
+
+    Returns:
+        int32 `row_ptr`, `row_tiles`, and where documents end [lists, 1, n_kv], as DocumentLists
+        has them.
+
+    Raises:
+        TooManyTiles: more than 2^30 in all.
+        CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
+    """
+    (decl,) = bundle.data
+    beside = beside_documents(bundle.variants[0].keep, bundle.data)
+    recipe = LayoutRecipe(tile, E.ALWAYS if beside is None else beside, None)
+    layout = build(recipe, sizes.n_q, sizes.n_kv, params, {})
+    made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
+    if os.environ.get("MASKC_CHECK") == "1":
+        for lists, (mask, own) in zip(made, seen, strict=True):
+            env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+            check_documents(lists, layout, mask.keep, env)
+    starts = np.cumsum([0, *(len(lists.words) for lists in made)])
+    if starts[-1] > MAX_TILES:
+        raise TooManyTiles(int(starts[-1]))
+    return (
+        np.stack([lists.row_ptr for lists in made]) + starts[:-1, None].astype(np.int32),
+        np.concatenate([lists.words for lists in made]),
+        np.stack([lists.stops for lists in made])[:, None],
+    )

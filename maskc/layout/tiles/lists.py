@@ -1,0 +1,103 @@
+"""Layouts of several sequences and masks, packed as the kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.errors import TooManyTiles
+from maskc.core.layout import FULL, MAX_TILES, BlockLayout
+from maskc.layout.tiles.build import build
+from maskc.layout.tiles.chosen_blocks import Chosen
+
+
+def extents(recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """How many sequences and heads the arrays tell apart; 1 where all share theirs.
+
+    A vector [batch, N] has one dimension more than its index, a table [heads, rows, cols] or
+    [batch, heads, rows, cols] one or two.
+    """
+    batch = heads = 1
+    for name, rank in _ranks(recipe).items():
+        leading = arrays[name].shape[: arrays[name].ndim - rank]
+        if rank > 1 and leading:
+            heads = max(heads, leading[-1])
+            leading = leading[:-1]
+        if leading:
+            batch = max(batch, leading[0])
+    return batch, heads
+
+
+def sequence_arrays(
+    recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray], batch: int, head: int
+) -> dict[str, np.ndarray]:
+    """The arrays of one sequence and head, as `build` takes them."""
+    chosen: dict[str, Any] = {}
+    for name, rank in _ranks(recipe).items():
+        array = arrays[name]
+        if isinstance(array, Chosen):
+            chosen[name] = _own(_own(array, batch), head)
+            continue
+        if rank > 1 and array.ndim > rank:
+            array = np.take(array, head if array.shape[-rank - 1] > 1 else 0, axis=-rank - 1)
+        if array.ndim > rank:
+            array = array[batch if array.shape[0] > 1 else 0]
+        chosen[name] = array
+    return chosen
+
+
+def _own(array: Chosen, index: int) -> Chosen:
+    """One sequence's part, or one head's."""
+    return array.part(index if array.shape[0] > 1 else 0)
+
+
+def _ranks(recipe: LayoutRecipe) -> dict[str, int]:
+    return {n.array: len(n.index) for n in E.walk(recipe.keep) if isinstance(n, E.Load)}
+
+
+def build_batch(
+    recipe: LayoutRecipe,
+    n_q: int,
+    n_kv: int,
+    params: Mapping[str, int],
+    arrays: Mapping[str, np.ndarray],
+    head: int = 0,
+) -> tuple[BlockLayout, ...]:
+    """The layouts of every sequence for one head; a single one where all sequences share it.
+
+    Arguments and errors are those of `build`, but arrays may carry batch and heads.
+    """
+    batch, _ = extents(recipe, arrays)
+    return tuple(
+        build(recipe, n_q, n_kv, params, sequence_arrays(recipe, arrays, sequence, head))
+        for sequence in range(batch)
+    )
+
+
+def kernel_lists(layouts: Sequence[BlockLayout]) -> tuple[np.ndarray, np.ndarray]:
+    """Several layouts of one shape as `row_ptr` and `row_tiles` of the argument block.
+
+    Transposed layouts give `col_ptr` and `col_tiles`.
+
+    Returns:
+        (int32 [lists, rows + 1] offsets into all entries, int32 [entries] index * 2 + full).
+
+    Raises:
+        TooManyTiles: more than 2^30 entries in all.
+    """
+    sizes = [layout.nnz for layout in layouts]
+    if sum(sizes) > MAX_TILES:
+        raise TooManyTiles(sum(sizes))
+    ptr = np.stack([layout.row_ptr for layout in layouts])
+    ends = np.cumsum(sizes)
+    ptr += (ends - sizes).astype(np.int32)[:, None]
+    entries = np.empty(ends[-1], dtype=np.int32)
+    for layout, end in zip(layouts, ends, strict=True):
+        packed = entries[end - layout.nnz : end]
+        np.left_shift(layout.col, 1, out=packed)
+        packed += layout.kind == FULL
+    return ptr, entries

@@ -1,0 +1,1 @@
+"""Run-time selection on the host, and the sizes that its device kernels share."""

@@ -1,0 +1,255 @@
+"""Run-time selection in NumPy: exact, whatever the scores hold.
+
+Scores are fp32, as are the means over the pairs of a block; equal ones go to the lower index. NaN
+ranks below every number, -inf included, and among NaN the lower index wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.captured import HELD
+from maskc.core.data import QUESTION, DataDecl, DataKind
+from maskc.core.errors import DataMissing
+from maskc.core.evaluate import evaluate
+from maskc.core.problem import TileShape
+from maskc.core.selection import RANKING, Selection, Share
+from maskc.core.sizes import Sizes
+from maskc.layout.inputs.call_data import bind_arrays, split_call_data
+from maskc.layout.inputs.captured import held_arrays
+from maskc.layout.tiles.chosen_blocks import NONE, Chosen
+from maskc.layout.tiles.lists import extents, sequence_arrays
+from maskc.layout.topk.scores import Scores, given
+
+_PAIRS = 1 << 21
+"""Pairs, on all heads that share, that are ranked at a time."""
+_ANY_TILE = TileShape(64, 64)
+
+
+def bind_ranked(
+    decls: tuple[DataDecl, ...], params: tuple[tuple[str, int], ...],
+    selections: tuple[Selection, ...], unread: Iterable[str], data: Mapping[str, object],
+    n_q: int, n_kv: int,
+) -> tuple[dict[str, int], dict[str, np.ndarray]]:  # fmt: skip
+    """Everything a mask reads at given lengths, without q and k: for questions about it.
+
+    Where it has run-time selections, `data` holds `scores`, by which all of them rank, and may
+    hold `n_heads` and `heads_kv`; as for `Mask.dense`.
+
+    Args:
+        decls, params, selections, unread: of the mask, see `Bundle`.
+        data: what the caller passed by name.
+
+    Returns:
+        A value for every parameter, and all arrays.
+
+    Raises:
+        As `split_call_data`, `bind_arrays`, `scores_of`.
+    """
+    asked = dict(data)
+    if selections:
+        scores, heads, heads_kv = (asked.pop(name, None) for name in RANKING)
+        if scores is None:
+            raise DataMissing("scores", "what topk ranks", at="scores")
+        decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
+    values, given_data = split_call_data(decls, params, asked, unread, QUESTION)
+    found = bind_arrays(decls, given_data, n_q, n_kv)
+    held: Any = data.get(HELD)
+    if held is not None:
+        found |= held_arrays(held, values, n_q, n_kv)
+    if selections:
+        found |= _by_scores(selections, scores, n_q, n_kv, heads, heads_kv, values, found)
+    return values, found
+
+
+def _by_scores(
+    selections: tuple[Selection, ...], scores: Any, n_q: int, n_kv: int, heads: Any,
+    heads_kv: Any, params: Mapping[str, int], data: Mapping[str, np.ndarray],
+) -> dict[str, Any]:  # fmt: skip
+    """What selections choose where all of them rank by the same tensor."""
+    batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]
+    heads = heads or max([counted, *(len(each.allowed) for each in selections)])
+    extent = Sizes(batch, heads, heads_kv or heads, n_q, n_kv)
+    found: dict[str, Any] = {}
+    for each in selections:
+        ranked = given({"scores": scores}, each, batch, heads, n_q, n_kv)
+        found[each.name] = choose(each, ranked, extent, params, {**data, **found}, best)
+    return found
+
+
+Rank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+"""As `best`."""
+
+
+def choose(
+    selection: Selection, scores: Scores, extent: Sizes, params: Mapping[str, int],
+    data: Mapping[str, np.ndarray], rank: Rank,
+) -> Chosen:  # fmt: skip
+    """The chosen blocks of every block of queries.
+
+    Args:
+        scores: what candidates are ranked by.
+        params: a value for every parameter.
+        data: the arrays that the allowed pairs depend on, as `bind_arrays` gives them, and earlier
+            selections.
+        rank: `best`, or what does the same.
+
+    Returns:
+        Lists [batch or 1, heads or 1, query blocks, min(k, key blocks)], at least 1 wide; of the
+        heads that share, all have the same.
+    """
+    rows, columns = -(-extent.n_q // selection.q_block), -(-extent.n_kv // selection.block)
+    groups = sharing(selection.share, extent)
+    allowed = _Allowed(selection, extent, params, data)
+    batch = extent.batch if scores.batched or allowed.batched else 1
+    own = scores.by_head or allowed.by_head
+    differ = len(groups) > 1 and own
+    heads = extent.heads_q if differ else 1
+    lists = np.full((batch, heads, rows, max(1, min(selection.k, columns))), NONE)
+    step = max(1, _PAIRS // max(1, selection.q_block * extent.n_kv * len(groups[0])))
+    anything = selection.k and columns and extent.heads_q
+    for sequence in range(batch):
+        for top in range(0, rows, step) if anything else ():
+            span = slice(top, min(top + step, rows))
+            for group in groups if differ else [groups[0] if own else groups[0][:1]]:
+                asked = _Rows(selection, extent, sequence, group, span)
+                found = rank(*_candidates(asked, scores, allowed), selection.k)
+                lists[sequence, group if differ else [0], span, : found.shape[1]] = found
+    return Chosen(lists, columns, selection.block, selection.q_block)
+
+
+def sharing(share: Share, extent: Sizes) -> list[list[int]]:
+    """The query heads that select together."""
+    size = {
+        Share.head: 1,
+        Share.group: extent.heads_q // max(1, extent.heads_kv),
+        Share.all: extent.heads_q,
+    }[share]
+    size = max(1, size)
+    return [list(range(first, first + size)) for first in range(0, extent.heads_q, size)] or [[0]]
+
+
+# ------------------------------------------------------------------ the best of a row
+
+
+def best(scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
+    """The `k` best live columns of every row, ascending.
+
+    Args:
+        scores: float32 [rows, columns]; those that are not live do not matter.
+        live: bool, likewise.
+
+    Returns:
+        int32 [rows, min(k, columns)]; NONE behind a row's last column.
+    """
+    rows, columns = scores.shape
+    width = min(k, columns)
+    if not width or not rows:
+        return np.full((rows, width), NONE)
+    order = _ascending(scores).astype(np.uint64) << np.uint64(32)
+    order |= np.arange(1 << 32, (1 << 32) - columns, -1, dtype=np.uint64) - np.uint64(1)
+    order = np.where(live, order, np.uint64(0))
+    if width < columns:
+        order = np.partition(order, columns - width, axis=1)[:, columns - width :]
+    found = np.uint64((1 << 32) - 1) - (order & np.uint64((1 << 32) - 1))
+    return np.sort(np.where(order == 0, np.uint64(NONE), found).astype(np.int32), axis=1)
+
+
+def _ascending(scores: np.ndarray) -> np.ndarray:
+    """uint32 that ascend with the scores: 0 for NaN, one for both zeros."""
+    bits = (scores + np.float32(0)).view(np.uint32)
+    sign = bits >> np.uint32(31)
+    turned = np.where(sign == 1, ~bits, bits | np.uint32(1 << 31))
+    return np.where(np.isnan(scores), np.uint32(0), turned)
+
+
+# ------------------------------------------------------------------ candidates
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some blocks of queries of one sequence, on heads that select together."""
+
+    selection: Selection
+    extent: Sizes
+    sequence: int
+    group: Sequence[int]
+    span: slice
+    """Of blocks of queries."""
+
+    @property
+    def queries(self) -> tuple[int, int]:
+        """The first query, and the one past the last."""
+        step = self.selection.q_block
+        return self.span.start * step, min(self.span.stop * step, self.extent.n_q)
+
+    def sums(self, values: np.ndarray, dtype: type) -> np.ndarray:
+        """Of values of pairs [queries, n_kv] over blocks; themselves where blocks are pairs."""
+        for axis, size in ((1, self.selection.block), (0, self.selection.q_block)):
+            if size > 1:  # along rows first: the other way round takes five times as long
+                starts = np.arange(0, values.shape[axis], size)
+                values = np.add.reduceat(values, starts, axis=axis, dtype=dtype)
+        return values
+
+
+def _candidates(asked: _Rows, scores: Scores, allowed: _Allowed) -> tuple[np.ndarray, np.ndarray]:
+    """(float32 scores, which are candidates), both [query blocks, key blocks]."""
+    total: np.ndarray | float = 0.0
+    count: np.ndarray | int = 0
+    for head in asked.group:
+        pairs, live = allowed.rows(asked, head)
+        span = (asked.span.start, asked.span.stop) if scores.cells else asked.queries
+        found = scores.rows(asked.sequence, head, *span)
+        if live is pairs and len(asked.group) == 1:
+            return found, pairs
+        if scores.cells:
+            live = np.minimum(live, 1)
+            total = total + np.where(live, found, 0)
+        else:
+            total = total + asked.sums(np.where(pairs, found, 0), np.float64)
+        count = count + live
+    means: np.ndarray = (total / np.maximum(count, 1)).astype(np.float32)
+    return means, np.asarray(count) > 0
+
+
+class _Allowed:
+    """The pairs that a selection may choose from."""
+
+    def __init__(
+        self, selection: Selection, extent: Sizes, params: Mapping[str, int],
+        data: Mapping[str, np.ndarray],
+    ) -> None:  # fmt: skip
+        self._n_kv, self._data = extent.n_kv, data
+        self._values = {**params, "n_q": extent.n_q, "n_kv": extent.n_kv}
+        self._masks = [LayoutRecipe(_ANY_TILE, each, None) for each in selection.allowed]
+        sizes = [extents(mask, data) for mask in self._masks]
+        self.batched = max(batch for batch, _ in sizes) > 1
+        """Whether sequences differ."""
+        self._tables = max(heads for _, heads in sizes) > 1
+        self.by_head = self._tables or len(self._masks) > 1
+        """Whether heads differ."""
+        self._known: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._span = slice(0)
+
+    def rows(self, asked: _Rows, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """(bool [queries, n_kv], how many of each candidate's pairs that are); computed once where
+        sequences or heads share them."""
+        if self._span != asked.span:
+            self._known, self._span = {}, asked.span
+        number, sequence = head if len(self._masks) > 1 else 0, asked.sequence
+        key = (number, sequence if self.batched else 0, head if self._tables else 0)
+        if key not in self._known:
+            mask, (first, last) = self._masks[number], asked.queries
+            env = {
+                **self._values, **sequence_arrays(mask, self._data, sequence, head),
+                "q": np.arange(first, last)[:, None], "k": np.arange(self._n_kv)[None, :],
+            }  # fmt: skip
+            shape = (last - first, self._n_kv)
+            pairs = np.broadcast_to(evaluate(mask.keep, env), shape)
+            self._known[key] = pairs, asked.sums(pairs, np.int64)
+        return self._known[key]

@@ -1,0 +1,204 @@
+"""What selections rank by: fp32 scores, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from maskc.core.dtypes import E4M3
+from maskc.core.errors import DataMissing, DataShape, DataType
+from maskc.core.selection import FACTORS, SHAPES, Score, Selection, with_factors
+from maskc.layout.inputs.host import to_host
+
+
+class Scores(Protocol):
+    """Scores of pairs, or of pairs of blocks."""
+
+    cells: bool
+    """Whether rows and columns are blocks of queries and of keys."""
+    batched: bool
+    """Whether sequences have scores of their own."""
+    by_head: bool
+    """Whether query heads have."""
+
+    @property
+    def content(self) -> tuple[np.ndarray, ...]:
+        """float32 arrays; equal ones rank alike."""
+
+    def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
+        """float32 [last - first, columns]."""
+
+
+class Products:
+    """q . k, of tokens or of the means of blocks."""
+
+    batched = by_head = True
+
+    def __init__(self, q: np.ndarray, k: np.ndarray, cells: bool = False) -> None:
+        """q float32 [batch, heads_q, rows, D], k float32 [batch, heads_kv, columns, D]."""
+        self._q, self._k, self.cells = q, k, cells
+        self._group = q.shape[1] // max(1, k.shape[1])
+        self.content = q, k
+
+    def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
+        keys = self._k[sequence, head // self._group]
+        found: np.ndarray = self._q[sequence, head, first:last] @ keys.T
+        return found
+
+
+class Indexed:
+    """sum over index heads of w * relu(q . k), times the factor of k."""
+
+    cells = by_head = False
+
+    def __init__(self, q: np.ndarray, k: np.ndarray, w: np.ndarray, factors: np.ndarray) -> None:
+        """float32: q [batch, heads, n_q, D], k [batch, n_kv, D], w [batch, heads, n_q], factors
+        [batch, n_kv]."""
+        self._q, self._k, self._w, self._factors = q, k, w, factors
+        self.batched = len(q) > 1
+        self.content = q, k, w, factors
+
+    def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
+        keys = self._k[sequence].T
+        total = np.zeros((last - first, keys.shape[1]), np.float32)
+        for q, w in zip(self._q[sequence], self._w[sequence], strict=True):
+            total += w[first:last, None] * np.maximum(q[first:last] @ keys, np.float32(0))
+        found: np.ndarray = total * self._factors[sequence]
+        return found
+
+
+class Given:
+    """A tensor of scores."""
+
+    def __init__(self, scores: np.ndarray, cells: bool) -> None:
+        """float32 [batch or 1, heads or 1, rows, columns]."""
+        self._scores, self.cells = scores, cells
+        self.batched, self.by_head = (size > 1 for size in scores.shape[:2])
+        self.content = (scores,)
+
+    def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
+        own = self._scores[sequence if self.batched else 0]
+        found: np.ndarray = own[head if self.by_head else 0, first:last]
+        return found
+
+
+# ------------------------------------------------------------------ reading
+
+
+def block_means(x: np.ndarray, block: int) -> np.ndarray:
+    """Means of blocks of rows of float32 [..., rows, D]; the last block may have fewer."""
+    rows = x.shape[-2]
+    if block == 1 or not rows:
+        return x
+    starts = np.arange(0, rows, block)
+    sums = np.add.reduceat(x, starts, axis=-2, dtype=np.float64)
+    sizes = np.minimum(block, rows - starts)
+    means: np.ndarray = (sums / sizes[:, None]).astype(np.float32)
+    return means
+
+
+def indexed(tensors: Mapping[str, object], batch: int, n_q: int, n_kv: int) -> Indexed:
+    """The scores of an indexer.
+
+    Args:
+        tensors: index_q [batch or 1, heads, n_q, D], index_k [batch or 1, n_kv, D], or a pair of
+            that and factors [batch or 1, n_kv], and index_w [batch or 1, heads, n_q], of any
+            library.
+
+    Raises:
+        DataMissing, DataShape, DataType, NotAnArray.
+    """
+    tensors = with_factors(tensors)
+    q, k = (floats(name, tensors, (*_FLOATS, E4M3)) for name in ("index_q", "index_k"))
+    w = floats("index_w", tensors)
+    own = floats(FACTORS, tensors) if FACTORS in tensors else np.ones((1, n_kv), np.float32)
+    heads, dim = (q.shape[1], q.shape[3]) if q.ndim == 4 else ("heads", "dim")
+    _check_shape("index_q", q, batch, (heads, n_q, dim))
+    _check_shape("index_k", k, batch, (n_kv, dim))
+    _check_shape("index_w", w, batch, (heads, n_q))
+    _check_shape(FACTORS, own, batch, (n_kv,))
+    size = max(len(x) for x in (q, k, w, own))
+    return Indexed(*(np.broadcast_to(x, (size, *x.shape[1:])) for x in (q, k, w, own)))
+
+
+def given(
+    tensors: Mapping[str, object], selection: Selection, batch: int, heads: int, n_q: int, n_kv: int
+) -> Given:
+    """Scores that the call brings.
+
+    Args:
+        tensors: `scores`, as SHAPES says, of any library.
+
+    Raises:
+        DataMissing, DataShape, DataType, NotAnArray.
+    """
+    scores = floats("scores", tensors)
+    blocks = -(-n_q // selection.q_block), -(-n_kv // selection.block)
+    leading = (1, 1, *scores.shape[:-2])[-2:]
+    if (
+        scores.ndim not in (2, 3, 4)
+        or scores.shape[-2:] not in ((n_q, n_kv), blocks)
+        or leading[0] not in (1, batch)
+        or leading[1] not in (1, heads)
+    ):
+        ends = f"{n_q}, {n_kv}]" + (f" or [..., {blocks[0]}, {blocks[1]}]"
+                                    if blocks != (n_q, n_kv) else "")  # fmt: skip
+        wanted = f"[{ends}, with {heads} heads and then a batch of {batch} in front or without"
+        raise DataShape("scores", scores.shape, wanted, at="scores")
+    cells = scores.shape[-2:] != (n_q, n_kv)
+    return Given(scores.reshape(*leading, *scores.shape[-2:]), cells)
+
+
+def _check_shape(name: str, array: np.ndarray, batch: int, rest: tuple[object, ...]) -> None:
+    if array.shape not in ((batch, *rest), (1, *rest)):
+        wanted = f"[{', '.join(map(str, (batch, *rest)))}]"
+        raise DataShape(name, array.shape, wanted, at=name)
+
+
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+def floats(
+    name: str, tensors: Mapping[str, object], dtypes: tuple[str, ...] = _FLOATS
+) -> np.ndarray:
+    """float32 on the host, exactly what was given.
+
+    Raises:
+        DataMissing, DataType, NotAnArray.
+    """
+    x = tensors.get(name)
+    if x is None:
+        raise DataMissing(name, SHAPES[name], at=name)
+    dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+    if dtype not in dtypes:
+        raise DataType(name, dtype, " or ".join(dtypes), at=name)
+    if hasattr(x, "detach") and hasattr(x, "float"):
+        x = x.detach().float()  # NumPy has no bfloat16 of its own
+    return np.asarray(to_host(x, name), dtype=np.float32)
+
+
+def scores_of(
+    selection: Selection, tensors: Mapping[str, object], q: np.ndarray, k: np.ndarray
+) -> Scores:
+    """What a selection ranks by in a call.
+
+    Args:
+        tensors: the caller's, by name.
+        q: float32 [batch, heads_q, n_q, D]; k: float32 [batch, heads_kv, n_kv, D].
+
+    Raises:
+        DataMissing, DataShape, DataType, NotAnArray.
+    """
+    batch, heads, n_q, _ = q.shape
+    n_kv = k.shape[2]
+    match selection.score:
+        case Score.qk:
+            return Products(q, k)
+        case Score.block_mean:
+            means = block_means(q, selection.q_block), block_means(k, selection.block)
+            return Products(*means, cells=True)
+        case Score.indexer:
+            return indexed(tensors, batch, n_q, n_kv)
+    return given(tensors, selection, batch, heads, n_q, n_kv)

@@ -1,0 +1,49 @@
+"""Numbers that the source which chooses blocks on the device and its launches agree on."""
+
+from __future__ import annotations
+
+FORM = "selections"
+"""The form of the source that chooses blocks on the device."""
+THREADS = 128
+"""Threads of a block."""
+ROWS = 16
+"""Blocks of queries that a block of threads ranks for, at most: four for every warp."""
+FEW_ROWS = 4
+"""Rows of a block where there are too many blocks of keys for so many, or too few blocks of
+threads: one for every warp."""
+MANY_BLOCKS = 512
+"""Blocks of threads below which each ranks for FEW_ROWS, so that all of a card has work."""
+COLUMNS = 32
+"""Blocks of keys that are scored at a time: a word of bits."""
+CHUNK = 1024
+"""Items of the work list that a block writes."""
+CLASS_TOKENS = 128
+"""Queries, and keys, of which the static mask is classed together, or those of one block if that
+has more."""
+
+
+def scores_shared(head_dim: int) -> int:
+    """Bytes of shared memory for the operands, which are rows of fp32."""
+    return 4 * (ROWS * head_dim + COLUMNS * (head_dim + 4))
+
+
+def shared_bytes(head_dim: int, turn: int, columns: int) -> int:
+    """Bytes of shared memory of a block of threads.
+
+    It ranks `columns` blocks of keys for `turn` blocks of queries.
+    """
+    return scores_shared(head_dim) + 4 * turn * COLUMNS * -(-columns // COLUMNS)
+
+
+def turn_of(head_dim: int, columns: int, most_shared: int) -> int:
+    """The blocks of queries that a block of threads with so much shared memory ranks for.
+
+    The result is 0 where there are too many blocks of keys.
+    """
+    fit = (n for n in (ROWS, FEW_ROWS) if shared_bytes(head_dim, n, columns) <= most_shared)
+    return next(fit, 0)
+
+
+def class_shape(q_block: int, block: int) -> tuple[int, int]:
+    """The cells, down and across, whose class is one number."""
+    return max(1, CLASS_TOKENS // q_block), max(1, CLASS_TOKENS // block)

@@ -1,0 +1,1 @@
+"""The schedule of tiles: work lists, deterministic order, counts."""

@@ -1,0 +1,72 @@
+"""How many tiles a pass has in all, and how many a row has at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core.cost import Tally
+from maskc.core.layout import FULL, BlockLayout
+from maskc.core.problem import Direction
+from maskc.layout.tiles.spans import Spans
+
+
+def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:
+    """Of lists by tile rows, whichever way the pass goes through them."""
+    rows = tiles = full = 0
+    single = backward = direction is Direction.backward
+    for layout in layouts:
+        if backward:
+            rows += len(np.unique(layout.col))
+            single = single and adders_of([layout]).most <= 1
+        else:
+            rows += int(np.count_nonzero(np.diff(layout.row_ptr)))
+        tiles += layout.nnz
+        full += int(np.count_nonzero(layout.kind == FULL))
+    return Tally(rows, tiles, tiles - full, single, single and rows == tiles)
+
+
+def tally_of_spans(spans: Spans, adders: Adders | None = None) -> Tally:
+    """Of closed-form ranges, whose rows are already those of the pass; `adders` of a backward
+    one."""
+    full = int((spans.full_last - spans.full_first).clip(0).sum())
+    rows, tiles = int(np.count_nonzero(spans.count)), int(spans.count.sum())
+    single = adders is not None and adders.most <= 1
+    return Tally(rows, tiles, tiles - full, single, single and rows == tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class Adders:
+    """Which tile columns of a backward pass add to the same tile row of dq."""
+
+    most: int
+    """To one tile row, of any list."""
+    rows: int = 0
+    """Tile rows that some column adds to, of all lists."""
+    in_steps: int = 0
+    """Tile columns of a list where each begins at a later row than the one before, or at the first
+    one; 0 where some do not, or nobody looked."""
+
+
+def adders_of(layouts: Iterable[BlockLayout]) -> Adders:
+    """Of lists by tile rows."""
+    counts = [np.diff(layout.row_ptr) for layout in layouts]
+    most = max((int(count.max(initial=0)) for count in counts), default=0)
+    return Adders(most, sum(int(np.count_nonzero(count)) for count in counts))
+
+
+def adders_of_spans(spans: Spans) -> Adders:
+    """Of closed-form ranges by tile columns."""
+    most, rows, steps = 0, 0, spans.count.shape[1]
+    for first, count in zip(spans.first, spans.count, strict=True):
+        first, end = first[count > 0], (first + count)[count > 0]
+        change = np.zeros(1 + end.max(initial=0), np.int64)
+        np.add.at(change, first, 1)
+        np.add.at(change, end, -1)
+        added = np.cumsum(change)
+        most, rows = max(most, int(added.max(initial=0))), rows + int(np.count_nonzero(added))
+        later = np.diff(first, prepend=-1) > 0
+        steps = steps if np.all(later | (np.maximum.accumulate(first) == 0)) else 0
+    return Adders(most, rows, steps)

@@ -1,0 +1,348 @@
+"""The work list of a pass: which tiles of which heads a block takes, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from maskc.core.abi import WORK_FIELDS
+from maskc.core.bundle import WorkList
+from maskc.core.errors import TooMuchWork
+from maskc.layout.tiles.spans import Spans
+
+MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
+"""Most items: their fields are indexed with 32 bits."""
+UNEVEN = 4
+"""A tile row (or column) is long if it has more than so many times the mean of those of its list
+that have tiles: in a causal mask the longest has twice the mean."""
+_FEW = 16
+"""Queries whose rows of a part are a small thing to write and read."""
+
+
+def _no_rows() -> np.ndarray:
+    return np.zeros((0, len(WORK_FIELDS)), np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A work list."""
+
+    items: np.ndarray
+    """int32 [filled + empty, WORK_FIELDS]; those without tiles are the last."""
+    filled: int
+    """Items that have tiles."""
+    shared: bool
+    """Whether some items add to the same column, or compute parts of the same row."""
+    merges: np.ndarray = field(default_factory=_no_rows)
+    """int32 [rows, WORK_FIELDS]: the rows in parts or the columns shared, see maskc/core/abi.py."""
+
+    @property
+    def empty(self) -> int:
+        """Items without tiles."""
+        return len(self.items) - self.filled
+
+    @property
+    def parts(self) -> int:
+        """Of all rows to be merged, or places where items add to or leave shares of columns."""
+        return int(self.merges[:, 3].sum())
+
+    @property
+    def mean(self) -> float:
+        """Tiles per item that has any."""
+        return float(self.items[: self.filled, 3].mean()) if self.filled else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Owners:
+    """Whose work: one head, or several that take the same tiles together; int64 [owners]."""
+
+    head: np.ndarray
+    """batch * heads_q + query head, the first one."""
+    list: np.ndarray
+    """Which list."""
+    heads: np.ndarray
+    """How many consecutive query heads."""
+    shared: np.ndarray
+    """1 where others write the same rows or columns."""
+    group: np.ndarray
+    """Groups run one after another."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """The tiles of all lists, cut to size; int64 [pieces], by list, tile and position."""
+
+    start: np.ndarray
+    """int64 [lists + 1]: where each list's pieces begin."""
+    tile: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    full_first: np.ndarray
+    full_last: np.ndarray
+    place: np.ndarray
+    """Tiles of the row or column before it."""
+    cut: np.ndarray
+    """1 where others have the rest of a tile row or column."""
+
+    def fields(self) -> np.ndarray:
+        """int32 [pieces, WORK_FIELDS]: items but for whose they are."""
+        nobody = np.zeros_like(self.tile)
+        columns = (
+            self.tile, nobody, self.first, self.count, self.full_first, self.full_last, nobody,
+            self.cut,
+        )  # fmt: skip
+        return np.stack(columns, axis=1).astype(np.int32)
+
+
+def forward_work(
+    spans: Spans, of_head: np.ndarray, heads_kv: int, n_q: int, n_kv: int, rule: WorkList
+) -> Work:
+    """Items of a forward pass: one per tile row and query head, the longest first.
+
+    Heads run in groups whose keys and values are `rule.group_tokens` tokens. A row that is cut (see
+    `most_tiles`) has several items, its parts; these are numbered by head, row and position.
+
+    Args:
+        spans: the live tiles of every tile row.
+        of_head: int [batch, heads_q] which list a head of a sequence has.
+        heads_kv: key/value heads.
+        n_q, n_kv: queries and keys per sequence.
+
+    Raises:
+        TooMuchWork: more items than 32 bits index.
+    """
+    batch, heads_q = of_head.shape
+    head = np.arange(batch * heads_q)
+    ones = np.ones_like(head)
+    size = heads_q // max(heads_kv, 1) or 1
+    group = head // size // heads_per_group(rule, n_kv, batch * heads_kv)
+    owners = _Owners(head, of_head.ravel().astype(np.int64), ones, 0 * ones, group)
+    pieces = _pieces(spans, _most_alone(spans, n_q, rule))
+    owner, piece = _expanded(owners, pieces)
+    return _in_parts(_listed(owners, pieces, owner, piece), owners, pieces, owner, piece)
+
+
+def backward_work(
+    spans: Spans, of_head: np.ndarray, heads_kv: int, n_q: int, rule: WorkList
+) -> Work:
+    """Items of a backward pass: tile columns of key/value heads, the longest first.
+
+    The query heads of a key/value head are one item where they have the same list; otherwise, and
+    where a column is cut (see `most_tiles`), its items are `shared`.
+
+    Args:
+        spans: the live tiles of every tile column.
+        of_head: int [batch, heads_q] which list a head of a sequence has.
+        heads_kv: key/value heads.
+        n_q: queries per sequence.
+
+    Raises:
+        TooMuchWork: more items than 32 bits index.
+    """
+    batch, heads_q = of_head.shape
+    size = heads_q // heads_kv
+    lists = of_head.reshape(batch * heads_kv, size).astype(np.int64)
+    together = (lists == lists[:, :1]).all(axis=1)
+    alone = np.repeat(~together, size)
+    head = np.flatnonzero(alone | (np.arange(batch * heads_q) % size == 0))
+    owners = _Owners(
+        head, lists.ravel()[head], np.where(alone[head], 1, size), alone[head].astype(np.int64),
+        head // size // heads_per_group(rule, n_q, batch * heads_kv),
+    )  # fmt: skip
+    pieces = _pieces(spans, most_tiles(spans, rule))
+    owner, piece = _expanded(owners, pieces)
+    written = None
+    if not together.all():  # one head speaks for a column that none of its siblings sees
+        dead = spans.count[lists].sum(axis=1) == 0
+        own = owners.head[owner]
+        speaks = (own % size == 0) & dead[own // size, pieces.tile[piece]]
+        written = (owners.shared[owner] == 0) | speaks
+    work = _listed(owners, pieces, owner, piece, written)
+    work.items[work.filled :, 6] = size
+    return _in_columns(work, spans.count.shape[1], batch * heads_kv, size, rule.apart)
+
+
+def heads_per_group(rule: WorkList, tokens: int, heads: int) -> int:
+    """Key/value heads per group: as many as fit, all groups alike.
+
+    A last group much smaller than the others would have too few items to end on evenly.
+    """
+    fit = max(1, rule.group_tokens // max(1, tokens))
+    groups = -(-max(1, heads) // fit)
+    return -(-max(1, heads) // groups)
+
+
+def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
+    """Most tiles of an item of every row or column; int64, of the shape of the counts.
+
+    All are cut by `most_tiles` if that is above 0. Long ones are cut by `uneven_tiles`, twice as
+    many, and so on until their list has at most as many parts as rows: what the parts of a forward
+    pass take in memory is then no more than its result in fp32. The list alone decides, not how
+    many heads or sequences share it, on which results must not depend.
+    """
+    count = spans.count
+    most = np.full(count.shape, rule.most_tiles or max(1, count.max(initial=1)), np.int64)
+    if not rule.uneven_tiles:
+        return most
+    live, total = np.count_nonzero(count, axis=1), count.sum(axis=1)
+    long = count * live[:, None] > UNEVEN * total[:, None]
+    for number in np.flatnonzero(long.any(axis=1)):
+        found, size = count[number, long[number]], rule.uneven_tiles
+        while np.sum(-(-found // size)) > count.shape[1]:
+            size *= 2
+        most[number, long[number]] = np.minimum(most[number, long[number]], size)
+    return most
+
+
+def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
+    """The same, where the only row of a list is cut too: by `uneven_tiles` if it has few queries,
+    whose parts are small, and four times as many if it has some more."""
+    most = most_tiles(spans, rule)
+    if spans.count.shape[1] == 1 and rule.uneven_tiles:
+        size = rule.uneven_tiles * min(4, -(-n_q // _FEW))
+        long = spans.count >= 2 * size
+        most[long] = np.minimum(most[long], size)
+    return most
+
+
+def _pieces(spans: Spans, most: np.ndarray) -> _Pieces:
+    """Every list's rows or columns, in pieces of at most `most` tiles."""
+    lists, tiles = spans.count.shape
+    count, most = spans.count.ravel(), most.ravel()
+    cuts = np.maximum(-(-count // most), 1)
+    source = np.repeat(np.arange(lists * tiles), cuts)
+    ends = np.cumsum(cuts)
+    position = (np.arange(len(source)) - (ends - cuts)[source]) * most[source]
+    first = spans.first.ravel()[source] + position
+    size = np.minimum(count[source] - position, most[source])
+    start = np.concatenate([[0], ends[tiles - 1 :: tiles]]) if tiles else np.zeros(lists + 1, int)
+    return _Pieces(
+        start=start,
+        tile=source % max(tiles, 1),
+        first=first,
+        count=size,
+        full_first=np.clip(spans.full_first.ravel()[source], first, first + size),
+        full_last=np.clip(spans.full_last.ravel()[source], first, first + size),
+        place=position,
+        cut=(cuts > 1)[source].astype(np.int64),
+    )
+
+
+def _expanded(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """(owner, piece) of all items: by group, longest first, then by tile, position and head."""
+    total = int((pieces.start[owners.list + 1] - pieces.start[owners.list]).sum())
+    if total > MAX_ITEMS:
+        raise TooMuchWork(total, MAX_ITEMS)
+    if not total:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if (owners.list == owners.list[0]).all():
+        return _of_one_list(owners, pieces)
+    return _of_lists(owners, pieces)
+
+
+def _of_one_list(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """One order of pieces serves every group."""
+    begin, end = pieces.start[owners.list[0]], pieces.start[owners.list[0] + 1]
+    order = begin + np.argsort(-pieces.count[begin:end], kind="stable")
+    number, size = len(owners.list), int(np.count_nonzero(owners.group == owners.group[0]))
+    whole = number // size
+    shape = (whole, len(order), size)
+    heads = np.arange(whole * size).reshape(whole, 1, size)
+    rest = np.arange(whole * size, number)
+    owner = [np.broadcast_to(heads, shape).ravel(), np.tile(rest, len(order))]
+    piece = [np.broadcast_to(order[:, None], shape).ravel(), np.repeat(order, len(rest))]
+    return np.concatenate(owner), np.concatenate(piece)
+
+
+def _of_lists(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """Every owner has the pieces of its own list."""
+    begin, sizes = pieces.start[owners.list], np.diff(pieces.start)[owners.list]
+    ends = np.cumsum(sizes)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(ends[-1]) - (ends - sizes)[owner]
+    piece = begin[owner] + place
+    cost = pieces.count[piece] * owners.heads[owner]
+    major = owners.group[owner] * (cost.max() + 1) + cost.max() - cost
+    order = np.lexsort((owner, pieces.place[piece], pieces.tile[piece], major))
+    return owner[order], piece[order]
+
+
+def _listed(
+    owners: _Owners, pieces: _Pieces, owner: np.ndarray, piece: np.ndarray,
+    written: np.ndarray | None = None,
+) -> Work:  # fmt: skip
+    """Items in this order, those without tiles behind; of these only the `written` ones."""
+    filled = len(piece)
+    if len(piece) and not pieces.count.all():
+        live = pieces.count[piece] > 0
+        filled = int(np.count_nonzero(live))
+        gone = ~live if written is None else ~live & written
+        chosen = np.concatenate([np.flatnonzero(live), np.flatnonzero(gone)])
+        owner, piece = owner[chosen], piece[chosen]
+    items = np.take(pieces.fields(), piece, axis=0)  # whole rows: columns would take thrice as long
+    items[:, 1] = owners.head.astype(np.int32)[owner]
+    items[:, 6] = owners.heads.astype(np.int32)[owner]
+    if owners.shared.any():
+        items[:, 7] |= owners.shared.astype(np.int32)[owner]
+    items[filled:, 7] = 0
+    return Work(items, filled, bool(items[:filled, 7].any()))
+
+
+def _in_parts(
+    work: Work, owners: _Owners, pieces: _Pieces, owner: np.ndarray, piece: np.ndarray
+) -> Work:
+    """The same with numbered parts and the rows they make up; `owner` and `piece` of all items."""
+    if not work.shared:
+        return work
+    starts = pieces.start[owners.list]
+    parts, rows = _running(pieces.cut), _running(pieces.cut * (pieces.place == 0))
+    own = parts[pieces.start[owners.list + 1]] - parts[starts]
+    base = np.cumsum(own) - own - parts[starts]  # of an owner, less the parts of earlier lists
+    live = pieces.count[piece] > 0
+    owner, piece = owner[live], piece[live]
+    number = 1 + base[owner] + parts[piece]
+    work.items[: work.filled, 7] = np.where(pieces.cut[piece] > 0, number, 0)
+
+    begins = np.flatnonzero(np.diff(rows))
+    sizes = np.diff(np.append(parts[begins], parts[-1]))
+    some = rows[pieces.start[owners.list + 1]] - rows[starts]
+    whose = np.repeat(np.arange(len(some)), some)
+    row = np.arange(len(whose)) + (rows[starts] - np.cumsum(some) + some)[whose]
+    merges = np.zeros((len(whose), len(WORK_FIELDS)), np.int32)
+    merges[:, 0], merges[:, 1] = pieces.tile[begins[row]], owners.head[whose]
+    merges[:, 2], merges[:, 3] = base[whose] + parts[begins[row]], sizes[row]
+    return replace(work, merges=merges)
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """Sums of all values before each one, and of all."""
+    return np.concatenate([[0], np.cumsum(values)])
+
+
+def _in_columns(work: Work, tiles: int, heads: int, size: int, apart: bool) -> Work:
+    """The same with numbers for the columns that items share, or for their shares of these, by
+    column, head and position.
+
+    Args:
+        tiles, heads: tile columns, and key/value heads of all sequences.
+        size: query heads of each.
+        apart: whether shares are numbered.
+    """
+    if not work.shared:
+        return work
+    items = work.items[: work.filled]
+    own = items[:, 7] > 0
+    column = items[own, 1].astype(np.int64) // size * tiles + items[own, 0]
+    shares = np.bincount(column, minlength=heads * tiles)
+    used, places = (shares > 0).astype(np.int64), shares if apart else shares.clip(max=1)
+    before = np.cumsum(places) - places
+    items[own, 7] = 1 + before[column]
+    if apart:
+        order = np.lexsort((items[own, 2], items[own, 1], column))
+        items[np.flatnonzero(own)[order], 7] = 1 + np.arange(len(order))
+    merges = np.zeros((int(used.sum()), len(WORK_FIELDS)), np.int32)
+    found = np.flatnonzero(used)
+    merges[:, 0], merges[:, 1] = found % tiles, found // tiles * size
+    merges[:, 2], merges[:, 3] = before[found], places[found]
+    return replace(work, merges=merges)

@@ -1,0 +1,1 @@
+"""Kernel families: limits, tiles, registers and launches of each template folder."""

@@ -1,0 +1,26 @@
+"""The sm_80 family: mma.sync kernels, for every card from compute capability 8.0 on."""
+
+from __future__ import annotations
+
+from maskc.core.forms import CHOOSE, GATHER
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import TARGETS
+from maskc.plan.families import sm80
+from maskc.plan.families.family import Family
+from maskc.plan.families.gather import SM80_SCORING, sm80_schedule
+from maskc.plan.types import Schedule
+
+
+def _gathered(problem: Problem) -> tuple[tuple[str, Direction, Schedule], ...]:
+    return ((GATHER, Direction.forward, sm80_schedule(problem)),)
+
+
+AMPERE = Family(
+    "sm80",
+    {(Direction.forward, ""): sm80.schedule, (Direction.forward, CHOOSE): sm80.choose_schedule},
+    by_masks=sm80.for_masks,
+    thresholds=True,
+    gathered=_gathered,
+    scoring=SM80_SCORING,
+    topk_shared_bytes=TARGETS["sm_80"].shared_memory,
+)

@@ -1,0 +1,137 @@
+"""What a kernel family is: a template folder, its limits, and a schedule for each form and pass.
+
+A new family is a file beside this one, a row in `table.py`, and a folder of templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from maskc.core.problem import Direction, Problem
+from maskc.ir.types import MaskIR
+from maskc.layout.topk.indexer import Indexing
+from maskc.plan.types import Schedule
+
+L2_BYTES = 32 * 1024 * 1024
+"""Bytes of keys and values (forward) or queries (backward) that running blocks should share."""
+RESERVED_BYTES = 1024
+"""Bytes of a block's shared memory that the system takes."""
+BIN_BYTES = 1024
+"""Bytes of shared memory that a row takes where thresholds are searched, see
+templates/common/lib/choose_rows.cuh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of one warpgroup: 64 rows, and 32 bytes of operands deep a step."""
+
+    name: str
+    columns: int
+    from_registers: bool = False
+    """Whether the left operand comes from registers instead of shared memory."""
+    a_along_tokens: int = 0
+    """1 where the reduction of the left operand runs along the tokens of its tile."""
+    b_along_tokens: int = 0
+    """The same for the right operand."""
+    elements: str = ""
+    """The element type of operands in PTX, where it is not that of the tensors. Operands of one
+    byte lie along the columns and in shared memory."""
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether elements have one byte, not two."""
+        return self.elements == "e4m3"
+
+    @property
+    def depth(self) -> int:
+        """Elements that a step multiplies for each result."""
+        return 32 if self.in_bytes else 16
+
+    @property
+    def registers(self) -> int:
+        """Accumulators per thread."""
+        return self.columns // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a family's blocks compute an indexer's scores."""
+
+    threads: int
+    keys: int
+    """Keys that a block scores."""
+    slots: tuple[tuple[Indexing, int], ...]
+    """The ways that there are, and slabs of queries in flight."""
+
+
+class Along(NamedTuple):
+    """A source that goes along with a family's own."""
+
+    target: str
+    direction: Direction
+    form: str
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A template folder and its limits."""
+
+    name: str
+    """The folder below templates/."""
+    schedules: Mapping[tuple[Direction, str], Callable[[Problem], Schedule]]
+    """By pass and form."""
+    by_masks: Callable[[Problem, tuple[MaskIR, ...]], Schedule] | None = None
+    """The forward schedule of the default form, where it depends on the masks."""
+    one_source: bool = False
+    """Whether one text has both passes."""
+    along: tuple[Along, ...] = ()
+    """Other tiles, the other pass, and what runs calls that this family cannot."""
+    head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By form: the head dimensions that have it; a form that is not named has all."""
+    intervals: bool = False
+    """Whether partial tiles are bits of intervals and distances, so that few pairs are tested."""
+    grid: Callable[[Problem], tuple[Schedule, ...]] | None = None
+    """Forward schedules whose tiles may be boxes of a grid; None: no such kernels."""
+    thresholds: bool = False
+    """Whether kernels keep pairs by thresholds of their scores."""
+    gathered: Callable[[Problem], tuple[tuple[str, Direction, Schedule], ...]] | None = None
+    """(form, pass, schedule) of the sources over gathered keys; None: there are none."""
+    scoring: Scoring | None = None
+    """How lists of gathered keys are scored."""
+    device_documents: bool = False
+    """Whether tile lists of documents may be made on the device."""
+    topk_shared_bytes: int = 0
+    """Shared memory of a block that chooses blocks of keys on the device; 0: the host chooses."""
+
+    def schedule(
+        self, problem: Problem, masks: tuple[MaskIR, ...], direction: Direction, form: str
+    ) -> Schedule:
+        """Tile, threads and memory of a source.
+
+        Raises:
+            SharedMemoryExceeded: the tiles do not fit.
+        """
+        if self.by_masks is not None and (direction, form) == (Direction.forward, ""):
+            return self.by_masks(problem, masks)
+        return self.schedules[direction, form](problem)
+
+    def has(self, form: str, problem: Problem) -> bool:
+        """Whether there are kernels of a form for a head dimension."""
+        dims = self.head_dims.get(form)
+        return dims is None or problem.head_dim in dims
+
+    def template(self, stem: str, direction: Direction) -> str:
+        """The path of a template.
+
+        Args:
+            stem: of the form: "" for tiles of consecutive tokens or boxes of a grid.
+            direction: the pass.
+        """
+        if self.one_source:
+            return f"{self.name}/attention.c.j2"
+        if not stem:
+            return f"{self.name}/{direction.value}.cu.j2"
+        backward = "_backward" if direction is Direction.backward else ""
+        return f"{self.name}/{stem}{backward}.cu.j2"

@@ -1,0 +1,222 @@
+"""Keys chosen one by one for heads together: which masks run so, and the launches.
+
+A tile's rows are the heads of one query that share its keys, 64 or, on Hopper, 128 of them; what a
+key/value head has fewer is padding, computed and thrown away. On Hopper one warpgroup gathers keys
+and values row by row (cp.async, 16 bytes a thread), one or two others compute; below it all threads
+do both.
+
+Lists are made just before, on the device: scores by tensor cores, tile by tile, for so many queries
+at a time as the workspace holds; the k-th best of a row exactly, among the few candidates that
+reach a bound that a sample tells; then the keys that the mask keeps, in ascending order. What the
+mask keeps beside what was chosen is put together with it key by key, so nothing is counted twice.
+
+Scores of DSA (64 heads of 128, 32k x 32k causal, one H200) take 16.2 ms in bf16, 542 TFLOP/s, and
+11.4 in E4M3, 775. In E4M3 products alone take 5.8 and all but them 6.1: the two hardly overlap.
+It did not help that warpgroups take turns at products, in pairs or one after another, handing over
+when theirs are issued or done; that weights are loaded a step ahead; or that four threads that
+share two keys sum up a query and key each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.bundle import Grid, Launch, Mode
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Problem, TileShape
+from maskc.core.selection import Score
+from maskc.core.target import TARGETS
+from maskc.layout.topk import indexer as G
+from maskc.plan.families import sm80
+from maskc.plan.families.family import RESERVED_BYTES, Product, Scoring
+from maskc.plan.families.sm80 import Sm80Schedule
+from maskc.plan.families.sm90a import ForwardSchedule
+
+THREADS = 512
+"""Of a block that lists the keys of a query."""
+LIST_BYTES = 64 * 1024
+"""Of shared memory that one uses: candidates, and bins or bits."""
+SCORE_COLUMNS = 128
+"""Index heads of queries whose products with keys a step computes."""
+
+
+SM80_SCORING = Scoring(
+    256, 128, tuple((way, 2 if way.slabs > 2 else 3) for way in G.INDEXINGS if not way.in_e4m3)
+)
+SM90A_SCORING = Scoring(640, 256, tuple((way, 5 if way.slabs > 2 else 8) for way in G.INDEXINGS))
+
+_CONTROL_BYTES = 1024
+_SLAB_ROW = 128
+"""Bytes of 64 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What decides a schedule."""
+
+    stages: int
+    registers: tuple[int, int]
+    """Per thread of a warpgroup that computes, and of the one that copies."""
+    blocks: int = 1
+    """That a multiprocessor runs at once."""
+
+
+_BESIDE_80 = 1024
+"""Bytes beside the tiles."""
+_WARPS_80 = 4
+_BLOCKS_80 = {32: 3, 64: 3, 96: 2, 128: 2, 192: 2, 256: 2}
+"""Below Hopper, for each head dimension: blocks that a multiprocessor runs at once. With two warps
+of 32 rows, as other masks have, some would spill."""
+
+
+def sm80_schedule(problem: Problem) -> Sm80Schedule:
+    """The schedule of a forward pass over gathered keys below Hopper.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    tile, blocks, park = TileShape(G.ROWS, G.KEYS), _BLOCKS_80[dim], dim == 256
+    shared = sm80.shared_bytes(tile, dim, park, target) - sm80.BLOCK_BYTES + _BESIDE_80
+    launch = Launch("attention_forward", Grid.stream, 32 * _WARPS_80, shared, resident=blocks)
+    return Sm80Schedule(
+        tile,
+        f"tiles of {tile.q} heads of one query x {tile.k} of its keys, {_WARPS_80} warps, "
+        f"{shared / 1024:g} KiB of shared memory",
+        warps=_WARPS_80,
+        min_blocks=blocks,
+        shared_bytes=shared,
+        park_rows=park,
+        modes=(("usual", Mode((launch,))),),
+    )
+
+
+_NARROW = {
+    64: _Form(3, (176, 80), 2),
+    96: _Form(2, (176, 80), 2),
+    128: _Form(3, (176, 80), 2),
+    192: _Form(3, (240, 80)),
+    256: _Form(2, (240, 80)),
+}
+"""For each head dimension, with 64 heads a tile."""
+_WIDE = {
+    64: _Form(4, (216, 72)),
+    96: _Form(4, (216, 72)),
+    128: _Form(4, (216, 72)),
+    192: _Form(3, (216, 72)),
+    256: _Form(2, (216, 72)),
+}
+"""The same with 128."""
+
+
+def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
+    """The schedule of a forward pass over gathered keys.
+
+    Args:
+        wide: whether a tile has the rows of 128 heads instead of 64.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, form = problem.head_dim, (_WIDE if wide else _NARROW)[problem.head_dim]
+    tile = TileShape(G.WIDE_ROWS if wide else G.ROWS, G.KEYS)
+    slabs, groups, target = -(-dim // 64), tile.q // 64, TARGETS["sm_90a"]
+    shared = _SLAB_ROW * slabs * (tile.q + 2 * form.stages * tile.k) + _CONTROL_BYTES
+    most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
+    if shared > most:
+        raise SharedMemoryExceeded(shared, target.name, most)
+    threads = 128 * (groups + 1)
+    launch = Launch("attention_forward", Grid.stream, threads, shared, resident=form.blocks)
+    return ForwardSchedule(
+        tile,
+        f"tiles of {tile.q} heads of one query x {tile.k} of its keys, {form.stages} stages, "
+        f"{shared / 1024:g} KiB of shared memory",
+        warps=4 * (groups + 1),
+        stages=form.stages,
+        min_blocks=form.blocks,
+        shared_bytes=shared,
+        warpgroups=groups,
+        registers=form.registers,
+        slabs=slabs,
+        products=(
+            Product("multiply_qk", tile.k),
+            Product("multiply_pv", dim, from_registers=True, b_along_tokens=1),
+        ),
+        modes=(("usual", Mode((launch,))),),
+    )
+
+
+_BACKWARD = {
+    64: _Form(4, (240, 80)),
+    96: _Form(3, (240, 80)),
+    128: _Form(3, (240, 80)),
+    192: _Form(3, (256, 80)),
+    256: _Form(2, (256, 80)),
+}
+"""For a backward pass, with 64 heads a tile."""
+
+
+def backward_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a backward pass over gathered keys.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, form = problem.head_dim, _BACKWARD[problem.head_dim]
+    tile, slabs = TileShape(G.ROWS, G.KEYS), -(-dim // 64)
+    weights, control = 2 * _SLAB_ROW * tile.k, 2 * _CONTROL_BYTES
+    shared = _SLAB_ROW * slabs * 2 * (tile.q + form.stages * tile.k) + weights + control
+    most = TARGETS["sm_90a"].shared_memory
+    if shared > most:
+        raise SharedMemoryExceeded(shared, "sm_90a", most)
+    return ForwardSchedule(
+        tile,
+        f"backward: tiles of {tile.q} heads of one query x {tile.k} of its keys, {form.stages} "
+        f"stages, {shared / 1024:g} KiB of shared memory; dk and dv are added up in fp32 memory",
+        warps=8,
+        stages=form.stages,
+        min_blocks=form.blocks,
+        shared_bytes=shared,
+        warpgroups=1,
+        registers=form.registers,
+        slabs=slabs,
+        products=(
+            Product("multiply_scores", tile.k),
+            Product("multiply_dq", dim, from_registers=True, b_along_tokens=1),
+            Product("multiply_keys", 64, a_along_tokens=1, b_along_tokens=1),
+        ),
+        modes=_backward_modes(
+            Launch("attention_backward", Grid.stream, 256, shared, resident=form.blocks)
+        ),
+    )
+
+
+def _backward_modes(main: Launch) -> tuple[tuple[str, Mode], ...]:
+    """Sums of dk and dv in fp32, added up in any order; or as integers, in which no order shows."""
+    clear, seen, largest, keys = (
+        Launch(f"attention_{name}", Grid.results, 256, resident=6)
+        for name in ("clear", "seen", "largest", "keys")
+    )
+    return (
+        ("usual", Mode((clear, main, keys))),
+        ("deterministic", Mode((clear, seen, largest, main, keys), "DETERMINISTIC")),
+    )
+
+
+def list_modes(score: Score, own: Scoring) -> tuple[tuple[str, Mode], ...]:
+    """How lists are made: of given scores, or of an indexer's, which are computed first."""
+    choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
+    if score is Score.given:
+        return (("usual", Mode((choose,))),)
+    modes = []
+    for way, slots in own.slots:
+        rows = way.slabs * own.keys + slots * SCORE_COLUMNS
+        room = _SLAB_ROW * rows + 4 * slots * SCORE_COLUMNS + _CONTROL_BYTES
+        first = Launch("gather_scores", Grid.tiles, own.threads, room, per_block=own.keys)
+        modes.append((way.mode, Mode((first, choose), way.macro)))
+    return tuple(modes)
+
+
+def list_blocks(score: Score) -> int:
+    """Blocks of `gather_lists` that a multiprocessor runs at once."""
+    return 2 if score is Score.given else 3

@@ -1,0 +1,56 @@
+"""The sm_90a family: WGMMA and TMA kernels for Hopper."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from maskc.core.forms import CHOOSE, GATHER, SMALL, THRESHOLDS, TINY, TOGETHER, WIDE
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import TARGETS
+from maskc.plan.families import gather, sm90a, sm90a_mma16
+from maskc.plan.families.family import Along, Family
+from maskc.plan.families.sm90a_backward import backward_schedule, small_backward_schedule
+from maskc.plan.types import Schedule
+
+_FORWARD, _BACKWARD = Direction.forward, Direction.backward
+
+
+def _gathered(problem: Problem) -> tuple[tuple[str, Direction, Schedule], ...]:
+    """The forward pass with the smallest tiles comes first."""
+    return (
+        (GATHER, _FORWARD, gather.gather_schedule(problem, False)),
+        (WIDE, _FORWARD, gather.gather_schedule(problem, True)),
+        (GATHER, _BACKWARD, gather.backward_schedule(problem)),
+    )
+
+
+HOPPER = Family(
+    "sm90a",
+    {
+        (_FORWARD, ""): sm90a.forward_schedule,
+        (_FORWARD, SMALL): sm90a.small_schedule,
+        (_FORWARD, TINY): sm90a_mma16.forward_schedule,
+        (_FORWARD, CHOOSE): sm90a.choose_schedule,
+        (_BACKWARD, ""): backward_schedule,
+        (_BACKWARD, THRESHOLDS): partial(backward_schedule, thresholds=True),
+        (_BACKWARD, SMALL): small_backward_schedule,
+        (_BACKWARD, TOGETHER): partial(small_backward_schedule, apart=False),
+        (_BACKWARD, TINY): sm90a_mma16.backward_schedule,
+    },
+    along=(
+        Along("sm_90a", _FORWARD, SMALL),
+        Along("sm_90a", _FORWARD, TINY),
+        Along("sm_90a", _BACKWARD, ""),
+        Along("sm_90a", _BACKWARD, SMALL),
+        Along("sm_90a", _BACKWARD, TINY),
+        Along("sm_80", _FORWARD, ""),
+    ),
+    head_dims={SMALL: sm90a.SMALL_HEAD_DIMS, TINY: sm90a_mma16.HEAD_DIMS},
+    intervals=True,
+    grid=sm90a.grid_schedules,
+    thresholds=True,
+    gathered=_gathered,
+    scoring=gather.SM90A_SCORING,
+    device_documents=True,
+    topk_shared_bytes=TARGETS["sm_90a"].shared_memory,
+)

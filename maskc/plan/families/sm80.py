@@ -1,0 +1,204 @@
+"""The mma.sync kernels' schedule: tile, warps, registers and shared memory per head dimension.
+
+One block holds a tile of queries and walks over tiles of keys: K of the next tile is copied while
+this tile's P V runs, V while Q K^T runs, so that one buffer for each suffices. The narrow limit is
+the register file: a warp's 32 rows need 64 registers per thread for the scores of 64 keys and
+HEAD_DIM for out, and shared memory is read at the rate of the tensor cores only when each fragment
+of K and V serves 32 rows. Up to HEAD_DIM 128 a warp holds 32 rows, above 16.
+
+Measured on an NVIDIA H200 (132 multiprocessors), NVRTC 13.0, bf16, with PyTorch 2.11's
+FlashAttention-2 in the same rounds; TFLOP/s of live pairs. full: B 2, H 16, N 8192; causal: B 1,
+H 16, N 16384; window: 0 <= q - k < 1024, B 1, H 16, N 32768. "keep": fragments of q in registers;
+"park": the rows' tops and sums in shared memory between uses.
+
+    D    tile, warps, blocks                 full   causal   window   registers
+    32   128 x 64, 4, 3           (chosen)    233      223      171         155
+         128 x 64, 4, 2, keep                 218      205      151         169
+          64 x 64, 2, 6, keep                 242      231      197   168, spills with some masks
+         FlashAttention-2                     214      193
+    64   128 x 64, 4, 2, keep     (chosen)    338      335      240         218
+         128 x 64, 4, 3                       337      317      257         168
+          64 x 64, 2, 4, keep      (short)    334      330      273         218
+         FlashAttention-2                     302      277
+    96   128 x 64, 4, 2           (chosen)    358      372      282         238
+          64 x 64, 2, 4            (short)    356      360      311         238
+         FlashAttention-2                     340      306
+    128  128 x 64, 4, 2, park     (chosen)    383      378      304         255
+          64 x 64, 2, 4, park      (short)    385      384      330         255
+         128 x 64, 4, 2                       374      378      304   255, spills with some masks
+         128 x 48, 4, 2, park                 380      384      290         244
+         128 x 32, 4, 2                       348      352      277         230
+          64 x 64, 4, 3                       312      318      289         163
+         FlashAttention-2                     340      304
+    192   64 x 64, 4, 2, keep     (chosen)    336      350      303         246
+          64 x 64, 4, 2                       319      331      291         202
+         FlashAttention-2                     308      300
+    256   64 x 64, 4, 2           (chosen)    333      328      274         237
+         FlashAttention-2                     317      299
+
+128 x 64 stays the default at D 64 to 128 although 64 x 64 is as fast on this card: it asks half of
+the L2 cache's bandwidth, and cards with 100 KiB of shared memory hold four warps of it, not two.
+Where rows are short, or blocks of 64 x 64 are whole, tiles of 64 queries run fewer dead pairs:
+`for_masks` asks the masks.
+
+What decided at D 128, full: shared rows without padding but with swapped 16-byte pieces (357 to
+380: copies into padded rows took twice the cycles); tops raised only when a logit passes them by
+2^8 (323 to 351); no spills, because what a block's threads share lies in shared memory (363 to
+380). Without gain: exponentials before the products, softmax before the wait for V, other sizes of
+head groups. Lost: eight warps of 16 rows (281 to 290).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from maskc.analysis.rows import comes_in, longest_row
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Problem, TileShape
+from maskc.core.target import TARGETS, Target
+from maskc.ir.types import MaskIR
+from maskc.plan.families.family import BIN_BYTES, L2_BYTES
+from maskc.plan.types import Schedule
+
+BLOCK_BYTES = 1024
+"""Shared memory for what the threads of a block share: its place, its mask, its tile list."""
+
+_SHORT_ROW = 1024
+"""Keys from a row's first to its last one up to which rows count as short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sm80Schedule(Schedule):
+    """Numbers of the mma.sync template."""
+
+    keep_q: bool = False
+    """Whether a warp's fragments of q stay in registers."""
+    park_rows: bool = False
+    """Whether the rows' tops and sums wait in shared memory between uses."""
+    group_keys: int = 1
+    """Tokens whose keys and values take L2_BYTES: heads run in groups of that size."""
+    block_bytes: int = BLOCK_BYTES
+    """Part of `shared_bytes` beside the tiles."""
+
+
+_LONG = {
+    32: (128, 4, 3, False),
+    64: (128, 4, 2, True),
+    96: (128, 4, 2, False),
+    128: (128, 4, 2, False),
+    192: (64, 4, 2, True),
+    256: (64, 4, 2, False),
+}
+"""For each head dimension: queries of a tile, warps, blocks per multiprocessor, keep_q."""
+
+_SHORT = _LONG | {
+    32: (64, 2, 6, False),
+    64: (64, 2, 4, True),
+    96: (64, 2, 4, False),
+    128: (64, 2, 4, False),
+}
+"""The same for masks with short rows."""
+
+
+def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
+    """The schedule of one problem for the masks of all heads, which share a kernel.
+
+    What it asks are facts of the sets at their parameters' defaults: equal masks get equal tiles.
+
+    Raises:
+        SharedMemoryExceeded: see `schedule`.
+    """
+    high, low = schedule(problem), schedule(problem, short_rows=True)
+    whys = () if high.tile == low.tile else [_why_low(ir, high.tile, low.tile) for ir in masks]
+    if not whys or None in whys:
+        return high
+    return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {whys[0]}")
+
+
+@lru_cache(maxsize=256)
+def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
+    """Why a mask runs fewer dead pairs in the lower tiles; None where it is not known to."""
+    longest = longest_row(ir.keep, beyond=low.k)
+    if longest is not None and longest <= _SHORT_ROW:
+        why = f"rows are short: {longest} consecutive keys, with the first {low.k}, hold each"
+    elif comes_in(low, ir.keep, ir.data):
+        why = f"every block of {low.q} x {low.k} is wholly live or wholly dead"
+    else:
+        return None
+    return None if comes_in(high, ir.keep, ir.data) else why
+
+
+def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
+    """The schedule of one problem.
+
+    `short_rows` asks for tiles of 64 queries also where 128 are the default: better where a row
+    sees about a thousand keys or fewer, or where the mask comes in blocks of 64.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[dim]
+    tile, rows, park = TileShape(queries, 64), queries // warps, dim == 128
+    shared = shared_bytes(tile, dim, park, target)
+    why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"
+    return Sm80Schedule(
+        tile,
+        f"tiles of {tile.q} x {tile.k}, {warps} warps of {rows} rows ({why}), "
+        f"{shared / 1024:g} KiB of shared memory",
+        warps=warps,
+        min_blocks=blocks,
+        shared_bytes=shared,
+        keep_q=keep_q,
+        park_rows=park,
+        group_keys=L2_BYTES // (2 * (dim + problem.head_dim_v)),
+    )
+
+
+_CHOOSE = {
+    32: (64, 64, 4),
+    64: (64, 64, 4),
+    96: (32, 64, 2),
+    128: (32, 64, 2),
+    192: (32, 64, 2),
+    256: (32, 32, 2),
+}
+"""For each head dimension, where thresholds are searched: queries and keys of a tile, warps."""
+
+
+def choose_schedule(problem: Problem) -> Sm80Schedule:
+    """The schedule of templates/sm80/choose.cu.j2, which finds thresholds of keys that are chosen
+    one by one: 16 rows a warp, and two tiles of keys in turn.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    queries, keys, warps = _CHOOSE[dim]
+    room = 2 * dim * (queries + 2 * keys) + BIN_BYTES * queries + BLOCK_BYTES
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    return Sm80Schedule(
+        TileShape(queries, keys),
+        f"thresholds by {warps} warps of 16 rows and {keys} keys, {room / 1024:g} KiB of shared "
+        "memory",
+        warps=warps,
+        min_blocks=1,
+        shared_bytes=room,
+        group_keys=L2_BYTES // (2 * dim),
+    )
+
+
+def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target) -> int:
+    """Bytes of struct Shared: a tile each of q, k and v, parked tops and sums, the block's part.
+
+    Raises:
+        SharedMemoryExceeded: more than the target's blocks may use.
+    """
+    tiles = 2 * head_dim * (tile.q + 2 * tile.k)
+    parked = 2 * 4 * 4 * tile.q if park_rows else 0  # two floats for each row and lane of its quad
+    total = tiles + parked + BLOCK_BYTES
+    if total > target.shared_memory:
+        raise SharedMemoryExceeded(total, target.name, target.shared_memory)
+    return total

@@ -1,0 +1,289 @@
+"""Schedules of the wgmma templates (templates/sm90a): tiles, registers, shared memory.
+
+A block has one warpgroup that copies and two or three that compute, each 64 queries. Keys and
+values wait in a ring of stages. Two ways to run a forward pass share the source: a block per tile
+row (`usual`), which is faster where rows are long, and blocks that stream through tile rows so
+that the next row starts under the last products of the one before (`stream`), faster where rows
+are short.
+
+Where rows are so short that a tile is mostly outside of the mask, a second source has tiles of
+64 x 64: one warpgroup computes, two or three blocks share a multiprocessor, and one of them runs
+products while another has exponentials. A call takes the source that maskc/core/cost.toml predicts
+to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
+
+Where the queries of all heads of a key/value head fit a tile (decoding), they are its rows, and
+keys and values are read once for all of them (`packed`). The only row of a list is cut along the
+keys, as a long one is.
+
+Beside its rivals see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA 13.0,
+bf16, TFLOP/s of live pairs), beyond the order of products and waits:
+
+- What the copying thread does per tile. It shares a scheduler with warps that compute, so divisions
+  and choices belong to an item, not to a tile: D 64 full 521 to 541, window 4096 603 to 613.
+- Nothing but the wait for k before the next product: the ring's next place and its operands are
+  computed under the exponentials (D 128 full 642 to 655).
+- One branch for everything special about a tile, after the product.
+- Pairs that must be tested are tested sixteen columns at a time, before the product begins
+  (documents, 32k: 382 TFLOP/s with four columns, 458 with sixteen).
+
+Short passes begin with what all blocks wait for together. Blocks of 16 at 4k, in cycles of the
+16700 that a block takes: its first item is known after 1900, k is there after 5000 (all blocks ask
+for it at once: 9.5 MB), weights after 7400, and then an item takes 3700. Sinks with a window of 64:
+2700, 6300 (q 8400), 12000, and 2100 to 2700 a tile. It did not help to fetch items in a warp of
+their own (ahead of time they are missing elsewhere at the end: Longformer 10 % slower; when asked
+for, +-3 %), to bring tensor maps near before, to write empty rows first, or to test pairs of small
+tiles under the product.
+
+Boxes of a grid (30 x 48 x 80 tokens, windows of 18 x 24 x 24, D 128, 24 heads): 41.0 ms with 128
+keys, 35.2 with 96, whose boxes fit the windows better, and with fewer words to read in partial
+tiles: those of all axes but the innermost are kept while only that one moves, and nothing before
+the product waits for them. Asking for a tile's words a tile ahead: 37.7.
+
+Without gain: lists of tiles of 64 x 16 keys, nine of which are gathered for one step of 144, so
+that 16 sinks and a window of 64 take one step where tiles of 64 x 64 take three (4k, D 128: 38 us,
+29 in small tiles; windows at 16k 110, and 81, of which memory takes 64; boxes of 2 KB load too
+slowly); constants of the mask in the source instead of memory, three or two stages at D 64.
+Lost: asking, in streams at D 64, whether a warpgroup sees anything of a tile (registers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.target import TARGETS
+from maskc.plan.families.family import BIN_BYTES, L2_BYTES, RESERVED_BYTES, Product
+from maskc.plan.types import Schedule
+
+SLAB = 64
+"""Columns of a slab: a tile in shared memory lies as slabs of 128-byte rows."""
+STREAM_BELOW = 40
+"""Mean key tiles per tile row below which blocks stream: they gain about 4000 cycles a row and
+lose about 90 a tile."""
+LONG_KEYS = 2048
+"""Keys of an item of a row far longer than the others, which is not to be the last one that
+runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
+ends after 164 where the rows of 128 tiles are whole, and after 87 where their items have 32 or 16.
+With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
+is at most a fifth of the keys and values that its tiles read."""
+MERGE_ROWS = 16
+"""Queries of a block that merges the parts of a row."""
+
+_CONTROL_BYTES = 1024
+"""Barriers, words and places of tile rows, behind the tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSchedule(Schedule):
+    """Numbers of the forward template."""
+
+    warpgroups: int = 2
+    """That compute."""
+    registers: tuple[int, int] = (240, 24)
+    """Per thread of a warpgroup that computes, and of the one that copies."""
+    slabs: int = 1
+    """Of a tile."""
+    keep_q: bool = False
+    """Whether q stays in registers, as the left operand of the first product."""
+    settle: int = 1
+    """Where a step waits for the second product: after the maxima (1), or half of the
+    exponentials (2)."""
+    products: tuple[Product, ...] = ()
+    list_bytes: int = 0
+    """Shared memory beside the tiles of v for entmax's lists; none: it has no entmax."""
+
+    @property
+    def row_registers(self) -> int:
+        return self.registers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What decides a schedule."""
+
+    warpgroups: int
+    """That compute 64 queries each."""
+    keys: int
+    """Of a tile."""
+    stages: int
+    registers: tuple[int, int]
+    """As in ForwardSchedule; together they are what a block is given."""
+    keep_q: bool = False
+    settle: int = 2
+    blocks: int = 1
+    """That a multiprocessor runs at once."""
+
+
+_FORMS = {
+    64: _Form(3, 128, 4, (160, 32), settle=1),
+    96: _Form(2, 128, 2, (240, 24), keep_q=True),
+    128: _Form(2, 128, 2, (240, 24), keep_q=True),
+    192: _Form(2, 96, 2, (240, 24)),
+    256: _Form(2, 64, 2, (240, 24)),
+}
+"""For each head dimension."""
+
+_SMALL_FORMS = {
+    64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
+    96: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
+    128: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
+}
+"""The same for short rows."""
+SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
+"""Where there are small tiles: above, two blocks do not fit a multiprocessor."""
+
+_GRID_KEYS = (96, 64)
+"""Of tiles that are boxes of a grid, where the usual ones fit its windows less well."""
+
+
+def forward_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a forward pass.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    return _schedule(problem, _FORMS[problem.head_dim])
+
+
+def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
+    """Schedules of a forward pass over boxes of a grid: the usual one, and with fewer keys a tile.
+
+    Raises:
+        SharedMemoryExceeded: as of `forward_schedule`.
+    """
+    usual = _FORMS[problem.head_dim]
+    sizes = (usual.keys, *(keys for keys in _GRID_KEYS if keys < usual.keys))
+    stages = (round(usual.stages * usual.keys / keys) for keys in sizes)
+    forms = (replace(usual, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
+    return tuple(_schedule(problem, form) for form in forms)
+
+
+def small_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS.
+
+    Raises:
+        SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
+    """
+    return _schedule(problem, _SMALL_FORMS[problem.head_dim])
+
+
+def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
+    dim, keys, warpgroups = problem.head_dim, form.keys, form.warpgroups
+    target = TARGETS["sm_90a"]
+    tile, slabs = TileShape(64 * warpgroups, keys), -(-dim // SLAB)
+    threads = 128 * (warpgroups + 1)
+    room = {q: _shared(tile, slabs, form.stages, q) for q in (1, 2)}
+    most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
+    if room[1] > most:
+        raise SharedMemoryExceeded(room[1], target.name, most)
+    values = 2 * SLAB * slabs * form.stages * keys
+    lists = min(most - room[1], values) if warpgroups > 1 else 0
+    usual = _mode(Grid.items, threads, room[1], form.blocks, "")
+    if lists:
+        own = {"grid": Grid.stream, "shared_bytes": room[1] + lists, "feature": Feature.entmax}
+        entmax = replace(usual.launches[0], **own)
+        usual = Mode((*usual.launches, entmax))
+    modes = [("usual", usual)]
+    if room[2] <= most:
+        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
+    modes.append((PACKED, _mode(Grid.items, threads, room[1], form.blocks, "PACKED")))
+    return ForwardSchedule(
+        tile,
+        _reason(tile, form, room[1]),
+        warps=4 * (warpgroups + 1),
+        stages=form.stages,
+        min_blocks=form.blocks,
+        shared_bytes=room[1],
+        warpgroups=warpgroups,
+        registers=form.registers,
+        slabs=slabs,
+        keep_q=form.keep_q,
+        settle=form.settle,
+        products=(
+            Product("multiply_qk", keys),
+            Product("multiply_kept_qk", keys, from_registers=True),
+            Product("multiply_pv", dim, from_registers=True, b_along_tokens=1),
+        ),
+        modes=tuple(modes),
+        maps=(
+            TensorMap("q", tile.q),
+            TensorMap("k", keys),
+            TensorMap("v", keys),
+            TensorMap("out", 64),
+        ),
+        work=WorkList(
+            L2_BYTES // (2 * (dim + problem.head_dim_v)),
+            stream_below=STREAM_BELOW,
+            uneven_tiles=LONG_KEYS // keys,
+        ),
+        row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
+        list_bytes=lists,
+    )
+
+
+# ------------------------------------------------------------------ keys chosen by their scores
+
+_CHOOSE_FORMS = {
+    64: _Form(2, 128, 4, (240, 24), keep_q=True),
+    96: _Form(2, 128, 2, (240, 24), keep_q=True),
+    128: _Form(2, 128, 2, (240, 24), keep_q=True),
+    192: _Form(1, 96, 2, (240, 24)),
+    256: _Form(1, 64, 2, (240, 24)),
+}
+
+
+def choose_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of templates/sm90a/choose.cu.j2, which finds thresholds.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    form = _CHOOSE_FORMS[dim]
+    tile, slabs = TileShape(64 * form.warpgroups, form.keys), -(-dim // SLAB)
+    threads = 128 * (form.warpgroups + 1)
+    room = 2 * SLAB * slabs * (tile.q + form.stages * tile.k) + BIN_BYTES * tile.q + _CONTROL_BYTES
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    launch = Launch("attention_choose", Grid.items, threads, room)
+    return ForwardSchedule(
+        tile,
+        f"thresholds by {form.warpgroups} x 64 rows of {form.keys} keys, "
+        f"{room / 1024:g} KiB of shared memory",
+        warps=threads // 32,
+        stages=form.stages,
+        shared_bytes=room,
+        warpgroups=form.warpgroups,
+        registers=form.registers,
+        slabs=slabs,
+        keep_q=form.keep_q,
+        products=(
+            Product("multiply_qk", form.keys),
+            Product("multiply_kept_qk", form.keys, from_registers=True),
+        ),
+        modes=(("usual", Mode((launch,))),),
+        maps=(TensorMap("q", tile.q), TensorMap("k", form.keys)),
+        work=WorkList(L2_BYTES // (2 * dim)),
+    )
+
+
+def _reason(tile: TileShape, form: _Form, shared: int) -> str:
+    several = f"{form.warpgroups} warpgroups of 64 rows"
+    return (
+        f"tiles of {tile.q} x {tile.k}, {several if form.warpgroups > 1 else 'one warpgroup'} and "
+        f"one that copies, {form.stages} stages, {shared / 1024:g} KiB of shared memory"
+        + (f", {form.blocks} blocks per multiprocessor" if form.blocks > 1 else "")
+    )
+
+
+def _mode(grid: Grid, threads: int, shared: int, blocks: int, macro: str) -> Mode:
+    main = Launch("attention_forward", grid, threads, shared, resident=blocks)
+    merge = Launch("attention_merge", Grid.merges, 128, per_block=MERGE_ROWS)
+    return Mode((main, merge), macro)
+
+
+def _shared(tile: TileShape, slabs: int, stages: int, q_tiles: int) -> int:
+    """Bytes of struct Shared: tiles of q, k and v, and the control part."""
+    return 2 * SLAB * slabs * (q_tiles * tile.q + 2 * stages * tile.k) + _CONTROL_BYTES

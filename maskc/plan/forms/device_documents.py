@@ -1,0 +1,75 @@
+"""Tile lists made on the device (templates/sm90a/documents.cu.j2), where ids of documents arrive
+there: their launches.
+
+A tile that the mask would have without its documents stays where the ids of its queries, from the
+least to the greatest, and those of its keys overlap. One block makes the list of one tile row or
+column; it adds up how many tiles come before, so that the lists are in the order of the host's.
+
+On one H200 (CUDA 13.0), with 128k tokens and documents of 64 to 4095, causal: 4, 7, 7 and 11 us for
+the four launches of a forward pass, 33 us from the first to the pass itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core.bundle import Grid, Launch
+from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.plan.intervals import intervals
+from maskc.plan.types import KernelPlan
+
+THREADS = 128
+"""Of a block: one for every key of a tile. Twice as many took longer at 128k tokens, 38 instead of
+33 us for all lists of a causal forward pass."""
+BLOCKS = 8
+"""That a multiprocessor has room for: sets the registers of a thread."""
+RESULTS = 5
+"""Of a pass: dq, dk, dv and two gradients per head."""
+
+REASON = (
+    "tiles of keys begin with documents where these are packed; given on the device, lists are "
+    "made there and nothing waits"
+)
+WHEN = (
+    "taken by a call where documents of the length that mc.cu_seqlens(x, max_seqlen) promises are "
+    "predicted to take fewer cycles"
+)
+
+LAUNCHES = (
+    Launch("documents_tiles", Grid.tiles, THREADS),
+    Launch("documents_starts", Grid.columns, THREADS),
+    Launch("documents_counts", Grid.lists, THREADS),
+    Launch("documents_lists", Grid.lists, THREADS),
+    Launch("documents_spoil", Grid.results, THREADS, resident=4),
+)
+"""The last one behind the pass, and only where ids may turn out to be wrong."""
+
+
+def matches(plan: KernelPlan) -> bool:
+    """Whether all heads have one mask, of documents and something that reads no data, which runs
+    whole and tests pairs one by one."""
+    mask, *others = plan.masks
+    alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
+    return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
+
+
+def listed(plan: KernelPlan) -> KernelPlan:
+    """A forward plan whose tile lists may be made on the device.
+
+    Rows are then never cut, wherever lists come from, as the host cannot know in time how much
+    memory the parts would take.
+    """
+    schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
+    (mask,) = plan.masks
+    beside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    found = None if beside is None else intervals(beside)
+    *reasons, partial = plan.reasons
+    if found is not None:
+        several = f"{len(found)} interval{'s' * (len(found) != 1)}"
+        partial = (
+            f"partial tiles of one document: bits of {several} per row; of others pairs are tested"
+        )
+    return replace(
+        plan, schedule=schedule, masks=(replace(mask, intervals=found),), documents=True,
+        reasons=(*reasons, partial, REASON),
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Selections made on the device (templates/common/select.cu.j2): their launches, and which masks
+have them.
+
+A block ranks all blocks of keys for a few blocks of queries: keys that ascend with the scores wait
+in shared memory, a threshold is found bit by bit, and what reaches it becomes bits. Nothing of the
+size of the scores is ever in memory. Lists of tiles follow from the bits and from what the static
+parts of the mask leave of a tile, which the host finds once per lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core import expr as E
+from maskc.core.abi import MAX_SELECTIONS
+from maskc.core.bundle import Grid, Launch
+from maskc.core.data import DataKind
+from maskc.core.selection import Selection
+from maskc.layout.topk.sizes import CHUNK, THREADS
+from maskc.plan.types import KernelPlan, PlannedMask, selections
+
+ON_DEVICE = (
+    "blocks are chosen and tile lists made on the device, in the call's own memory, and nothing "
+    "waits; on the host, which waits, with nan_safe or entmax, and where scores are given elsewhere"
+)
+_ON_HOST = "blocks are chosen on the host, which waits for q and k: {}"
+
+
+def launches(shared_bytes: int) -> tuple[Launch, ...]:
+    """What makes the selections of a call, in order."""
+    return (
+        Launch("select_join", Grid.keys, THREADS),
+        Launch("select_blocks", Grid.queries, THREADS, shared_bytes),
+        Launch("select_tiles", Grid.rows, THREADS),
+        Launch("select_counts", Grid.lists, THREADS),
+        Launch("select_lists", Grid.lists, THREADS),
+        Launch("select_items", Grid.items, THREADS, per_block=CHUNK),
+    )
+
+
+def why_host(masks: tuple[PlannedMask, ...]) -> str:
+    """Why the device cannot make the selections of a mask; empty where it can."""
+    found = selections(masks)
+    if len(found) > MAX_SELECTIONS:
+        return f"there are {len(found)} selections, of at most {MAX_SELECTIONS} that fit"
+    own = (DataKind.selection, DataKind.scoring)
+    if any(decl.kind not in own for mask in masks for decl in mask.ir.data):
+        return "the mask reads data, of which the device knows no static part"
+    return next(filter(None, map(_why_host, found)), "")
+
+
+def _why_host(one: Selection) -> str:
+    if len(set(one.allowed)) > 1:
+        return f"{one.name} is among other pairs on other heads"
+    if E.arrays(one.allowed[0]):
+        return f"{one.name} is among pairs that depend on data or on another selection"
+    return ""
+
+
+def listed(plan: KernelPlan) -> KernelPlan:
+    """A plan whose blocks of keys the device chooses, where it can."""
+    why = why_host(plan.masks)
+    reason = _ON_HOST.format(why) if why else ON_DEVICE
+    return replace(plan, selecting=not why, reasons=(*plan.reasons, reason))

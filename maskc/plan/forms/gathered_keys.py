@@ -1,0 +1,163 @@
+"""Masks of single keys that heads choose together, as parts that kernels test: what may be chosen,
+what the mask keeps of the chosen pairs, and what it keeps of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from maskc.analysis.heads import Heads
+from maskc.core import abi
+from maskc.core import expr as E
+from maskc.core.errors import SelectionNotCompiled
+from maskc.core.expr import Expr
+from maskc.core.forms import WIDE
+from maskc.core.problem import Direction, Problem
+from maskc.core.selection import Score, Selection, Share
+from maskc.core.target import Target
+from maskc.ir.lift import Lifted, lift
+from maskc.ir.selecting import place_of
+from maskc.ir.simplify import simplify
+from maskc.ir.types import MaskIR
+from maskc.layout.topk import indexer as G
+from maskc.plan.families.table import family_of
+from maskc.plan.intervals import Interval, intervals
+from maskc.plan.masks import mask_for
+from maskc.plan.types import Formula, Gathering, KernelPlan
+
+
+def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:
+    """Whether some selection chooses single keys, on a target that may gather them."""
+    return family_of(target).gathered is not None and any(
+        each.block == 1 for ir in masks for each in ir.selections
+    )
+
+
+def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
+    """How the lists of a mask are made, or why they cannot be."""
+    ir, *others = masks
+    if others or len(ir.selections) > 1:
+        return "single keys, by several selections or in masks that differ by head"
+    (one,) = ir.selections
+    obstacle = _obstacle(ir, one)
+    if obstacle:
+        return f"single keys {obstacle}"
+    parts = (("allowed", one.allowed[0]), ("chosen", _with(ir.keep, one.name, 1)),
+             ("beside", _with(ir.keep, one.name, 0)))  # fmt: skip
+    made, count = [], 0
+    for name, formula in parts:
+        made.append(_formula(name, formula, count))
+        count += len(made[-1].lifted.args)
+    if made[2].spans is None:
+        return "single keys, together with others that are not a few intervals per query"
+    if count > abi.MOST_CONSTANTS:
+        return f"single keys, in a mask with more than {abi.MOST_CONSTANTS} constants"
+    return Gathering(one, *made)
+
+
+def _obstacle(ir: MaskIR, one: Selection) -> str:
+    """What no kernel is there for."""
+    own = {one.name}
+    reads = set(E.arrays(ir.keep)).union(*map(E.arrays, one.allowed)) - own
+    if one.score not in (Score.given, Score.indexer):
+        return f"by {one.score.value}"
+    if one.score is Score.given and one.share is Share.head:
+        return "by scores of each head (share='head')"
+    if one.q_block > 1:
+        return "for several queries together"
+    if len(one.allowed) > 1:
+        return "among pairs that differ by head"
+    return f"in a mask that reads data ({', '.join(sorted(reads))})" if reads else ""
+
+
+def _with(keep: Expr, name: str, value: int) -> Expr:
+    """The mask where every entry of a selection's table has this value."""
+    number = E.const(value)
+
+    def known(node: Expr) -> Expr | None:
+        return number if isinstance(node, E.Load) and node.array == name else None
+
+    return simplify(E.transform(keep, known))
+
+
+def _formula(name: str, formula: Expr, first: int) -> Formula:
+    """With its constants numbered from `first` on."""
+    lifted = lift(formula, lists=False)
+    spans = intervals(lifted.shape)
+    names = {E.Sym(f"c{i}"): E.Sym(f"c{first + i}") for i in range(len(lifted.args))}
+
+    def moved(expr: Expr) -> Expr:
+        return E.substitute(expr, names)
+
+    shape = moved(lifted.shape)
+    sources = tuple((moved(made), found) for made, found in lifted.sources)
+    if spans is not None:
+        spans = tuple(
+            Interval(*(
+                replace(side, guard=moved(side.guard), first=moved(side.first),
+                        last=moved(side.last))
+                for side in (span.keys, span.queries)
+            ))
+            for span in spans
+        )  # fmt: skip
+    counts = frozenset(names[E.Sym(name)].name for name in lifted.counts)
+    rests = tuple(None if rest is None else moved(rest) for rest in lifted.rests)
+    return Formula(name, Lifted(shape, lifted.args, sources, rests, counts), spans)
+
+
+def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a mask that chooses single keys, for heads together.
+
+    Raises:
+        SelectionNotCompiled: there are no kernels for such a choice; and see `plan`.
+    """
+    target.check(problem)
+    made = gathering(heads.masks)
+    if isinstance(made, str):
+        at = place_of(heads.masks[0], heads.masks[0].selections[0])
+        raise SelectionNotCompiled(target.name, made, target.least_block, at=at)
+    (ir,), (facts,) = heads.masks, heads.facts
+    plans = []
+    sources = family_of(target).gathered
+    for form, direction, schedule in sources(problem) if sources else ():
+        mask = mask_for(ir, facts, schedule.tile)
+        plans.append(KernelPlan(
+            problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,
+            (), direction=direction, form=form,
+        ))  # fmt: skip
+    of_tiles: dict[Direction, list[str]] = {}
+    for each in plans:
+        of_tiles.setdefault(each.direction, []).append(each.schedule.reason)
+    reasons = (
+        *map("; or ".join, of_tiles.values()),
+        *_reasons(made, {each.form for each in plans}, target),
+    )
+    main, *also = plans
+    return replace(main, gathering=made, also=tuple(also), reasons=reasons)
+
+
+def _reasons(made: Gathering, forms: Collection[str], target: Target) -> Iterator[str]:
+    """For explain()."""
+    groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
+    beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
+    yield (
+        f"keys are gathered: the best {made.selection.k}{beside}, listed on the device for each "
+        f"query; {groups} share a list, nothing waits for the host"
+    )
+    wide = "; 65 to 128 take that of 128" if WIDE in forms else ""
+    yield (
+        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
+        f"head takes the time of 64{wide}"
+    )
+    yield f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB"
+    if Direction.backward in target.directions:
+        yield (
+            "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
+            "deterministic, in 64-bit integers"
+        )
+
+
+def _shared(made: Gathering) -> bool:
+    """Whether all heads of a sequence have one list."""
+    return made.selection.share is Share.all or made.selection.score is Score.indexer

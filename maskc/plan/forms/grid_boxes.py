@@ -1,0 +1,133 @@
+"""Which boxes of a grid are tiles: those that take least time at a likely size of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
+from maskc.core.bundle import ONCE
+from maskc.core.coefficients import STEP_KEYS
+from maskc.core.forms import GRID
+from maskc.core.problem import Direction, TileShape
+from maskc.ir.grid import GridMask, grid_mask
+from maskc.ir.types import MaskIR
+from maskc.layout.tiles.grid_tiles import sides
+from maskc.plan.families.table import family_of
+from maskc.plan.types import KernelPlan
+
+_STORED = 64
+"""Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
+_MASKED = {Direction.forward: 0.1, Direction.backward: 0.3}
+"""More time of a partial tile, a full one's being 1."""
+_LONGEST = 256
+"""Most tokens of a box along an axis: the copy engine's limit."""
+
+
+def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
+    """Masks as products over the axes of one grid; none where some mask is no such product."""
+    found = [grid_mask(ir.keep) for ir in masks]
+    if None in found or len({mask.extents for mask in found if mask}) > 1:
+        return ()
+    return tuple(mask for mask in found if mask)
+
+
+def boxes_for(
+    masks: tuple[GridMask, ...], tiles: Sequence[TileShape], direction: Direction
+) -> tuple[TileShape, tuple[int, ...], tuple[int, ...]] | None:
+    """A tile and its boxes, of queries and of keys; None where consecutive tokens are as good.
+
+    The likely size of a grid has a first axis as long as its longest.
+
+    Args:
+        masks: over one grid.
+        tiles: to choose from.
+        direction: the pass, which decides what is stored.
+    """
+    extents = masks[0].extents
+    if max(extents) > MOST_ALONG:
+        return None
+    grid = (max(extents), *extents)
+    relations = [axis_relations(mask.axes, grid, {}) for mask in masks]
+    times: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+
+    def count(q: tuple[int, ...], k: tuple[int, ...]) -> float:
+        live, full = [1] * len(masks), [1] * len(masks)
+        for axis, (own_q, own_k) in enumerate(zip(q, k, strict=True)):
+            place = axis, own_q, own_k
+            if place not in times:
+                found = [sides(each[axis], own_q, own_k) for each in relations]
+                times[place] = [(int(x.live.sum()), int(x.full.sum())) for x in found]
+            for number, (some, every) in enumerate(times[place]):
+                live[number] *= some
+                full[number] *= every
+        return sum(live) + _MASKED[direction] * (sum(live) - sum(full))
+
+    backward = direction is Direction.backward
+    best = []
+    for tile in tiles:
+        stored_q, stored_k = (tile.q, _STORED) if backward else (_STORED, tile.k)
+        shapes = product(_shapes(tile.q, grid, stored_q), _shapes(tile.k, grid, stored_k))
+        own, q, k = min((count(q, k), q, k) for q, k in shapes)  # of equal ones the widest
+        best.append((own * tile.q * (tile.k + STEP_KEYS), -tile.k, tile, q, k))
+    _, _, tile, q, k = min(best)
+    if _consecutive(q, grid) and _consecutive(k, grid):
+        return None
+    return tile, q, k
+
+
+def _shapes(tokens: int, grid: tuple[int, ...], stored: int) -> Iterator[tuple[int, ...]]:
+    """Boxes of so many tokens that fall into boxes of `stored` consecutive ones."""
+    divisors = [d for d in range(1, min(tokens, _LONGEST) + 1) if tokens % d == 0]
+    for sides_of in product(divisors, repeat=len(grid)):
+        if prod(sides_of) == tokens and sub_box(sides_of, stored):
+            yield sides_of
+
+
+def _consecutive(box: tuple[int, ...], grid: tuple[int, ...]) -> bool:
+    """Whether the tokens of every box are consecutive."""
+    inner = next((i for i, side in enumerate(box) if side > 1), len(box) - 1)
+    whole = zip(box[inner + 1 :], grid[inner + 1 :], strict=True)
+    return all(side == extent for side, extent in whole) and not grid[inner] % box[inner]
+
+
+def box_note(boxes: Boxes) -> str:
+    """What the grid and its boxes are, for the reader."""
+    sizes = (" x ".join(map(str, each)) for each in (boxes.q, boxes.k, ("N", *boxes.extents)))
+    return "{} queries x {} keys of {}".format(*sizes)
+
+
+def in_boxes(plan: KernelPlan) -> KernelPlan | None:
+    """The same in boxes of a grid; None where the masks are no products over one, or tiles of
+    consecutive tokens are as good."""
+    grid, tile, schedule = family_of(plan.target).grid, plan.tile, plan.schedule
+    if grid is None:
+        return None
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
+        return None
+    backward = plan.direction is Direction.backward
+    schedules = (schedule,) if backward else grid(plan.problem)
+    by_tile = {each.tile: each for each in schedules}
+    chosen = boxes_for(found, tuple(by_tile), plan.direction)
+    if chosen is None:
+        return None
+    tile, *sides = chosen
+    schedule = by_tile[tile]
+    boxes = Boxes(found[0].extents, *sides, schedule.score_rows if backward else tile.k)
+    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
+    # Finding a token of a box while dq is at hand takes more registers than there are.
+    modes = tuple((name, mode) for name, mode in schedule.modes if name != ONCE)
+    return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False,
+                   tile=tile, schedule=replace(schedule, modes=modes))  # fmt: skip
+
+
+def why_no_boxes(plan: KernelPlan) -> tuple[str, ...]:
+    """Something to say only of products over a grid."""
+    found = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not found or family_of(plan.target).grid is None:
+        return ()
+    grid = " x ".join(map(str, ("N", *found[0].extents)))
+    return (f"a product over a grid of {grid}: tiles of consecutive tokens are as good as boxes",)

@@ -1,0 +1,33 @@
+"""Which masks may run in tiles of 16 x 16, for rows that see very few keys."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from maskc.analysis.rows import longest_row, tiles_alone
+from maskc.core.bundle import N_KV_OF_ALL
+from maskc.core.expr import Expr
+from maskc.core.problem import Direction
+from maskc.ir.types import MaskIR
+from maskc.plan.families.sm90a_mma16 import TILE
+
+MOST_KEYS = 48
+"""From a row's first key to its last one, for which there is such a source: of more than four tiles
+a row no prediction takes it."""
+
+
+def matches(masks: tuple[MaskIR, ...], direction: Direction) -> bool:
+    """Whether some lengths may run in these tiles: facts of the sets, at their parameters'
+    defaults, of masks that read no data. The number of all keys, where a mask is over some of them,
+    has no default that says anything."""
+    if any(ir.data or N_KV_OF_ALL in ir.params for ir in masks):
+        return False
+    rows = [_longest_row(ir.keep) for ir in masks]
+    if any(row is None or row > MOST_KEYS for row in rows) or not any(rows):
+        return False
+    return direction is Direction.forward or all(tiles_alone(TILE, ir.keep) for ir in masks)
+
+
+@lru_cache(maxsize=256)
+def _longest_row(keep: Expr) -> int | None:
+    return longest_row(keep)

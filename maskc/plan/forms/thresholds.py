@@ -1,0 +1,122 @@
+"""Masks with keys that are chosen one by one, by q . k: kernels find them by two numbers a row.
+
+Such a key is seen where its score passes the threshold of its row. A mask then is two that read no
+choice: the pairs it keeps if all candidates are chosen, and among them those it keeps if none is
+(`spared`). A kernel of its own finds the thresholds among the candidates before a pass begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.analysis.heads import Heads, assume, fix
+from maskc.core import expr as E
+from maskc.core.errors import SelectionNotCompiled
+from maskc.core.expr import Expr
+from maskc.core.forms import CHOOSE, THRESHOLDS
+from maskc.core.problem import Direction, Problem
+from maskc.core.selection import Score, Selection, Share
+from maskc.core.target import Target
+from maskc.ir.compare import subset
+from maskc.ir.lift import Lifted, lift
+from maskc.ir.selecting import chosen, place_of
+from maskc.ir.types import MaskIR
+from maskc.plan.families.table import family_of
+from maskc.plan.forms.tiles import plan_tiles
+from maskc.plan.intervals import intervals
+from maskc.plan.ranges import row_ranges
+from maskc.plan.types import KernelPlan
+
+_REASON = (
+    "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
+    "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "
+    "all candidates"
+)
+
+
+def by_threshold(heads: Heads, target: Target) -> Selection | None:
+    """What the masks choose, where it is to be found by thresholds; None where nothing is chosen,
+    or larger blocks are.
+
+    Raises:
+        SelectionNotCompiled: there are kernels for neither.
+    """
+    found = {each.name: (ir, each) for ir in heads.masks for each in ir.selections}
+    small = [(ir, each) for ir, each in found.values() if each.block < target.least_block]
+    if not small or not family_of(target).thresholds:
+        return None
+    ir, one = small[0]
+    why = None
+    if one.block > 1 or one.q_block > 1 or one.score is not Score.qk:
+        return None  # an error says so where blocks are looked at
+    if len(found) > 1:
+        why = "single keys besides another selection"
+    elif one.share is not Share.head:
+        why = "single keys that heads share"
+    elif any(_grows(mask, one) is not True for mask in heads.masks):
+        why = "single keys that are taken away"
+    if why is not None:
+        raise SelectionNotCompiled(target.name, why, target.least_block, at=place_of(ir, one))
+    return one
+
+
+def _grows(ir: MaskIR, one: Selection) -> bool | None:
+    """Whether choosing more keys keeps more pairs."""
+    return subset(assume(ir.keep, one, False), assume(ir.keep, one, True))
+
+
+def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
+    """(the mask if all candidates are chosen, the shape of what it is if none is), with the same
+    constants lifted out."""
+    whole = lift(keep)
+    atoms = [made for made, source in whole.sources if source == chosen(one)]
+    shapes = [whole.shape, whole.shape]
+    for atom in atoms:
+        shapes = [fix(s, atom, taken) for s, taken in zip(shapes, (True, False), strict=True)]
+    return replace(whole, shape=shapes[0]), shapes[1]
+
+
+def plan_by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
+    hull = next(each for each in heads.hulls if each.selection == one)
+    pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
+    forward, *backward = (
+        _with_thresholds(plan_tiles(hull.widest, problem, target, direction, ""), pairs)
+        for direction in target.directions
+    )
+    chooser = plan_tiles(hull.candidates, problem, target, Direction.forward, CHOOSE)
+    count = max(len(mask.lifted.args) for mask in chooser.masks)
+    masks = tuple(
+        replace(mask, lifted=_padded(mask.lifted, count, one.k)) for mask in chooser.masks
+    )
+    chooser = replace(chooser, masks=masks, chosen=count)
+    reasons = (*forward.reasons, _REASON, f"those: {chooser.schedule.reason}")
+    return replace(forward, reasons=reasons, chooser=chooser, also=tuple(backward))
+
+
+def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
+    more = count - len(lifted.args)
+    args = (*lifted.args, *(E.ZERO for _ in range(more)), E.const(k))
+    return replace(lifted, args=args, rests=(*lifted.rests, *(None,) * (more + 1)))
+
+
+def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> KernelPlan:
+    """The plan of the hulls with what they keep anyway; intervals serve both or neither."""
+    masks = []
+    for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
+        own = () if spared == E.NEVER else intervals(spared)
+        ranges = row_ranges(lifted.shape, plan.tile) if mask.ranges else None
+        beside = None if own is None or plan.distances else intervals(lifted.shape)
+        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=beside, spared=spared,
+                             spared_intervals=own if beside is not None else None))  # fmt: skip
+    if any(mask.intervals is None for mask in masks):
+        masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
+    use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
+    if plan.direction is Direction.backward:
+        family = family_of(plan.target)
+        schedule = family.schedule(plan.problem, (), plan.direction, THRESHOLDS)
+    else:  # comparing takes the registers that a stream needs
+        modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
+        schedule = replace(schedule, modes=modes)
+    return replace(plan, masks=tuple(masks), distances=False, thresholds=True,
+                   use_ranges=use_ranges, schedule=schedule)  # fmt: skip

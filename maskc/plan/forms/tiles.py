@@ -1,0 +1,70 @@
+"""The form that every mask has: tiles of consecutive tokens."""
+
+from __future__ import annotations
+
+from maskc.analysis.heads import Heads
+from maskc.core import expr as E
+from maskc.core.abi import MAX_ARRAYS
+from maskc.core.errors import SelectionNotCompiled, TooManyArrays
+from maskc.core.forms import TINY
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import Target
+from maskc.ir.selecting import place_of
+from maskc.plan.families.table import family_of
+from maskc.plan.masks import (
+    masks_for,
+    why_layout,
+    why_lists,
+    why_partial,
+    with_distances,
+    without_chosen,
+)
+from maskc.plan.runs import run_length
+from maskc.plan.types import KernelPlan
+
+
+def plan_tiles(
+    heads: Heads, problem: Problem, target: Target, direction: Direction, form: str
+) -> KernelPlan:  # fmt: skip
+    """One of the plans, alone.
+
+    Raises:
+        MaskcError: see `plan`.
+    """
+    target.check(problem)
+    _check_blocks(heads, target)
+    reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
+    if len(reads) > MAX_ARRAYS:
+        raise TooManyArrays(len(reads), MAX_ARRAYS)
+    family = family_of(target)
+    schedule = family.schedule(problem, heads.masks, direction, form)
+    masks = masks_for(heads, schedule.tile)
+    if len({mask.lifted.shape for mask in masks}) > 1:
+        masks = tuple(map(without_chosen, masks))
+    use_ranges = all(mask.ranges for mask in masks)
+    runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
+    by_distance = None
+    if family.intervals and form != TINY:  # whose partial tiles test pairs
+        by_distance = with_distances(masks)
+    masks, distances = by_distance or masks, by_distance is not None
+    return KernelPlan(
+        problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
+        (
+            schedule.reason, why_lists(masks, use_ranges), *map(why_layout, masks),
+            *([why_partial(masks, distances, runs)] if family.intervals else []),
+        ), distances, runs, direction, form,
+    )  # fmt: skip
+
+
+def _check_blocks(heads: Heads, target: Target) -> None:
+    """Refuse what a target has no kernels for.
+
+    Raises:
+        SelectionNotCompiled: blocks that are too small.
+    """
+    for ir in heads.masks:
+        for each in ir.selections:
+            if each.block < target.least_block:
+                found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
+                at = place_of(ir, each)
+                raise SelectionNotCompiled(target.name, found, target.least_block, at=at)

@@ -1,0 +1,103 @@
+"""Masks made ready for a tile: lifted constants, closed forms, intervals, recipes of lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.analysis.facts import MaskFacts
+from maskc.analysis.heads import Heads
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.problem import TileShape
+from maskc.ir.lift import lift
+from maskc.ir.types import MaskIR
+from maskc.layout.tiles.relative_bits import parts_by_distance
+from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
+from maskc.plan.ranges import row_ranges
+from maskc.plan.recipe import difficulty, layout_recipe
+from maskc.plan.types import PlannedMask
+
+FEW, MANY = 3, 1 << 16
+"""Intervals per row that are cheaper than bits from memory; more than any row has."""
+
+
+def masks_for(heads: Heads, tile: TileShape) -> tuple[PlannedMask, ...]:
+    """The masks of all heads. Closed forms of lists are sought in vain for one head only of those
+    that are alike."""
+    found: list[PlannedMask] = []
+    hopeless: set[tuple[str, ...]] = set()
+    for ir, facts in zip(heads.masks, heads.facts, strict=True):
+        kind = difficulty(ir.keep)
+        found.append(mask_for(ir, facts, tile, kind not in hopeless))
+        if found[-1].recipe.loops is None:
+            hopeless.add(kind)
+    return tuple(found)
+
+
+def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True) -> PlannedMask:
+    """Closed-form ranges are sought only where a query's keys are proved to be consecutive.
+
+    Args:
+        closed: whether closed forms of lists are sought.
+    """
+    lifted = lift(ir.keep)
+    ranges = row_ranges(lifted.shape, tile) if facts.contiguous_rows.holds else None
+    recipe = layout_recipe(ir.keep, tile) if closed else LayoutRecipe(tile, ir.keep, None)
+    return PlannedMask(ir, lifted, recipe, ranges, intervals(lifted.shape, chosen_atom(ir, lifted)))
+
+
+def without_chosen(mask: PlannedMask) -> PlannedMask:
+    """The mask without intervals of what was chosen: kernels tell those of one formula alone."""
+    told = any(each.chosen is not None for each in mask.intervals or ())
+    return replace(mask, intervals=None) if told else mask
+
+
+def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
+    """The masks with the intervals that bits over k - q leave; None where a few intervals are
+    cheaper, or where some mask is more than such bits and a few intervals."""
+    if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
+        return None
+    beside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
+    if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
+        return None
+    return tuple(replace(mask, intervals=found) for mask, found in zip(masks, beside, strict=True))
+
+
+def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
+    """Where kernels find live tiles."""
+    if use_ranges:
+        return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
+    if any(mask.ir.selections for mask in masks):
+        return "tile lists in memory (CSR), made at every call: what is chosen decides which live"
+    if any(mask.ir.data for mask in masks):
+        return "tile lists in memory (CSR): which tiles live depends on data given at call time"
+    return "tile lists in memory (CSR): some rows have gaps between their live tiles"
+
+
+def why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...]) -> str:
+    """How Hopper's kernels treat partial tiles."""
+    if distances:
+        most = max(len(mask.intervals or ()) for mask in masks)
+        more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
+        return f"partial tiles: bits from a table over k - q{more}, no pair is tested"
+    if any(mask.intervals is None for mask in masks):
+        alike = f", one for {runs[0]} keys" if runs[0] > 1 else ""
+        return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
+    most = max(len(mask.intervals or ()) for mask in masks)
+    told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())
+    more = " and of the chosen blocks" if told else ""
+    several = f"{most} interval{'s' * (most != 1)} per row"
+    return f"partial tiles: bits of {several}{more}, no pair is tested"
+
+
+def why_layout(mask: PlannedMask) -> str:
+    """How live tiles are found."""
+    recipe = mask.recipe
+    if mask.ir.selections:
+        return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"
+    if recipe.loops is None:
+        why = "it reads data" if mask.ir.data else "isl's budget or loop form did not suffice"
+        return f"layout by exact numbers, because {why}"
+    forms = f"layout from {len(recipe.loops)} closed-form loops"
+    notes = [f"{name} = {value}" for name, value in recipe.fixed]
+    notes += ["n_q = n_kv"] if recipe.square else []
+    return forms + (f" where {', '.join(notes)}, else by exact numbers" if notes else "")

@@ -1,0 +1,1 @@
+"""Arrays of any library as pointer, shape and strides."""

@@ -1,0 +1,167 @@
+"""Arrays of libraries that maskc does not know by name, through DLPack or
+`__cuda_array_interface__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core.errors import NotAnArray
+from maskc.core.tensors import HOST, Array, Device, Output, contiguous
+from maskc.runtime.arrays.known import (
+    CUPY,
+    LIBRARIES,
+    NUMPY,
+    cupy_empty,
+    cupy_send,
+    cupy_stream,
+    dtype_name,
+    import_cupy,
+)
+
+
+class Foreign(NamedTuple):
+    """An array of another library, imported for the time of a call."""
+
+    array: Array
+    source: Any
+    """What the caller gave."""
+    held: Any
+    """Keeps the exported memory alive."""
+
+
+class _Foreign:
+    """Results are of the source's own library where it follows the array API standard.
+
+    Where it does not, they are NumPy or CuPy arrays.
+    """
+
+    ordered = False
+
+    def read(self, x: Foreign) -> tuple[object, int]:
+        array = x.array
+        return array[1:], array.pointer
+
+    def read_all(self, arrays: Sequence[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
+
+    def view(self, x: Foreign, name: str) -> Array:
+        return x.array
+
+    def empty(self, x: Foreign, wanted: Output) -> tuple[Any, int]:
+        kind, index = x.array.device
+        namespace = getattr(x.source, "__array_namespace__", None)
+        if namespace is not None:
+            space = namespace()
+            dtype = space.float32 if wanted.single else x.source.dtype
+            made = space.zeros(wanted.shape, dtype=dtype, device=x.source.device)
+            return made, foreign(made, "the result").array.pointer
+        dtype = numpy_dtype("float32" if wanted.single else x.array.dtype)
+        if kind == "cuda":
+            return cupy_empty(index, wanted.shape, dtype, False)
+        made = np.empty(wanted.shape, dtype)
+        return made, made.ctypes.data
+
+    def clear(self, made: Any) -> None:
+        if hasattr(made, "fill"):  # others were made by `zeros`
+            made.fill(0)
+
+    def stream(self, device: int) -> int:
+        return cupy_stream(device)
+
+    def send(self, x: Foreign, host: np.ndarray) -> tuple[Any, int]:
+        return cupy_send(x.array.device[1], host)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of a name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
+
+
+_PLACES: dict[type, Device] = {}
+"""Where the last array of a type was: asking costs a microsecond and is usually the same."""
+
+_REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)
+
+
+def foreign(x: Any, name: str) -> Foreign:
+    """Import an array through DLPack or `__cuda_array_interface__`.
+
+    Raises:
+        NotAnArray: x has neither, or refuses to export itself.
+    """
+    try:
+        found = _guessed(x)
+        if found is None:
+            place = _place(x, name)
+            found = _imported(x, place)
+            _PLACES[type(x)] = place
+        return found
+    except _REFUSALS as error:
+        if isinstance(error, NotAnArray):
+            raise
+        why = f"{type(x).__name__} that cannot be read ({error})"
+        raise NotAnArray(name, why, at=name) from None
+
+
+def _guessed(x: Any) -> Foreign | None:
+    """x imported as an array that is where the last of its type was; None if it is elsewhere."""
+    place = _PLACES.get(type(x))
+    if place is None:
+        return None
+    try:
+        found = _imported(x, place)
+    except _REFUSALS:
+        return None  # whether it is x that refuses, or the place, is asked in order
+    index = getattr(found.held, "device_id", -1)
+    if place[1] < 0:  # whatever device is current
+        return found
+    return found if (index < 0 if place == HOST else index == place[1]) else None
+
+
+def _place(x: Any, name: str) -> Device:
+    if hasattr(x, "__cuda_array_interface__"):
+        return "cuda", -1
+    if not hasattr(x, "__dlpack_device__"):
+        raise NotAnArray(name, type(x).__name__, at=name)
+    kind, index = map(int, x.__dlpack_device__())
+    if kind not in (1, 2, 3, 13):  # host, CUDA, pinned, managed
+        raise NotAnArray(name, f"{type(x).__name__} on DLPack device type {kind}", at=name)
+    return HOST if kind in (1, 3) else ("cuda", index)
+
+
+def _imported(x: Any, place: Device) -> Foreign:
+    # 1 is how both protocols call the default stream; -1 means that nothing needs waiting for.
+    stream = -1 if place == HOST else cupy_stream(place[1]) or 1
+    view = _strided_view()
+    if view is None:
+        held = np.from_dlpack(x) if place == HOST else import_cupy().asarray(x)
+        return Foreign((NUMPY if place == HOST else CUPY).view(held, "array"), x, held)
+    held = view.from_any_interface(x, stream_ptr=stream)
+    shape, strides = held.shape, held.strides
+    if strides is None:
+        strides = contiguous(shape)
+    device = HOST if place == HOST else ("cuda", held.device_id)
+    return Foreign(Array(held.ptr, shape, strides, dtype_name(held.dtype), device), x, held)
+
+
+@cache
+def _strided_view() -> Any:
+    """cuda.core's reader of both protocols; without it NumPy reads DLPack on the host."""
+    try:
+        from cuda.core.utils import StridedMemoryView
+    except (ImportError, RuntimeError):
+        return None
+    return StridedMemoryView
+
+
+LIBRARIES[Foreign] = _Foreign()

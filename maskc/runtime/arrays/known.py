@@ -1,0 +1,299 @@
+"""Arrays of any library as pointer, shape and strides, without importing the library.
+
+`LIBRARIES` maps a type to the few functions a call needs. Types of torch, CuPy and NumPy are
+recognised by name when they are first met; maskc/runtime/arrays/foreign.py reads everything else.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
+from maskc.core.tensors import HOST, Array, Output, Shape
+
+
+class Library(Protocol):
+    """What maskc asks of an array library."""
+
+    ordered: bool
+    """Whether `empty` can lay tokens out before heads."""
+
+    def read(self, x: Any) -> tuple[object, int]:
+        """(everything that a plan depends on, hashable; pointer); fast."""
+
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """(what a plan depends on, in a row; pointers) of several arrays; faster."""
+
+    def view(self, x: Any, name: str) -> Array:
+        """The same in plain terms; `name` is for errors."""
+
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        """(a new array on the device of x, its pointer)."""
+
+    def clear(self, made: Any) -> None:
+        """Zero what `empty` gave."""
+
+    def stream(self, device: int) -> int:
+        """The caller's current CUDA stream."""
+
+    def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
+        """A copy of int32 values on the CUDA device of x, ordered on its current stream."""
+
+
+def zeros(library: Library, x: Any, wanted: Output) -> tuple[Any, int]:
+    """`Library.empty`, cleared."""
+    made = library.empty(x, wanted)
+    library.clear(made[0])
+    return made
+
+
+def _in_elements(strides: Shape, size: int, name: str) -> Shape:
+    """Byte strides in elements; a fraction would silently read the wrong numbers."""
+    for stride in strides:
+        if stride % size:
+            raise NotContiguous(name, f"of {stride} bytes somewhere", at=name)
+    return tuple(stride // size for stride in strides)
+
+
+@cache
+def dtype_name(dtype: np.dtype) -> str:
+    """`float32`, ...; see Array."""
+    dtype = np.dtype(dtype)
+    return dtype.name if dtype.isnative else dtype.str
+
+
+# ------------------------------------------------------------------ torch
+
+
+class _Torch:
+    """torch.Tensor; autograd neither sees nor blocks what is done through data_ptr()."""
+
+    ordered = True
+
+    def read(self, x: Any) -> tuple[object, int]:
+        return (x.shape, x.stride(), x.dtype, x.device), x.data_ptr()
+
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        # Shape and contiguity imply all strides that count.
+        if len(arrays) == 3:
+            a, b, c = arrays
+            return (
+                a.shape, a.is_contiguous() or a.stride(), a.dtype, a.device,
+                b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
+                c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
+            ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
+        kinds = [(x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device) for x in arrays]
+        return tuple(kinds), tuple([x.data_ptr() for x in arrays])
+
+    def view(self, x: Any, name: str) -> Array:
+        try:
+            pointer, strides = x.data_ptr(), x.stride()
+        except RuntimeError as error:  # sparse, fake, or without storage
+            if x.is_nested:
+                raise NestedTensor(name, at=name) from None
+            raise NotAnArray(name, f"torch tensor without memory ({error})", at=name) from None
+        device = (x.device.type, x.device.index or 0)
+        return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
+
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        if wanted.like_q:
+            made = self._empty_like(x)  # takes less time
+        elif wanted.single:
+            shape, strides, torch = wanted.shape, wanted.strides, self._torch
+            made = torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
+        else:
+            made = x.new_empty_strided(wanted.shape, wanted.strides)
+        return made, made.data_ptr()
+
+    def clear(self, made: Any) -> None:
+        made.zero_()
+
+    @cached_property
+    def stream(self) -> Callable[[int], int]:
+        torch = self._torch
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
+        return raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+
+    def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
+        pinned = self._torch.from_numpy(host).pin_memory()
+        made = pinned.to(x.device, non_blocking=True)  # torch keeps `pinned` until it is done
+        return made, made.data_ptr()
+
+    @cached_property
+    def _torch(self) -> ModuleType:
+        return sys.modules["torch"]
+
+    @cached_property
+    def _empty_like(self) -> Callable[[Any], Any]:
+        made: Callable[[Any], Any] = self._torch.empty_like
+        return made
+
+
+# ------------------------------------------------------------------ NumPy, CuPy
+
+
+class _NumPy:
+    """numpy.ndarray, ml_dtypes.bfloat16 included."""
+
+    ordered = True
+
+    def read(self, x: Any) -> tuple[object, int]:
+        return (x.shape, x.strides, x.dtype), x.__array_interface__["data"][0]
+
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        kinds: list[Any] = []
+        places = []
+        for x in arrays:
+            kinds += (x.shape, x.strides, x.dtype)
+            places.append(x.__array_interface__["data"][0])
+        return tuple(kinds), tuple(places)
+
+    def view(self, x: Any, name: str) -> Array:
+        strides = _in_elements(x.strides, x.itemsize, name)
+        return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
+
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        dtype = np.float32 if wanted.single else x.dtype
+        if wanted.tokens_first:
+            b, h, n, d = wanted.shape
+            made = np.empty((b, n, h, d), dtype).transpose(0, 2, 1, 3)
+        else:
+            made = np.empty(wanted.shape, dtype)
+        return made, made.__array_interface__["data"][0]
+
+    def clear(self, made: Any) -> None:
+        made.fill(0)
+
+    def stream(self, device: int) -> int:
+        return 0
+
+    def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
+        return host, host.ctypes.data
+
+
+class _CuPy:
+    """cupy.ndarray."""
+
+    ordered = True
+
+    def read(self, x: Any) -> tuple[object, int]:
+        memory = x.data
+        return (x.shape, x.strides, x.dtype, memory.device_id), memory.ptr
+
+    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        if len(arrays) == 3:
+            a, b, c = arrays
+            of_a, of_b, of_c = a.data, b.data, c.data
+            return (
+                a.shape, a.strides, a.dtype, of_a.device_id,
+                b.shape, b.strides, b.dtype, of_b.device_id,
+                c.shape, c.strides, c.dtype, of_c.device_id,
+            ), (of_a.ptr, of_b.ptr, of_c.ptr)  # fmt: skip
+        kinds: list[Any] = []
+        places = []
+        for x in arrays:
+            memory = x.data
+            kinds += (x.shape, x.strides, x.dtype, memory.device_id)
+            places.append(memory.ptr)
+        return tuple(kinds), tuple(places)
+
+    def view(self, x: Any, name: str) -> Array:
+        strides = _in_elements(x.strides, x.itemsize, name)
+        device = ("cuda", x.data.device_id)
+        return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
+
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        dtype = np.float32 if wanted.single else x.dtype
+        return cupy_empty(x.data.device_id, wanted.shape, dtype, wanted.tokens_first)
+
+    def clear(self, made: Any) -> None:
+        made.fill(0)
+
+    def stream(self, device: int) -> int:
+        return cupy_stream(device)
+
+    def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
+        return cupy_send(x.data.device_id, host)
+
+
+@cache
+def import_cupy() -> ModuleType:
+    """CuPy, once an array needs it."""
+    return import_module("cupy")
+
+
+@cache
+def _cupy_calls() -> tuple[Callable[..., Any], Callable[[], int], type]:
+    """(current stream of a device, current device, array type): looked up once."""
+    cupy = import_cupy()
+    return cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice, cupy.ndarray
+
+
+def cupy_stream(device: int) -> int:
+    """CuPy's current stream of a device."""
+    return int(_cupy_calls()[0](device).ptr)
+
+
+def cupy_empty(device: int, shape: Shape, dtype: Any, tokens_first: bool) -> tuple[Any, int]:
+    """A new CuPy array on a device, and its pointer."""
+    _, current, array = _cupy_calls()
+    order = (shape[0], shape[2], shape[1], shape[3]) if tokens_first else shape
+    if current() == device:
+        made = array(order, dtype)
+    else:
+        with import_cupy().cuda.Device(device):
+            made = array(order, dtype)
+    if tokens_first:
+        made = made.transpose(0, 2, 1, 3)
+    return made, made.data.ptr
+
+
+def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
+    """A copy on a device through pinned memory, ordered on CuPy's current stream."""
+    cupy = import_cupy()
+    with cupy.cuda.Device(device):
+        memory = cupy.cuda.alloc_pinned_memory(host.nbytes)
+        pinned = np.frombuffer(memory, host.dtype, host.size)
+        pinned[...] = host
+        made, stream = cupy.empty(host.shape, host.dtype), cupy.cuda.get_current_stream()
+        made.set(pinned, stream=stream)
+        _keep_until_copied(cupy, memory, stream)
+    return (made, memory), made.data.ptr
+
+
+_copying: deque[tuple[Any, Any]] = deque()
+"""Pinned memory that copies may still read, each behind an event; the pool knows of no streams."""
+_copying_lock = threading.Lock()
+
+
+def _keep_until_copied(cupy: ModuleType, memory: Any, stream: Any) -> None:
+    """Hold memory until what was enqueued so far is over; a graph's owner keeps what it reads."""
+    if cupy.cuda.runtime.streamIsCapturing(stream.ptr):
+        return
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    with _copying_lock:
+        _copying.append((event, memory))
+        while _copying and _copying[0][0].done:
+            _copying.popleft()
+
+
+TORCH, NUMPY, CUPY = _Torch(), _NumPy(), _CuPy()
+
+_BY_NAME: dict[tuple[str, str], Library] = {
+    ("torch", "Tensor"): TORCH,
+    ("numpy", "ndarray"): NUMPY,
+    ("cupy", "ndarray"): CUPY,
+}
+
+LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
+"""Known types; `library` adds to it."""

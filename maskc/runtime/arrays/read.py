@@ -1,0 +1,75 @@
+"""What a call was given: its arrays, and which features it asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maskc.core.abi import POINTERS, Pointers
+from maskc.runtime.arrays.find import library
+from maskc.runtime.arrays.known import LIBRARIES, Library
+from maskc.runtime.autograd import refuse_lost_gradient
+
+_BACKWARD = 6
+"""Fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
+_NO_POINTERS = dict.fromkeys(POINTERS, 0)
+"""In the order of the argument block."""
+
+
+def read(
+    names: tuple[str, ...], given: list[Any]
+) -> tuple[Library, tuple[Any, ...], tuple[int, ...]]:
+    """(q's library, what a plan depends on, addresses); `given` as in CompiledMask._begin."""
+    kind = type(given[0])
+    lib = LIBRARIES.get(kind)
+    if lib is None:
+        given[0] = library(given[0], names[0])
+        kind = type(given[0])
+        lib = LIBRARIES[kind]
+    if len(given) == 3:
+        same = type(given[1]) is kind and type(given[2]) is kind
+    else:
+        same = [type(x) for x in given].count(kind) == len(given)
+    if same:
+        try:
+            kinds, places = lib.read_all(given)
+            return lib, kinds, places
+        except RuntimeError:
+            pass  # one of them has no memory: which, is said below
+    found: list[object] = []
+    addresses: list[int] = []
+    for number, x in enumerate(given):
+        lib = LIBRARIES.get(type(x))
+        if lib is None:
+            x = given[number] = library(x, names[number])
+            lib = LIBRARIES[type(x)]
+        try:
+            shown, place = lib.read(x)
+        except RuntimeError:
+            lib.view(x, names[number])  # says what is wrong with it
+            raise
+        if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(given[0])]:
+            refuse_lost_gradient(given[0], names[number], x)
+        found.append(shown)
+        addresses.append(place)
+    return LIBRARIES[type(given[0])], tuple(found), tuple(addresses)
+
+
+def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any) -> tuple[str, ...]:
+    """`names` and what they name, with the vectors per head that were given."""
+    for name, x in (("alibi_slopes", alibi), ("sink_logits", sinks)):
+        if x is not None:
+            names = (*names, name)
+            given.append(x)
+    return names
+
+
+def low_bits(places: tuple[int, ...]) -> int:
+    """The addresses of all tensors of rows, joined by `or`."""
+    found = places[0] | places[1] | places[2]
+    return found | places[3] | places[4] if len(places) >= _BACKWARD else found
+
+
+def all_pointers(names: tuple[str, ...], places: tuple[int, ...], **others: int) -> Pointers:
+    """Addresses in the order of the argument block, 0 for those that are not named."""
+    found = _NO_POINTERS | dict(zip(names, places, strict=True)) | others
+    return tuple(found.values())

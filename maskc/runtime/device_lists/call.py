@@ -1,0 +1,139 @@
+"""What passes share whose lists are made on the device, just before they run.
+
+All that is made lies in the workspace of the call, so that calls of several streams, threads and
+CUDA graphs have nothing in common.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
+from maskc.core.bundle import SourceUnit
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Device, Output, singles
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.runtime.launch.cuda import CudaKernel
+from maskc.runtime.launch.prepared import PreparedLaunch, Sent
+
+DELTA = POINTERS.index("delta")
+"""Where a call's pointers have the workspace."""
+KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
+"""The members of the argument block from KEPT_AT on: tables of what is known before the lists."""
+KEPT_AT = ATTENTION.row_ptr.offset
+INT = 4
+"""Bytes of an int32."""
+_ALIGNED = 4
+"""int32 entries to which every part of a workspace is rounded up: 16 bytes."""
+
+
+class Unlisted(Exception):
+    """The host must make the lists of this call."""
+
+
+class DeviceLists(Protocol):
+    """Makes such plans for one bundle; safe to use from several threads."""
+
+    active: bool
+    """Whether the device can make the lists of this mask."""
+
+    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+        """Parameters of a call, and what stays on the device; None where the host must read it."""
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> DeviceListedPlan:  # fmt: skip
+        """How a pass runs over some tokens; arguments as in SourceSelector.plan.
+
+        Raises:
+            Unlisted: the host must make the lists.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceListedPlan:
+    """One direction of one signature; what `called` gives stands in for a PreparedLaunch."""
+
+    own: PreparedLaunch
+    """The pass itself. Its tables are what is known before the lists."""
+    lists: CudaKernel
+    """Makes the lists."""
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.own.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return (self.lists.name, *self.own.sources)
+
+    def called(self, given: Any) -> DeviceListedCall:
+        """A call with this data; errors that an earlier call reported are raised here."""
+        return DeviceListedCall(self, given)
+
+    def enqueue(
+        self, given: Any, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Make the lists and run the pass, in order."""
+        raise TypeError(f"{type(self).__name__} makes no lists")
+
+
+class DeviceListedCall:
+    """One call of a DeviceListedPlan."""
+
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
+
+    def __init__(self, plan: DeviceListedPlan, given: Any) -> None:
+        self._plan, self._given = plan, given
+        self.kernel, self.outputs, self.place = plan.own.kernel, plan.own.outputs, plan.own.place
+
+    def run(
+        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue everything."""
+        self._plan.enqueue(self._given, sent, pointers, scale, softcap, stream)
+
+
+def pack_parts(
+    names: Iterable[str], counts: Mapping[str, int], start: int
+) -> tuple[tuple[int, ...], int]:
+    """Where the parts of a workspace lie, one behind another.
+
+    Args:
+        names: of the parts, in order.
+        counts: int32 entries of those that are made.
+        start: entries that are taken.
+
+    Returns:
+        (bytes from the start to each part, -1 for one that is not made; int32 entries in all).
+    """
+    places, end = [], start
+    for count in map(counts.get, names):
+        end = -(-end // _ALIGNED) * _ALIGNED
+        places.append(-1 if count is None else INT * end)
+        end += count or 0
+    return tuple(places), end
+
+
+def with_room(
+    plan: PreparedLaunch, backward: bool, room_from: Callable[[int], tuple[tuple[int, ...], int]]
+) -> tuple[PreparedLaunch, tuple[int, ...]]:
+    """The same with room for the lists behind its workspace, and where they are there.
+
+    Args:
+        room_from: (where parts of the lists are, entries in all) of a workspace whose first entries
+            are taken.
+    """
+    at = 3 if backward else 2
+    taken = plan.outputs[at].shape[0] if backward else 0
+    room, entries = room_from(taken)
+    outputs = (*plan.outputs[:at], singles(entries), *plan.outputs[at + 1 :])
+    return replace(plan, outputs=outputs), room

@@ -1,0 +1,105 @@
+"""What q and k of a call decide: the content of run-time selections."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maskc.core.bundle import Bundle
+from maskc.core.dtypes import DType
+from maskc.core.errors import NotAnArray
+from maskc.core.target import Target
+from maskc.core.tensors import HOST, Array
+from maskc.dispatch import checks
+from maskc.dispatch.call import Bound
+from maskc.dispatch.recent import Recent
+from maskc.layout import Rank, choose, scores_of
+from maskc.layout.topk.scores import Scores, floats
+from maskc.runtime.arrays.foreign import Foreign
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.memory import CODES, at, load
+from maskc.runtime.binding import Binder
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Remembered:
+    """What a call chose."""
+
+    bound: Bound
+    size: int
+    """Bytes that this keeps alive, about."""
+
+
+class TopKOnHost:
+    """Chooses for the calls of one mask; safe to use from several threads.
+
+    What the latest calls chose is remembered by the content of all that ranked, so that a backward
+    pass, which is given the same q and k, need not choose again.
+    """
+
+    def __init__(self, bundle: Bundle, target: Target) -> None:
+        self._bundle, self._target = bundle, target
+        self._known: Recent[Remembered] = Recent(most=64, most_bytes=1 << 26)
+        self._lock = threading.Lock()
+
+    def bound(
+        self, binder: Binder, given: Sequence[Any], data: Mapping[str, Any],
+        rank: Callable[[], Rank],
+    ) -> Bound:  # fmt: skip
+        """Parameters and data of a call, with what its selections choose.
+
+        Args:
+            given: q and k, then what else the call has, of known libraries. From a device q and k
+                are copied, which waits for it.
+            data: the mask's data and parameters by name, and what selections rank by.
+            rank: gives what ranks, built when everything is known to fit.
+
+        Raises:
+            MC3xx for data, MC4xx for q, k and v.
+        """
+        bundle = self._bundle
+        q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
+        sizes = checks.check_inputs(q, k, v, bundle.problem, self._target)
+        checks.check_heads(q, len(bundle.head_variant) or sizes.heads_q)
+        bound = binder.bind(data, sizes.n_q, sizes.n_kv)
+        rows = [
+            _floats(name, x, view, bundle.problem.dtype)
+            for name, x, view in zip("qk", given, (q, k), strict=False)
+        ]
+        scores = [scores_of(each, data, *rows) for each in bundle.selections]
+        key = (sizes, bound.key, _digest(scores))
+        known = self._known.get(key)
+        if known is None:
+            found: dict[str, Any] = dict(binder.arrays(bound, sizes.n_q, sizes.n_kv))
+            with np.errstate(all="ignore"):
+                for each, ranked in zip(bundle.selections, scores, strict=True):
+                    found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())
+            made = Bound(bound.params, found, object(), lasting=False)
+            known = Remembered(made, sum(array.nbytes for array in found.values()))
+            with self._lock:
+                self._known.put(key, known)
+        return known.bound
+
+
+def _digest(scores: Sequence[Scores]) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    arrays = {id(array): array for each in scores for array in each.content}
+    for array in arrays.values():
+        digest.update(f"{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+def _floats(name: str, x: Any, view: Array, dtype: DType) -> np.ndarray:
+    """float32 values of a tensor, on the host."""
+    if view.device == HOST:
+        return load(at(view.pointer, view.shape, view.strides, CODES[dtype]), dtype)
+    if isinstance(x, Foreign):
+        found = f"{type(x.source).__name__} on a GPU, from which nothing can be chosen there yet"
+        raise NotAnArray(name, found, at=name)
+    return floats(name, {name: x})

@@ -1,0 +1,1 @@
+"""Built kernels and their launches."""

@@ -1,0 +1,41 @@
+"""What one bundle needs to run a pass: the choice of its sources, and the built kernels."""
+
+from __future__ import annotations
+
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.target import Target
+from maskc.core.tensors import Output
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.selector import Arrays, SourceSelector
+from maskc.runtime.launch.cuda import multiprocessors
+from maskc.runtime.launch.kernels import Kernels
+from maskc.runtime.launch.numpy_kernel import NumPyKernel
+from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+
+
+class BuiltBundle:
+    """The sources of one bundle on one target and their binaries; safe to use from several
+    threads."""
+
+    def __init__(self, bundle: Bundle, target: Target) -> None:
+        self.bundle, self.target = bundle, target
+        self.selector = SourceSelector(bundle, target, multiprocessors)
+        self.kernels = Kernels(bundle, target)
+        self.dtype = bundle.problem.dtype.value
+        """Of q."""
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> PreparedLaunch:  # fmt: skip
+        """How a pass runs over some tokens; arguments as in SourceSelector.plan.
+
+        Raises:
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
+        asked = (unit, wanted, bound, arrays, place, outputs)
+        plan = self.selector.plan(*asked)
+        kernel = self.kernels.get(plan.unit, plan.mode, plan.features, wanted.device[1])
+        if isinstance(kernel, NumPyKernel) and plan.unit.ranges:
+            plan = self.selector.plan(*asked, lists=True)
+        return prepare(plan, kernel, self.dtype)

@@ -1,0 +1,394 @@
+"""Cubins on a device: loading, and launches on the caller's stream that nothing waits for."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from maskc.build import Binary
+from maskc.build.toolchain import gpus
+from maskc.core.abi import ATTENTION, Pointers
+from maskc.core.bundle import Launch, Mode, SourceUnit
+from maskc.core.errors import ExtraMissing, NoDevice
+from maskc.core.problem import Features
+from maskc.core.tensors import Shape
+from maskc.dispatch.launch_plan import LaunchPlan
+from maskc.dispatch.tensor_maps import Tensor
+from maskc.runtime.launch.prepared import (
+    PER_THREAD,
+    Fitted,
+    PreparedLaunch,
+    Sent,
+    fill_numbers,
+    fill_pointers,
+    fill_scale,
+)
+from maskc.runtime.launch.tensor_maps import BYTES, Encode, Maps, encode_with
+
+_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_MULTIPROCESSORS = 16
+"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, and the same of the runtime."""
+_FREE_SHARED = 48 * 1024
+"""Dynamic shared memory a kernel may use without asking."""
+_WORD, _PORTABLE_MAPPED = 4, 3
+"""Bytes; CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP."""
+_LINE = 64
+"""Bytes: alignment of tensor maps."""
+_MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
+"""Where they start behind the argument block."""
+_KEPT = 64
+"""Sets of addresses whose arguments stay filled in, per plan and stream."""
+
+
+def device_arch(target: str, device: int) -> str:
+    """What to compile for: the target's own architecture where it is tied to one, else the
+    device's.
+
+    Raises:
+        NoDevice: there is none, or it cannot run the target.
+    """
+    found = gpus()
+    if device >= len(found):
+        raise NoDevice(target, f"there is none with index {device}", at="target")
+    specific = target.endswith("a")
+    needed = target.removeprefix("sm_").removeprefix("simt").removesuffix("a")
+    have = found[device].capability
+    if specific and have != int(needed):
+        raise NoDevice(target, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
+    if have < int(needed or 0):
+        raise NoDevice(target, f"device {device} is only an sm_{have}", at="target")
+    return target if specific else f"sm_{have}"
+
+
+def current_device() -> int:
+    """The device that new CUDA work of this thread goes to; 0 where none was chosen.
+
+    Raises:
+        NoDevice: there is no GPU.
+    """
+    if not gpus():
+        raise NoDevice("of this kernel", "there is none", at="target")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return int(torch.cuda.current_device())
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+def multiprocessors(device: int) -> int:
+    """How many a device has."""
+    return _driver(device).multiprocessors()
+
+
+def host_word(device: int) -> ctypes.c_int32:
+    """A number in memory of the host, 0, that kernels of a device may write; kept for good."""
+    word = ctypes.c_int32.from_address(_driver(device).host_word())
+    word.value = 0
+    return word
+
+
+class Step(NamedTuple):
+    """One launch, but for its arguments."""
+
+    function: Any
+    blocks: int
+    threads: int
+    shared: int
+    """Bytes of dynamic shared memory."""
+
+
+class Sendable(Protocol):
+    """The arguments of a launch."""
+
+    address: int
+    """Of the array of addresses that a launch takes."""
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """What the addresses point to."""
+
+
+class Memory:
+    """Arguments of one launch: `struct Attention`, behind it tensor maps, both aligned."""
+
+    def __init__(self, maps: int, template: bytes) -> None:
+        held = ctypes.create_string_buffer(_MAPS + maps + _LINE)
+        base = -(-ctypes.addressof(held) // _LINE) * _LINE
+        first = base - ctypes.addressof(held)
+        self.view = memoryview(held).cast("B")[first : first + _MAPS + maps]
+        self._pointers = (ctypes.c_void_p * 2)(base, base + _MAPS)
+        self.address = ctypes.addressof(self._pointers)
+        """Of the array of addresses that a launch takes."""
+        self.view[: len(template)] = template
+
+    def fill(self, pointers: Pointers, maps: Maps | None) -> None:
+        """Write what depends on where the tensors of a call lie.
+
+        Raises:
+            NotAddressable: a tensor is not where a map can start.
+        """
+        if maps is not None:
+            self.view[_MAPS:] = maps.at(pointers)
+        fill_pointers(self.view, pointers)
+
+    def arguments(self) -> tuple[bytes, ...]:
+        """What the addresses point to."""
+        maps = (bytes(self.view[_MAPS:]),) if len(self.view) > _MAPS else ()
+        return bytes(self.view[: ctypes.sizeof(ATTENTION)]), *maps
+
+
+class CudaKernel:
+    """The entry points of one mode of a source in one device's primary context."""
+
+    def __init__(
+        self, unit: SourceUnit, mode: Mode, binary: Binary, device: int,
+        features: Features = frozenset(),
+    ) -> None:  # fmt: skip
+        """Load it: the only place that may wait for the device."""
+        self._driver = driver = _driver(device)
+        self._target, self._launches = unit.target, mode.launched(features)
+        names = (name for name, known in unit.modes if known is mode)
+        self.name = f"{unit.key} {next(names, '')}".strip()
+        shared = {launch.entry: 0 for launch in self._launches}
+        for launch in self._launches:
+            shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
+        self._functions = driver.load(binary.code, shared)
+        self.launch, self.capturing, self.usable = driver.launch, driver.capturing, driver.usable
+        self._map_bytes = BYTES * len(unit.maps)
+
+    def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
+        """The launches; `blocks` counts a launch's blocks, given the multiprocessors."""
+        processors = self._driver.multiprocessors()
+        counted = ((launch, blocks(launch, processors)) for launch in self._launches)
+        return tuple(
+            Step(self._functions[launch.entry], count, launch.threads, launch.shared_bytes)
+            for launch, count in counted
+            if count
+        )
+
+    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
+        """Launches and tensor maps.
+
+        Raises:
+            ExtraMissing: CuPy alone cannot make tensor maps.
+        """
+        return Fitted(plan.outputs, self.steps(plan.blocks), self.maps(plan.maps, dtype))
+
+    def maps(self, tensors: tuple[Tensor, ...], dtype: str) -> Maps | None:
+        """What encodes tensor maps; None where there are none.
+
+        Raises:
+            ExtraMissing: CuPy alone cannot.
+        """
+        if not tensors:
+            return None
+        return Maps(tensors, dtype, self._target, self._driver.encoder(self._target))
+
+    def run(
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue; the driver copies the arguments."""
+        memory = sent.free.pop(pointers, None)  # of this launch until it is put back
+        if memory is None:
+            memory = self._filled(plan, sent, pointers)
+        if scale is None and softcap is None:
+            self.launch(plan.steps, stream, memory)
+        else:
+            fill_numbers(memory.view, scale, softcap)
+            self.launch(plan.steps, stream, memory)
+            fill_scale(memory.view, sent.template)
+        sent.free[pointers] = memory
+
+    def _filled(self, plan: PreparedLaunch, sent: Sent, pointers: Pointers) -> Memory:
+        """Arguments of tensors that lie elsewhere than those of the latest calls."""
+        free, memory = sent.free, None
+        if len(free) >= _KEPT:
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread took it
+                memory = free.pop(next(iter(free)))  # unused for longest
+        if memory is None:
+            memory = Memory(self._map_bytes, sent.template)
+        memory.fill(pointers, plan.maps)
+        return memory
+
+
+class _Bindings:
+    """Launches through cuda.bindings, the cheaper way."""
+
+    def __init__(self, driver: Any, device: int) -> None:
+        self._driver = driver
+        self._check(driver.cuInit(0))
+        self._device = self._check(driver.cuDeviceGet(device))
+        self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
+        self._context_id = int(self._context)
+        self._current, self._start = driver.cuCtxGetCurrent, driver.cuLaunchKernel
+        self._capturing = driver.cuStreamIsCapturing
+        self.multiprocessors = cache(self._multiprocessors)
+        self.encoder = cache(self._encoder)
+
+    def _check(self, result: tuple[Any, ...]) -> Any:
+        if result[0]:
+            raise RuntimeError(f"CUDA driver: {result[0]!r}")
+        return result[1] if len(result) > 1 else None
+
+    def _multiprocessors(self) -> int:
+        attribute = self._driver.CUdevice_attribute(_MULTIPROCESSORS)
+        return int(self._check(self._driver.cuDeviceGetAttribute(attribute, self._device)))
+
+    def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
+        """Functions by entry point, allowed the dynamic shared memory they need."""
+        driver, check = self._driver, self._check
+        with self._entered():
+            module = check(driver.cuModuleLoadData(code))
+            found = {}
+            for entry, size in shared.items():
+                function = check(driver.cuModuleGetFunction(module, entry.encode()))
+                if size > _FREE_SHARED:
+                    attribute = driver.CUfunction_attribute(_SHARED)
+                    check(driver.cuFuncSetAttribute(function, attribute, size))
+                found[entry] = function
+            return found
+
+    def host_word(self) -> int:
+        """Address of four bytes of the host, for good, that kernels reach under the same one."""
+        with self._entered():
+            return int(self._check(self._driver.cuMemHostAlloc(_WORD, _PORTABLE_MAPPED)))
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """The device's context is current."""
+        self._check(self._driver.cuCtxPushCurrent(self._context))
+        try:
+            yield
+        finally:
+            self._driver.cuCtxPopCurrent()
+
+    def _encoder(self, target: str) -> Encode:
+        def encode(address: int, dims: Shape, strides: Shape, box: Shape, dtype: str) -> bytes:
+            with self._entered():
+                made = encode_with(self._driver, address, dims, strides, box, dtype)
+            return ctypes.string_at(int(self._check(made).getPtr()), BYTES)
+
+        return encode
+
+    def capturing(self, stream: int) -> bool:
+        status, mode = self._capturing(stream)
+        return bool(mode) and not status
+
+    def usable(self, stream: int) -> int:
+        """Multiprocessors that work of a stream may run on: a green context has some of them."""
+        driver, own = self._driver, 0
+        if stream > PER_THREAD and hasattr(driver, "cuStreamGetGreenCtx"):
+            status, own = driver.cuStreamGetGreenCtx(stream)
+            own = 0 if status else own  # an older driver knows none
+        if not int(own):
+            return self.multiprocessors()
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        return int(self._check(driver.cuGreenCtxGetDevResource(own, kind)).sm.smCount)
+
+    def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
+        foreign = int(self._current()[1]) != self._context_id
+        if foreign:  # another device is current, or this thread never touched CUDA
+            self._check(self._driver.cuCtxPushCurrent(self._context))
+        try:
+            start, address = self._start, memory.address
+            on = stream or None  # bindings make an object of 0
+            for function, blocks, threads, shared in steps:
+                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
+                if status:
+                    self._check((status,))
+        finally:
+            if foreign:
+                self._driver.cuCtxPopCurrent()
+
+
+class _CuPy:
+    """Launches through CuPy, where cuda.bindings is not installed."""
+
+    def __init__(self, cupy: Any, device: int) -> None:
+        self._cupy, self._device = cupy, device
+        self._words: list[Any] = []
+
+    def multiprocessors(self) -> int:
+        runtime = self._cupy.cuda.runtime
+        return int(runtime.deviceGetAttribute(_MULTIPROCESSORS, self._device))
+
+    def encoder(self, target: str) -> Encode:
+        raise ExtraMissing(f"target {target}", "cuda-bindings", "cuda13", at="target")
+
+    def host_word(self) -> int:
+        with self._cupy.cuda.Device(self._device):
+            self._words.append(self._cupy.cuda.alloc_pinned_memory(_WORD))
+        return int(self._words[-1].ptr)
+
+    def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:
+        cuda = self._cupy.cuda
+        with cuda.Device(self._device):
+            module = cuda.function.Module()
+            module.load(code)
+            found = {entry: module.get_function(entry) for entry in shared}
+            for entry, size in shared.items():
+                if size > _FREE_SHARED:
+                    cuda.driver.funcSetAttribute(found[entry].ptr, _SHARED, size)
+        return found
+
+    def usable(self, stream: int) -> int:
+        return self.multiprocessors()  # CuPy knows of no green contexts
+
+    def capturing(self, stream: int) -> bool:
+        return bool(self._cupy.cuda.runtime.streamIsCapturing(stream))
+
+    def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
+        runtime = self._cupy.cuda.runtime
+        before = runtime.getDevice()
+        runtime.setDevice(self._device)
+        try:
+            values = tuple(map(_by_value, memory.arguments()))
+            for function, blocks, threads, shared in steps:
+                function((blocks,), (threads,), values, shared, self._stream(stream))
+        finally:
+            runtime.setDevice(before)
+
+    def _stream(self, pointer: int) -> Any:
+        """CuPy's view of the caller's stream."""
+        streams = self._cupy.cuda
+        if hasattr(streams.Stream, "from_external"):
+            return streams.Stream.from_external(_Borrowed(pointer))
+        return streams.ExternalStream(pointer)
+
+
+def _by_value(argument: bytes) -> np.ndarray:
+    """Bytes in the form CuPy passes by value."""
+    value = np.zeros((), np.dtype({"names": ["b"], "formats": [f"V{len(argument)}"]}))
+    value["b"] = argument
+    return value
+
+
+class _Borrowed:
+    """A stream somebody else owns, as the CUDA stream protocol spells it."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+@cache
+def _driver(device: int) -> _Bindings | _CuPy:
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        try:
+            import cupy
+        except ImportError:
+            raise ExtraMissing("a CUDA target", "CuPy", "cuda13") from None
+        return _CuPy(cupy, device)
+    return _Bindings(driver, device)

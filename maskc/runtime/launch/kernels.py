@@ -1,0 +1,129 @@
+"""The binaries of a compiled mask: which source runs a call, built on first use, once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+
+from maskc.build import Binary, BuildReport, build
+from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.errors import NoCompiler
+from maskc.core.problem import Feature, Features
+from maskc.core.target import Target
+from maskc.layout import Rank, best
+from maskc.runtime.launch.cpu import CpuKernel
+from maskc.runtime.launch.cuda import CudaKernel, device_arch
+from maskc.runtime.launch.numpy_kernel import FallbackWarning, NumPyKernel
+from maskc.runtime.launch.prepared import Kernel
+
+Key = tuple[str, str, Features, int]
+"""Source, mode, features, device."""
+
+
+class Kernels:
+    """Everything built for one bundle on one target; safe to use from several threads."""
+
+    def __init__(self, bundle: Bundle, target: Target) -> None:
+        self._bundle, self._target = bundle, target
+        self._made: dict[Key, Kernel] = {}
+        self._binaries: dict[Key, Binary] = {}
+        """Compiled ahead, and not yet loaded."""
+        self._building: dict[Key, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._reports: dict[Key, BuildReport] = {}
+
+    def get(self, unit: SourceUnit, mode: str, features: Features, device: int) -> Kernel:
+        """Built and loaded for a device; once, whoever asks first."""
+        if self._target.language == "c":
+            features = features - {Feature.nan_safe}  # C is exact as it is
+        key = (unit.key, mode, features, device)
+        kernel = self._made.get(key)
+        if kernel is None:
+            with self._alone(key):
+                kernel = self._made.get(key)
+                if kernel is None:
+                    kernel = self._made[key] = self._make(unit, key)
+        return kernel
+
+    def on_device(self, unit: SourceUnit, mode: str, features: Features, device: int) -> CudaKernel:
+        """`get` of a CUDA source."""
+        kernel = self.get(unit, mode, features, device)
+        if not isinstance(kernel, CudaKernel):
+            raise TypeError(f"{unit.key} is no CUDA source")
+        return kernel
+
+    def ranking(self, unit: SourceUnit, features: Features) -> Rank:
+        """What ranks keys on the host: the C kernel of this source, or NumPy."""
+        if unit.target == "cpu":
+            kernel = self.get(unit, "usual", features, 0)
+            if isinstance(kernel, CpuKernel):
+                return kernel.best
+        return best
+
+    def build(self, unit: SourceUnit, mode: str, features: Features, device: int) -> None:
+        """Compile without loading, for a later `get`; nothing where that is done."""
+        key = (unit.key, mode, features, device)
+        with self._alone(key):
+            if not self.has(unit, mode, features, device):
+                self._binaries[key] = self._built(unit, key)
+
+    def has(self, unit: SourceUnit, mode: str, features: Features, device: int) -> bool:
+        """Whether it is compiled."""
+        key = (unit.key, mode, features, device)
+        return key in self._made or key in self._binaries
+
+    def _alone(self, key: Key) -> threading.Lock:
+        """Held while one kernel is built."""
+        with self._lock:
+            return self._building.setdefault(key, threading.Lock())
+
+    def _built(self, unit: SourceUnit, key: Key) -> Binary:
+        _, mode, features, device = key
+        arch = device_arch(unit.target, device)
+        return build(unit, features, unit.directions, arch, mode)
+
+    def _make(self, unit: SourceUnit, key: Key) -> Kernel:
+        _, mode, features, device = key
+        if self._target.language == "cuda":
+            binary = self._binaries.pop(key, None) or self._built(unit, key)
+            self._reports[key] = binary.report
+            return CudaKernel(unit, unit.mode(mode), binary, device, features)
+        try:
+            binary = build(unit, features, unit.directions)
+        except NoCompiler as error:
+            warnings.warn(
+                f"{error.finding}: this mask runs in NumPy, slower",
+                FallbackWarning,
+                stacklevel=outside(),
+            )
+            return NumPyKernel(self._bundle, unit.tile, features)
+        self._reports[key] = binary.report
+        return CpuKernel(binary)
+
+    @property
+    def reports(self) -> Mapping[Features, BuildReport]:
+        """By features: of the forward pass in its usual mode, or whichever else was built."""
+
+        def unusual(item: tuple[Key, BuildReport]) -> tuple[bool, bool]:
+            source, mode, _, _ = item[0]
+            return source != self._target.name, mode != "usual"
+
+        found: dict[Features, BuildReport] = {}
+        for key, report in sorted(self._reports.items(), key=unusual):
+            found.setdefault(key[2], report)
+        return found
+
+    @property
+    def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
+        """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
+        return {key[:3]: report for key, report in self._reports.items()}
+
+
+def outside() -> int:
+    """The stack level of the user's own code, counted from the function that asks."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,297 @@
+"""What repeated calls share: everything but the pointers, prepared once per signature."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import local
+from typing import Any, NamedTuple, Protocol
+
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
+from maskc.core.errors import TooFewMultiprocessors
+from maskc.core.problem import Direction
+from maskc.core.tensors import Device, Output, singles
+from maskc.dispatch.launch_plan import LaunchPlan, with_workspace
+from maskc.dispatch.tables import CAPTURED, Tables
+from maskc.runtime.arrays.known import Library, zeros
+
+_WRITE = {
+    count: struct.Struct(f"{count}Q").pack_into
+    for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
+}
+_POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
+_SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
+_OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
+_COUNTER = ATTENTION.counter.offset
+_COUNTER_BYTES = 8
+_OWN_COUNTER = singles(_COUNTER_BYTES // 4)
+PER_THREAD = 2
+"""The stream that CUDA understands as each thread's own: the last handle of a default stream."""
+
+_captured: dict[int, object] = {}
+"""Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
+
+
+class _Thread(local):
+    """Something that no other thread has, nor a later one."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+
+_thread = _Thread()
+
+
+def fill_pointers(block: Any, pointers: Pointers) -> None:
+    """Write the addresses of a call into an argument block, a writable buffer."""
+    _WRITE[len(pointers)](block, 0, *pointers)
+
+
+def fill_numbers(block: Any, scale: float | None, softcap: float | None) -> None:
+    """Write those of its numbers that a call gives."""
+    if scale is not None:
+        _NUMBER.pack_into(block, _SCALE, scale)
+    if softcap is not None:
+        _NUMBER.pack_into(block, _SOFTCAP, softcap)
+
+
+def fill_scale(block: Any, template: bytes) -> None:
+    """Write the usual scale again."""
+    block[_OF_SCALE] = template[_OF_SCALE]
+
+
+def filled(
+    sent: Sent, pointers: Pointers, scale: float | None, softcap: float | None
+) -> ctypes.Structure:
+    """A new argument block."""
+    block = ATTENTION.from_buffer_copy(sent.template)
+    fill_pointers(block, pointers)
+    fill_numbers(block, scale, softcap)
+    return block
+
+
+class Fitted(NamedTuple):
+    """What a kernel adds to a plan."""
+
+    outputs: tuple[Output, ...]
+    """As `LaunchPlan` has them, with the workspace of a C kernel."""
+    steps: tuple[Any, ...] = ()
+    """CUDA: the launches, in order."""
+    maps: Any = None
+    """CUDA: the tensor maps, by pointers; None where there are none."""
+
+
+class HostKernel:
+    """What kernels on the host have in common: no streams, and a workspace that they tell."""
+
+    def workspace(self, block: ctypes.Structure) -> int:
+        """fp32 entries that `delta` must have in a backward pass."""
+        return 0
+
+    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
+        """The results with the workspace."""
+        if plan.direction is Direction.forward:
+            return Fitted(plan.outputs)
+        floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
+        return Fitted(with_workspace(plan.outputs, floats))
+
+    def usable(self, stream: int) -> int:
+        """No multiprocessor."""
+        return 0
+
+    def capturing(self, stream: int) -> bool:
+        """Never."""
+        return False
+
+
+class Kernel(Protocol):
+    """Built entry points, in whatever form they run."""
+
+    name: str
+    """Of the source, and its mode where there are several."""
+
+    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
+        """What the launches of a plan need, for tensors of a dtype."""
+
+    def usable(self, stream: int) -> int:
+        """Multiprocessors that work of a stream may run on."""
+
+    def capturing(self, stream: int) -> bool:
+        """Whether launches on a stream become nodes of a CUDA graph."""
+
+    def run(
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Run one pass, or enqueue it."""
+
+
+class Runnable(Protocol):
+    """What a call runs: one launch, several, or lists and a launch."""
+
+    @property
+    def kernel(self) -> object:
+        """None where results are to be cleared first."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """As `LaunchPlan` has them."""
+
+    @property
+    def place(self) -> Callable[[Library, Any], tuple[Any, int]]:
+        """Gives (what lies on the device for a stream, the stream to launch on)."""
+
+    @property
+    def run(self) -> Callable[..., None]:
+        """Runs, or enqueues: (this, what `place` gave, pointers, scale, softcap, stream)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What lies on a device for the launches of one stream."""
+
+    template: bytes
+    """The argument block with pointers into that stream's tables."""
+    lse: int
+    """Memory for an lse that nobody reads (CUDA, forward), else 0.
+
+    Launches of one stream run in order and only write there, so they may share it.
+    """
+    owner: object
+    """Keeps the memory alive."""
+    counters: Callable[[], int | None]
+    """The address of a counter that no other launch has; None when there are no more."""
+    free: dict[Pointers, Any] = field(default_factory=dict)
+    """Memory with these arguments (CUDA) by the addresses in it, taken for a launch and put back;
+    safe in threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedLaunch:
+    """One direction of one signature, ready to be enqueued."""
+
+    direction: Direction
+    kernel: Kernel | None
+    """None where every result is empty or zero."""
+    device: Device
+    params: Mapping[str, int]
+    tables: Tables
+    numbers: bytes
+    """The argument block with everything but pointers."""
+    outputs: tuple[Output, ...]
+    """As `LaunchPlan` has them."""
+    steps: tuple[Any, ...] = ()
+    """CUDA: what the kernel launches, in order."""
+    maps: Any = None
+    """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
+    sent: dict[object, Sent] = field(default_factory=dict)
+    """By stream."""
+    run: Callable[..., None] = field(init=False)
+    """`Kernel.run`, or nothing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", _nothing if self.kernel is None else self.kernel.run)
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.tables.size
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return () if self.kernel is None else (self.kernel.name,)
+
+    def place(self, library: Library, q: Any) -> tuple[Sent, int]:
+        """(everything of a launch but the tensors, the stream to launch on).
+
+        Every stream gets a copy of the tables of its own, allocated and filled in its order, so
+        that no launch ever waits for another stream. While a CUDA graph is being captured the
+        copy of another stream serves, which is why calls are warmed up first; only the counter
+        of work items is each captured launch's own, because graphs may run at the same time.
+
+        Raises:
+            TooFewMultiprocessors: launches on this stream might never end.
+        """
+        kernel = self.kernel
+        if kernel is None:
+            return Sent(self.numbers, 0, None, _nothing), 0
+        kind, index = self.device
+        stream = 0 if kind == "cpu" else library.stream(index)
+        key: object = stream
+        if stream == PER_THREAD:
+            key = _thread.token
+        sent = self.sent.get(key)
+        if sent is None and self.tables.multiprocessors:
+            usable = kernel.usable(stream)
+            if usable < self.tables.multiprocessors:
+                raise TooFewMultiprocessors(self.tables.multiprocessors, usable, at="deterministic")
+        if stream and kernel.capturing(stream):  # the default stream, 0, cannot be
+            sent = self._captured(library, q, key, sent)
+        elif sent is None:
+            sent = self.sent[key] = self._send(library, q, key, True)
+        return sent, stream
+
+    def _captured(self, library: Library, q: Any, key: object, sent: Sent | None) -> Sent:
+        """What a launch that becomes part of a CUDA graph reads, kept for good."""
+        if sent is None:
+            sent = next(iter(self.sent.values()), None)
+        if sent is None:  # a copy that is itself part of the graph
+            sent = self._send(library, q, key, False)
+        if self.tables.counted:
+            counter, made = sent.counters(), None
+            if counter is None:
+                made, counter = zeros(library, q, _OWN_COUNTER)
+            template = bytearray(sent.template)
+            _POINTER.pack_into(template, _COUNTER, counter)
+            sent = Sent(bytes(template), sent.lse, (sent.owner, made), sent.counters)
+        _captured[id(sent)] = sent
+        return sent
+
+    def _send(self, library: Library, q: Any, key: object, keep: bool) -> Sent:
+        """Copy the tables unless another plan did; `keep` the copy for other plans."""
+        tables, place = self.tables, (self.device, key)
+        packed, offsets = tables.packed
+        copy = tables.copies.get(place)
+        if copy is None:
+            on_host = self.device[0] == "cpu"
+            owner, base = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
+            spare = range(1, CAPTURED + 1) if tables.counted else ()
+            start = base + offsets.get("counter", 0)
+            free = iter([start + _COUNTER_BYTES * number for number in spare])
+            copy = (owner, base, lambda: next(free, None))
+            if keep:
+                tables.copies[place] = copy
+        owner, base, counters = copy
+        block = ATTENTION.from_buffer_copy(self.numbers)
+        for name, offset in offsets.items():
+            if name.startswith("array"):
+                block.array[int(name[5:])] = base + offset
+            else:
+                setattr(block, name, base + offset)
+        lse = 0
+        if self.device[0] == "cuda" and self.direction is Direction.forward:
+            made, lse = library.empty(q, self.outputs[1])
+            owner = (owner, made)
+        return Sent(bytes(block), lse, owner, counters)
+
+
+def prepare(plan: LaunchPlan, kernel: Kernel | None, dtype: str) -> PreparedLaunch:
+    """A plan with the kernel that runs it; None where it is idle.
+
+    Args:
+        dtype: of q.
+
+    Raises:
+        NotAddressable, ExtraMissing: tensor maps cannot be made.
+    """
+    own = Fitted(plan.outputs) if kernel is None else kernel.fit(plan, dtype)
+    return PreparedLaunch(
+        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, *own
+    )
+
+
+def _nothing(*_: object) -> None:
+    """Neither a launch nor a counter."""

@@ -1,0 +1,91 @@
+"""Tensor maps: how Hopper's copy engine finds boxes of 64 elements x some tokens in a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+from maskc.core.abi import POINTERS, Pointers
+from maskc.core.errors import NotAddressable
+from maskc.core.tensors import Shape
+from maskc.dispatch.tensor_maps import GRANULE, Tensor
+
+BYTES = 128
+"""Of one map."""
+_KEPT = 512
+"""Sets of addresses remembered per plan."""
+
+Encode = Callable[[int, Shape, Shape, Shape, str], bytes]
+"""(address, dims in elements, strides in bytes of all but the first, box, dtype) -> 128 bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """The maps of a plan, by the addresses of its tensors."""
+
+    tensors: tuple[Tensor, ...]
+    dtype: str
+    target: str
+    encode: Encode
+    known: dict[object, bytes] = field(default_factory=dict)
+    """Maps by addresses; the allocators of array libraries give the same ones again and again."""
+    addresses: Callable[[Pointers], object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        places = dict.fromkeys(each.pointer for each in self.tensors)
+        object.__setattr__(self, "addresses", itemgetter(*places))
+
+    def at(self, pointers: Pointers) -> bytes:
+        """All maps, one after another.
+
+        Raises:
+            NotAddressable: a tensor is not where a map can start.
+        """
+        key = self.addresses(pointers)
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= _KEPT:
+                self.known.clear()
+            found = self.known[key] = b"".join(
+                self._encoded(each, pointers[each.pointer]) for each in self.tensors
+            )
+        return found
+
+    def _encoded(self, each: Tensor, address: int) -> bytes:
+        if address % GRANULE:
+            name = POINTERS[each.pointer]
+            why = "it does not start at a multiple of 16 bytes"
+            raise NotAddressable(name, self.target, why, at=name)
+        return encoded(self.encode, address, each.dims, each.strides, each.box, self.dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def encoded(
+    encode: Encode, address: int, dims: Shape, strides: Shape, box: Shape, dtype: str
+) -> bytes:
+    """One map; plans that read the same tensor share it."""
+    return encode(address, dims, strides, box, dtype)
+
+
+def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Shape,
+                dtype: str) -> tuple[Any, Any]:  # fmt: skip
+    """cuTensorMapEncodeTiled of cuda.bindings: (status, map)."""
+    kind = driver.CUtensorMapDataType
+    found: tuple[Any, Any] = driver.cuTensorMapEncodeTiled(
+        kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if dtype == "bfloat16"
+        else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        len(dims),
+        address,
+        [driver.cuuint64_t(size) for size in dims],
+        [driver.cuuint64_t(step) for step in strides],
+        [driver.cuuint32_t(size) for size in box],
+        [driver.cuuint32_t(1)] * len(dims),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
+    return found

@@ -1,0 +1,378 @@
+"""From what a call gives to the plan that it shares with calls like it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from maskc.build import BuildReport
+from maskc.core.abi import POINTERS
+from maskc.core.bundle import Bundle, PartBundle, SourceUnit
+from maskc.core.errors import NotAddressable
+from maskc.core.problem import Direction, Feature, Features, Problem
+from maskc.core.sizes import Sizes
+from maskc.core.target import Target
+from maskc.core.tensors import HOST, Array, Device, Output, singles
+from maskc.dispatch import checks
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.checks import check_call
+from maskc.dispatch.launch_plan import (
+    launch_plan,
+    launches,
+    outputs_of,
+    strides_of,
+    threshold_words,
+)
+from maskc.dispatch.options import CallOptions, features_named
+from maskc.dispatch.packing import packed
+from maskc.dispatch.residue_split import _ONCE, _PER_HEAD, _sums_last, hold, pays, slices, within
+from maskc.dispatch.selector import Arrays, Form
+from maskc.dispatch.tables import NOTHING
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.binding import Binder
+from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists
+from maskc.runtime.device_lists.documents import DocumentLists
+from maskc.runtime.device_lists.gathered import Gatherer
+from maskc.runtime.device_lists.topk import TopKLists
+from maskc.runtime.device_lists.topk_host import TopKOnHost
+from maskc.runtime.launch import ahead
+from maskc.runtime.launch.ahead import Ahead, processors
+from maskc.runtime.launch.built import BuiltBundle
+from maskc.runtime.launch.cuda import current_device
+from maskc.runtime.launch.kernels import Kernels
+from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
+
+_REMEMBERED = 1024
+"""Lengths and data of which it is known whether parts pay."""
+
+
+def _call(job: Callable[[], object]) -> None:
+    job()
+
+
+Planned = PreparedLaunch | PartedPlan | DeviceListedPlan
+"""How calls of one signature run."""
+
+
+class CallPlanner:
+    """Plans the calls of one mask on one target; safe to use from several threads."""
+
+    def __init__(
+        self, bundle: Bundle, target: Target, binder: Binder, in_parts: bool | None
+    ) -> None:
+        """`in_parts`: as CompiledMask has it."""
+        self.bundle, self.target = bundle, target
+        self.whole = BuiltBundle(bundle, target)
+        self.parts = tuple(
+            BuiltBundle(part.bundle, target)
+            for part in (bundle.parts if in_parts is not False else ())
+            if part.bundle.unit(target.name)
+        )
+        chooser = bundle.chooser
+        self.chooser = BuiltBundle(chooser, target) if chooser is not None else None
+        self.gatherer = Gatherer(self.whole) if self.whole.selector.gathers else None
+        """Makes plans over single keys that are chosen on the device."""
+        made_by = TopKLists if bundle.selections else DocumentLists
+        self.lister: DeviceLists = made_by(self.whole, binder)
+        """Makes tile lists on the device."""
+        self._on_host = TopKOnHost(bundle, target)
+        self._binder, self._in_parts = binder, in_parts
+        self._paying: dict[object, bool] = {}
+        self._ahead: set[tuple[Direction, Features]] = set()
+        """Passes whose other sources are built, or being built."""
+        self._lock = threading.Lock()
+
+    def plan(self, options: CallOptions, given: list[Any], bound: Bound) -> Planned:
+        """Check everything, build what is missing, prepare.
+
+        Args:
+            options: of the call.
+            given: arrays of known libraries.
+            bound: the mask's parameters and data.
+
+        Raises:
+            MaskcError: MC4xx for tensors, MC5xx for builds.
+            Unlisted: the host is to make lists that the device was to make.
+        """
+        views = {
+            name: LIBRARIES[type(x)].view(x, name)
+            for name, x in zip(options.names, given, strict=True)
+        }
+        direction, features = options.direction, options.features
+        unit = self.whole.selector.source(direction, features)
+        sizes = check_call(views, self.bundle, unit)
+        ordered = LIBRARIES[type(given[0])].ordered
+        wanted = Pass(
+            direction, features, options.deterministic, views["q"].device, options.alpha_minus_1
+        )
+        rest = (wanted, views, sizes, bound, ordered)
+        others = self._build_ahead(wanted)
+        try:
+            return self._planned(unit, *rest)
+        except NotAddressable:
+            spare = self.whole.selector.spare_source()
+            if direction is Direction.backward or spare is None or bound.given is not None:
+                raise
+            return self._planned(spare, *rest)
+        finally:
+            if others is not None:
+                others.wait_as_long_again()
+
+    def selected(
+        self, options: CallOptions, given: Sequence[Any], data: Mapping[str, Any]
+    ) -> Bound:
+        """Parameters and data of a call, with what its run-time selections chose on the host.
+
+        Args:
+            options: of the call.
+            given: q and k, then what else the call has.
+            data: the caller's keywords.
+        """
+        if self.gatherer is not None:
+            return self.gatherer.bound(self._binder, options, given, data)
+        built, features = self.whole, options.features
+        unit = built.selector.source(Direction.forward, features)
+        rank = partial(built.kernels.ranking, unit, features)
+        return self._on_host.bound(self._binder, given, data, rank)
+
+    def build_all(self, features: Iterable[Feature | str]) -> None:
+        """See CompiledMask.warmup."""
+        wanted = features_named(features)
+        device = current_device() if self.target.language == "cuda" else 0
+        jobs = [partial(kernels.get, *form, device) for kernels, form in self._forms(wanted)]
+        alone = len(jobs) == 1 or self.target.language == "c"  # what it says, it says to the caller
+        with ThreadPoolExecutor(1 if alone else min(len(jobs), 2 * processors())) as pool:
+            for _ in map(_call, jobs) if alone else pool.map(_call, jobs):
+                pass
+
+    def _forms(
+        self, features: Features, directions: Sequence[Direction] = tuple(Direction)
+    ) -> Iterator[tuple[Kernels, Form]]:
+        """What lengths and data choose from for calls with these features, and whose it is.
+
+        Raises:
+            TargetNotBuilt: no forward pass has them.
+        """
+        whole, kernels = self.whole.selector, self.whole.kernels
+        yield from ((kernels, form) for form in whole.forms(features, directions))
+        own = whole.source(Direction.forward, features).target == self.target.name
+        for number, built in enumerate(
+            self.parts if own and Feature.entmax not in features else ()
+        ):
+            ours = features - {Feature.sinks} if number else features
+            forms = built.selector.forms(ours, directions)
+            yield from ((built.kernels, form) for form in forms)
+        if self.chooser is not None:
+            kernels, chooser = self.chooser.kernels, self.chooser.selector
+            forms = chooser.forms(frozenset(), (Direction.forward,))
+            yield from ((kernels, form) for form in forms)
+
+    def _build_ahead(self, wanted: Pass) -> Ahead | None:
+        """Start to build what other calls of such a pass may need, at the first one."""
+        if self.target.language != "cuda":
+            return None
+        with self._lock:
+            key = (wanted.direction, wanted.features)
+            if key in self._ahead:
+                return None
+            self._ahead.add(key)
+        device = wanted.device[1]
+        forms = [
+            (kernels, form)
+            for kernels, form in self._forms(wanted.features, (wanted.direction,))
+            if not kernels.has(*form, device)
+        ]
+        return ahead.start([partial(kernels.build, *form, device) for kernels, form in forms])
+
+    def _planned(
+        self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
+        bound: Bound, ordered: bool,
+    ) -> Planned:  # fmt: skip
+        """The plan of a checked call: in parts where these take less time, else whole."""
+        bundle, direction = self.bundle, wanted.direction
+        outputs = outputs_of(bundle, direction, views, sizes, ordered)
+        place = Place(sizes, strides_of(views, outputs))
+        if not launches(sizes, direction):
+            idle = launch_plan(
+                bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
+            )
+            return prepare(idle, None, self.whole.dtype)
+        if bound.given is not None:
+            lists = self.gatherer or self.lister
+            return lists.plan(unit, wanted, bound, place, outputs)
+        arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
+        own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
+        if own and self._divides(unit, wanted.features, sizes, bound, arrays):
+            spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
+
+            def make(number: int, features: Features, part: Place) -> PreparedLaunch:
+                built, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)
+                source = built.selector.source(direction, features)
+                asked = replace(wanted, features=features)
+                source = built.selector.choose(source, asked, part.sizes, own, arrays, part.joins)
+                return built.plan(source, asked, own, arrays, part, spared)
+
+            # A stride of a class that no tensor map can have: such a call runs whole.
+            with suppress(NotAddressable):
+                return parted_plan(
+                    bundle.parts, direction, wanted.features, place,
+                    bundle.problem.dtype.itemsize, outputs, make,
+                )  # fmt: skip
+        if self.chooser is not None:
+            return chosen_plan(
+                self.chooser, self.whole, unit, wanted, bound, arrays, place, outputs
+            )
+        return whole_plan(self.whole, unit, wanted, bound, arrays, place, outputs)
+
+    def _divides(
+        self, unit: SourceUnit, features: Features, sizes: Sizes, bound: Bound, arrays: Arrays
+    ) -> bool:
+        """Whether a pass of `unit` runs in parts at these lengths."""
+        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv, features):
+            return False
+        if self._in_parts is not None:
+            return self._in_parts
+        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
+        paying = self._paying.get(key)
+        if paying is None:
+            paying = pays(self.bundle, unit, sizes, bound.params, arrays)
+            if len(self._paying) >= _REMEMBERED:
+                self._paying.clear()
+            self._paying[key] = paying
+        return paying
+
+
+class Sound:
+    """Checks tensors before anything is compared with their lengths; those like the last ones, and
+    no worse aligned, are not looked at again."""
+
+    def __init__(self, problem: Problem, target: Target, unaligned: int) -> None:
+        """`unaligned`: bits that no address may have."""
+        self._problem, self._target, self._unaligned = problem, target, unaligned
+        self._last: tuple[object, tuple[Sizes, Device]] = (None, (Sizes(0, 0, 0, 0, 0), HOST))
+
+    def sizes(
+        self, given: list[Any], kinds: tuple[Any, ...], places: tuple[int, ...]
+    ) -> tuple[Sizes, Device]:
+        """Of a call, and the device; arguments begin with q, k and v.
+
+        Raises:
+            MC4xx, BadLength: see `checks`.
+        """
+        last, found = self._last
+        if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
+            q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
+            sizes = checks.check_inputs(q, k, v, self._problem, self._target)
+            found = sizes, q.device
+            self._last = (kinds, found)
+        return found
+
+
+Make = Callable[[int, Features, Place], PreparedLaunch]
+"""(number of the part, features, tokens of a launch) -> its plan."""
+
+
+def parted_plan(
+    parts: tuple[PartBundle, ...],
+    direction: Direction,
+    features: Features,
+    whole: Place,
+    itemsize: int,
+    outputs: tuple[Output, ...],
+    make: Make,
+) -> PartedPlan:
+    """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
+    steps, unwritten, backward = [], False, direction is Direction.backward
+    order: Sequence[int] = range(len(parts))
+    if backward and features.isdisjoint(_PER_HEAD):
+        order = _sums_last(parts)
+    for turn, number in enumerate(order):
+        part, own = parts[number], features - {Feature.sinks} if turn else features
+        rest = (whole.sizes, whole.strides, itemsize, own)
+        for place in slices(part.stride, *rest, keys=part.keys):
+            no_keys = not place.sizes.n_kv and (backward or turn)
+            if not place.sizes.n_q or no_keys:
+                unwritten |= backward and not turn
+                continue
+            plan = make(number, own, replace(place, joins=turn > 0))
+            shifts = tuple(
+                None if turn and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
+            )
+            steps.append(Step(plan, shifts))
+    return _in_order(steps, direction, outputs, unwritten)
+
+
+def whole_plan(
+    built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+    outputs: tuple[Output, ...],
+) -> PreparedLaunch | PartedPlan:  # fmt: skip
+    """The plan of a call that runs whole, by the best source where `unit` is the first of several.
+
+    Sequences become heads, or launches of their own, where its copies need that.
+    """
+    if unit.by_documents:  # whose tiles do not depend on how many queries there are
+        unit = built.selector.choose(unit, wanted, place.sizes, bound, arrays)
+    fit = packed(built.bundle, unit, wanted, place, arrays)
+    if fit is not None:
+        return built.plan(fit[0], wanted, bound, arrays, fit[1], outputs)
+    unit = built.selector.choose(unit, wanted, place.sizes, bound, arrays)
+    rest = (unit, wanted, bound, arrays)
+    if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
+        return built.plan(*rest, place, outputs)
+    steps = [
+        Step(
+            built.plan(*rest, own, outputs),
+            tuple(own.shifts.get(name, 0) for name in POINTERS),
+        )
+        for own in slices(
+            1, place.sizes, place.strides, built.bundle.problem.dtype.itemsize, wanted.features,
+            fold=True, by_head=bool(built.bundle.head_variant),
+        )
+    ]  # fmt: skip
+    return _in_order(steps, wanted.direction, outputs, False)
+
+
+def chosen_plan(
+    chooser: BuiltBundle, built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound,
+    arrays: Arrays, place: Place, outputs: tuple[Output, ...],
+) -> PartedPlan:  # fmt: skip
+    """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
+
+    Both have the same workspace, and are told where the thresholds, which it begins with, end.
+    """
+    first = Pass(Direction.forward, frozenset(), False, wanted.device)
+    source = chooser.selector.source(Direction.forward)
+    plans = (
+        chooser.plan(source, first, bound, arrays, place, _no_results(wanted.direction)),
+        built.plan(unit, wanted, bound, arrays, place, outputs),
+    )
+    steps = [
+        Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
+                         for name in POINTERS))
+        for plan, own in zip(plans, (source, unit), strict=True)
+    ]  # fmt: skip
+    return _in_order(steps, wanted.direction, outputs, False)
+
+
+def _no_results(direction: Direction) -> tuple[Output, ...]:
+    """In place of what comes before the workspace."""
+    return (singles(0),) * (3 if direction is Direction.backward else 2)
+
+
+def all_reports(
+    whole: BuiltBundle, parts: Sequence[BuiltBundle], chooser: BuiltBundle | None = None
+) -> dict[tuple[str, str, Features], BuildReport]:
+    """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
+    found = dict(whole.kernels.all_reports)
+    if chooser is not None:
+        found |= chooser.kernels.all_reports
+    for number, built in enumerate(parts):
+        for (source, mode, features), report in built.kernels.all_reports.items():
+            found[f"part{number}.{source}", mode, features] = report
+    return found

@@ -1,0 +1,268 @@
+"""One mask, timed beside dense attention and masked attention of PyTorch, every result checked.
+
+Comparisons with more libraries, suites of masks and the cost model's fit are in the folder
+`benchmarks/` of a checkout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc import driver
+from maskc.core.errors import UsageMistake
+from maskc.core.problem import Direction
+from maskc.core.target import Target
+from maskc.verify.case import Case
+from maskc.verify.judge import (
+    Judge,
+    Verdict,
+    judged_backward,
+    judged_forward,
+    make_judge,
+    sample_rows,
+)
+from maskc.verify.mask_mod import mask_mod
+from maskc.verify.pairs import Pairs
+from maskc.verify.samples import true_mask
+from maskc.verify.tensors import Tensors, device_of, has_torch, like, make_tensors
+from maskc.verify.timing import Timed, take_turns
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+RIVALS = {
+    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "sdpa_masked": "SDPA with the mask as booleans",
+    "flex": "compiled FlexAttention with the same formula",
+}
+"""What the mask is timed beside, where PyTorch is installed."""
+
+_MASK_BYTES = 1 << 28
+"""Largest boolean mask handed to SDPA."""
+_RANKED_PAIRS = 1 << 28
+"""Pairs up to which the reference ranks keys that are chosen at run time."""
+
+Row = dict[str, Any]
+Keep = Callable[[int, int, np.ndarray], np.ndarray]
+"""(batch, head, rows) -> bool [rows, n_kv]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """One implementation with its inputs."""
+
+    name: str
+    forward: Callable[[], Any]
+    """Gives out, or (out, lse)."""
+    backward: Callable[[Any], tuple[Any, ...]] | None
+    """From dout to (dq, dk, dv); None where it has no backward."""
+    sees_all: bool = False
+    """Whether it computes attention to every key, whatever the mask."""
+
+
+def bench_mask(
+    case: Case, target: Target, directions: tuple[str, ...] = ("fwd", "bwd"), repeats: int = 20,
+    progress: Callable[[str], object] = lambda text: None,
+) -> tuple[list[Row], list[str]]:  # fmt: skip
+    """Time a mask and check it.
+
+    Args:
+        case: mask, sizes, dtype and data.
+        target: what the mask is compiled for; it decides where everything runs.
+        directions: among "fwd" and "bwd"; a direction that the target lacks is left out.
+        repeats: rounds of the timing, at least 1.
+        progress: told, in a few words, what happens next.
+
+    Returns:
+        (rows, notes). A row has case, impl, direction, ms [ms a call], live_tflops (live pairs,
+        for every implementation), error (the largest of sampled rows against fp64) and ok. Notes
+        say what was left out, and why.
+
+    Raises:
+        MaskcError: the mask, its data or the sizes are refused.
+    """
+    notes: list[str] = []
+    progress(f"{case.name}: compiling for {target.name}")
+    attn = case.mask.compile(
+        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target.name
+    )
+    attn.warmup()
+    tensors, rows = make_tensors(case, device_of(target)), sample_rows(case.n_q, case.n_kv)
+    progress(f"{case.name}: counting pairs")
+    pairs = None if driver.selects(case.mask) else Pairs(case)
+    keep, live = _chosen(case, tensors) if pairs is None else (pairs.rows, pairs.live())
+    found: list[Row] = []
+    if "bwd" in directions and Direction.backward not in target.directions:
+        notes.append(f"{case.name} bwd: target {target.name} has no such kernels")
+        directions = tuple(each for each in directions if each != "bwd")
+    runners = [_maskc(case, tensors, attn, "bwd" in directions)]
+    runners += _rivals(case, tensors, pairs, "bwd" in directions, notes)
+    everything = np.ones((len(rows), case.n_kv), dtype=bool)
+
+    @cache
+    def judge(sees_all: bool) -> Judge:
+        seen = (lambda b, h: everything) if sees_all else (lambda b, h: keep(b, h, rows))
+        return make_judge(case, tensors, rows, seen, "bwd" in directions)
+
+    for direction in directions:
+        progress(f"{case.name}: checking and timing {direction}")
+        checked = {}
+        for runner in runners:
+            if direction == "bwd" and runner.backward is None:
+                notes.append(f"{case.name}, {runner.name}: it has no backward here")
+                continue
+            try:
+                verdict = _judged(judge(runner.sees_all), tensors, rows, runner, direction)
+            except Exception as error:  # whatever a rival raises is its own failure
+                if runner.name == "maskc":
+                    raise
+                notes.append(f"{case.name}, {runner.name}: {direction} raised {_reason(error)}")
+                continue
+            checked[runner.name] = runner, verdict
+        timed = {name: _timed(runner, direction, tensors) for name, (runner, _) in checked.items()}
+        for name, ms in take_turns(timed, repeats, tensors.device).items():
+            verdict = checked[name][1]
+            speed = case.flops(live, direction) / ms / 1e9
+            finite = bool(np.isfinite(verdict.error))
+            found.append({
+                "case": case.name, "impl": name, "direction": direction, "ms": short(ms),
+                "live_tflops": short(speed), "error": short(verdict.error) if finite else None,
+                "ok": verdict.ok,
+            })  # fmt: skip
+    return found, notes
+
+
+def short(value: float) -> float:
+    """Four significant digits: more would be noise."""
+    return float(f"{value:.4g}")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+
+
+def _chosen(case: Case, tensors: Tensors) -> tuple[Keep, int]:
+    """The mask of keys that are chosen at run time, by the reference, and its pairs.
+
+    Raises:
+        UsageMistake: ranking in the reference would take minutes.
+    """
+    pairs = case.batch * case.heads * case.n_q * case.n_kv
+    if pairs > _RANKED_PAIRS:
+        hint = "give a smaller --n, --heads or --batch"
+        raise UsageMistake(f"a choice among {pairs} pairs takes too long to check", hint, at="--n")
+    found = true_mask(case, tensors).reshape(-1, case.heads, case.n_q, case.n_kv)
+    whole = np.broadcast_to(found, (case.batch, *found.shape[1:]))
+    return lambda b, h, rows: whole[b, h][rows], int(np.count_nonzero(whole))
+
+
+def _judged(
+    judge: Judge, tensors: Tensors, rows: np.ndarray, runner: Runner, direction: str
+) -> Verdict:
+    result = runner.forward()
+    if direction == "fwd" or runner.backward is None:
+        return judged_forward(judge, rows, result)
+    out = result[0] if isinstance(result, tuple) else result
+    return judged_backward(judge, rows, tensors, runner.backward, out)
+
+
+def _timed(runner: Runner, direction: str, tensors: Tensors) -> Timed:
+    gradient = runner.backward
+    if direction == "fwd" or gradient is None:
+        return Timed(runner.forward)
+    return Timed(lambda: gradient(tensors.dout))
+
+
+# ------------------------------------------------------------------ what runs
+
+
+def _maskc(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> Runner:
+    data: dict[str, Any] = dict(case.data)
+    call = partial(attn, *tensors.qkv, return_lse=True, **data)
+    kept = cache(call)
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        out, lse = kept()
+        found: tuple[Any, ...] = attn.backward(*tensors.qkv, out, lse, dout, **data)
+        return found
+
+    return Runner("maskc", call, gradient if backward else None)
+
+
+def _rivals(
+    case: Case, tensors: Tensors, pairs: Pairs | None, backward: bool, notes: list[str]
+) -> Iterator[Runner]:
+    """Those of RIVALS that can run the case; the others become notes."""
+    if not has_torch():
+        notes.append(f"{case.name}, rivals: PyTorch is not installed")
+        return
+    from torch.nn.functional import scaled_dot_product_attention
+
+    sdpa = partial(scaled_dot_product_attention, enable_gqa=case.group > 1)
+    yield _differentiated("dense", sdpa, tensors, backward, sees_all=True)
+    if pairs is None:
+        notes.append(f"{case.name}, sdpa_masked and flex: keys are chosen at run time")
+        return
+    batch = case.batch if pairs.batched else 1
+    heads = case.heads if pairs.by_head else 1
+    if batch * heads * case.n_q * case.n_kv > _MASK_BYTES:
+        notes.append(f"{case.name}, sdpa_masked: its boolean mask would be too large")
+    else:
+        every = np.arange(case.n_q)
+        table = [[pairs.rows(b, h, every) for h in range(heads)] for b in range(batch)]
+        given = partial(sdpa, attn_mask=like(tensors.q, np.array(table)))
+        yield _differentiated("sdpa_masked", given, tensors, backward)
+    try:
+        yield _flex(case, tensors, pairs, backward)
+    except Exception as error:  # its compiler may be missing, or refuse
+        notes.append(f"{case.name}, flex: {_reason(error)}")
+
+
+def _flex(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Runner:
+    import torch
+    import torch._functorch.config
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
+    blocks = create_block_mask(
+        mask_mod(case, pairs, tensors.device), case.batch if pairs.batched else None,
+        case.heads if pairs.by_head else None, case.n_q, case.n_kv, device=tensors.device,
+    )  # fmt: skip
+    compiled = torch.compile(flex_attention, dynamic=False)
+    call = partial(compiled, block_mask=blocks, enable_gqa=case.group > 1)
+    with torch.no_grad():
+        call(*tensors.qkv)
+    return _differentiated("flex", call, tensors, backward and tensors.device == "cuda")
+
+
+def _differentiated(
+    name: str, call: Callable[..., Any], tensors: Tensors, backward: bool, sees_all: bool = False
+) -> Runner:
+    import torch
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return call(*tensors.qkv)
+
+    return Runner(name, forward, gradient_of(call, tensors) if backward else None, sees_all)
+
+
+def gradient_of(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], tuple[Any, ...]]:
+    """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
+    import torch
+
+    @cache
+    def graph() -> tuple[Any, list[Any]]:
+        leaves = [x.detach().requires_grad_() for x in tensors.qkv]
+        return call(*leaves), leaves
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        out, leaves = graph()
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    return gradient

@@ -1,0 +1,69 @@
+"""What is measured: a mask, sizes, a dtype, and the arrays the mask reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from maskc.core.dtypes import DType
+from maskc.core.errors import HeadsDoNotDivide, UsageMistake
+from maskc.dsl import nodes as N
+from maskc.dsl.mask import Mask
+from maskc.reference.dense import walk
+
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+"""From integer tensors b, h, q, k that broadcast to a tensor of booleans."""
+Formula = Callable[[Mapping[str, Any]], MaskMod]
+"""From the mask's arrays, as tensors on the device, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One attention problem."""
+
+    name: str
+    mask: Mask
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_kv: int
+    head_dim: int
+    dtype: DType
+    data: Mapping[str, object] = field(default_factory=dict)
+    """Arrays and parameters the mask reads, by name; arrays on the host."""
+    formula: Formula | None = None
+    """The mask written a second time, by hand; results are judged by it where there is one."""
+    alpha: float = 1.0
+    """Of entmax, by which scores become weights; 1 is softmax."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "n_q", "n_kv"):
+            if getattr(self, name) < 1:
+                hint = "use at least one sequence, head, query and key"
+                raise UsageMistake(
+                    f"{name} = {getattr(self, name)}: there is nothing to time", hint, at=name
+                )
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise HeadsDoNotDivide(self.heads, self.kv_heads, at="kv_heads")
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def ranks_by_qk(self) -> bool:
+        """Whether q and k decide which pairs the mask keeps."""
+        scores = (node.score for node in walk(self.mask) if isinstance(node, N.TopK))
+        return any(score in ("qk", "block_mean") for score in scores)
+
+    @property
+    def scale(self) -> float:
+        """Factor of q . k."""
+        return self.head_dim**-0.5
+
+    def flops(self, pairs: int, direction: str) -> int:
+        """Floating-point operations of `pairs` (query, key) pairs: two products, or five."""
+        return (4 if direction == "fwd" else 10) * self.head_dim * pairs

@@ -1,0 +1,74 @@
+"""Is all that a call gives right, every query and key of every head? fp64 decides, with all that
+changes the scores; what rounding may do is derived, not chosen.
+
+A row of a part is a vector of D numbers; its size is its norm, or the root mean square of its
+head's rows where that is more. Allowed in fp32: 1e-5 of the size, or the first-order bound of
+`maskc.verify.stepwise` where that is more. In half precision: twice what PyTorch's operators are
+off (the most of any row, relative to sizes), one rounding of the row, for cases so small that these
+are exact by chance, and 2e-6 of its terms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from maskc.core.dtypes import DType
+from maskc.verify.judge import SINGLE, lse_error
+from maskc.verify.stepwise import Steps, norms, stepwise
+
+_SUMS = 2e-6
+"""Of its terms, what sums in fp32 may be off in half precision."""
+_EPSILON = {DType.float16: 2**-11, DType.bfloat16: 2**-8}
+_SMALLEST = {DType.float16: 2**-24, DType.bfloat16: 2**-133}
+"""The least value above 0; what is nearer to 0 is rounded to a multiple of it."""
+
+
+class FullJudge:
+    """Knows the right answer of a call and how far off each row may be."""
+
+    def __init__(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, keep: np.ndarray,
+        dout: np.ndarray | None, dtype: DType, **options: Any,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            q, k, v, keep, dout: as for `stepwise`; dout is None where there is no backward.
+            dtype: what the kernel stores.
+            options: softcap, alibi_slopes, sink_logits.
+        """
+        self._dtype = dtype
+        self.expected = stepwise(q, k, v, keep, dout, None, **options)
+        self._near: Steps | None = None
+        if dtype is not DType.float32:
+            self._near = stepwise(q, k, v, keep, dout, dtype, **options)
+
+    def error(self, part: str, found: np.ndarray) -> tuple[float, float]:
+        """(error, what is allowed), relative to its size, of the row that has most of what it may
+        have; the error is NaN where anything in the part is.
+
+        Args:
+            part: `out`, `lse`, `dq`, `dk` or `dv`.
+            found: all of it, as in `Steps`.
+        """
+        right = getattr(self.expected, part)
+        if part == "lse":
+            return lse_error(found, right), SINGLE
+        if 0 in right.shape:
+            return 0.0, SINGLE
+        own = norms(right)
+        size = np.maximum(own, np.sqrt((own**2).mean(-1))[..., None])
+        size = np.maximum(size, np.finfo(np.float64).tiny)
+        if self._near is None:
+            allowed = np.maximum(SINGLE, self.expected.single[part] / size)
+        else:
+            theirs = float((norms(getattr(self._near, part) - right) / size).max())
+            near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # no longer relative there
+            rounded = np.maximum(_EPSILON[self._dtype] * own, near_0)
+            allowed = 2 * theirs + (rounded + _SUMS * self.expected.terms[part]) / size
+        off = norms(found - right) / size
+        if not np.isfinite(off).all():
+            return float("nan"), float(allowed.max())
+        worst = (off / allowed).argmax()
+        return float(off.flat[worst]), float(allowed.flat[worst])

@@ -1,0 +1,166 @@
+"""Checks of a compiled kernel against the dense oracle: random inputs, and exact probes.
+
+With q = 0 every live key weighs the same, so one-hot rows of v read the mask back. A NaN planted
+in a key must reach the queries that see it, and change no bit of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc.core.dtypes import DType
+from maskc.core.problem import Direction
+from maskc.verify.case import Case
+from maskc.verify.full_judge import FullJudge
+from maskc.verify.tensors import Tensors, host, make_tensors
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+_PLANTED = 5
+"""Keys that get a NaN."""
+_GROUPS = 16
+"""Groups of keys that are read back, a call each."""
+_ROUNDING = {DType.float32: 1e-6, DType.float16: 2**-10, DType.bfloat16: 2**-7}
+"""Relative error of 1 / count after rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report."""
+
+    case: str
+    """Lengths."""
+    check: str
+    """The name of what was tried."""
+    error: float
+    """The largest; of exact checks the number of wrong entries."""
+    allowed: float
+    ok: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A compiled mask at given lengths, with its dense truth."""
+
+    attn: CompiledMask
+    case: Case
+    keep: np.ndarray
+    """bool [heads, n_q, n_kv]."""
+    seed: int
+    note: str = ""
+    """How the mask ran, where there are several ways."""
+
+    @property
+    def label(self) -> str:
+        """How the report calls the lengths."""
+        return f"{self.case.n_q} x {self.case.n_kv}{self.note}"
+
+    @property
+    def backward(self) -> bool:
+        """Whether the target has a backward pass."""
+        return Direction.backward in self.attn.target.directions
+
+    def checks(self) -> Iterator[Check]:
+        """Run all checks, the cheapest first.
+
+        Where q and k decide the mask no other q and k can be tried.
+        """
+        device = "cpu" if self.attn.target.language == "c" else "cuda"
+        tensors = make_tensors(self.case, device)
+        if self.case.ranks_by_qk:
+            yield from self._random(tensors)
+            return
+        yield self._reads_back(tensors)
+        yield from self._random(tensors)
+        yield self._planted(tensors, "K")
+        if device == "cpu":
+            yield self._planted(tensors, "V")
+
+    def _call(self, tensors: Tensors, **more: Any) -> Any:
+        return self.attn(*tensors.qkv, **self.case.data, **more)
+
+    # -------------------------------------------------------------- random inputs
+
+    def _random(self, tensors: Tensors) -> Iterator[Check]:
+        out, lse = self._call(tensors, return_lse=True)
+        found = {"forward": {"out": host(out), "lse": host(lse)}}
+        if self.backward:
+            parts = self.attn.backward(*tensors.qkv, out, lse, tensors.dout, **self.case.data)
+            found["backward"] = {
+                name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)
+            }
+        judge = FullJudge(
+            *map(host, tensors.qkv), self.keep[None], host(tensors.dout) if self.backward else None,
+            self.case.dtype,
+        )  # fmt: skip
+        for what, parts in found.items():
+            judged = [judge.error(part, values) for part, values in parts.items()]
+            error, allowed = max(judged, key=lambda each: _share(*each))
+            yield Check(self.label, what, error, allowed, error <= allowed)
+
+    # -------------------------------------------------------------- exact probes
+
+    def _reads_back(self, tensors: Tensors) -> Check:
+        """Read the mask back: with q = 0 and one-hot v, out is 1 / count at live keys, else 0."""
+        n_kv, width = self.case.n_kv, self.case.head_dim
+        count = self.keep.sum(axis=2, keepdims=True)
+        expected = self.keep / np.maximum(count, 1)
+        wrong, silent = 0, tensors.q * 0
+        allowed = np.full_like(expected, _ROUNDING[self.case.dtype])
+        if (
+            self.note
+        ):  # parts weigh exp(lse of the part - lse), each with three roundings of its own
+            merged = 2**-24 * (6 * np.log(np.maximum(count, 1)) + 14)
+            allowed = np.maximum(allowed, merged)
+        for first in _groups(n_kv, width):
+            keys = np.arange(first, min(first + width, n_kv))
+            hot = np.zeros(tensors.v.shape, dtype=np.float32)
+            hot[:, :, keys, keys - first] = 1
+            here = Tensors(silent, tensors.k, _like(tensors.v, hot), tensors.dout, tensors.device)
+            found = host(self._call(here))[0][:, :, : len(keys)]
+            right = expected[:, :, keys]
+            near = np.abs(found - right) <= allowed[:, :, keys] * right
+            wrong += int(np.count_nonzero(~near))
+        return Check(self.label, "reads the mask back", wrong, 0, wrong == 0)
+
+    def _planted(self, tensors: Tensors, where: str) -> Check:
+        """Plant NaN in rows of k or v: whoever sees the key must show it, and nobody else."""
+        rng = np.random.default_rng(self.seed)
+        n_kv = self.case.n_kv
+        keys = rng.choice(n_kv, min(_PLANTED, n_kv), replace=False)
+        clean = host(self._call(tensors))[0]
+        spoilt = host(tensors.k if where == "K" else tensors.v).copy()
+        spoilt[:, :, keys] = np.nan
+        q, k, v = tensors.qkv
+        parts = (_like(k, spoilt), v) if where == "K" else (k, _like(v, spoilt))
+        found = host(self._call(Tensors(q, *parts, tensors.dout, tensors.device)))[0]
+        reached = self.keep[:, :, keys].any(axis=2)
+        as_seen = np.isnan(found).all(axis=2) == reached
+        unchanged = (found == clean).all(axis=2) | reached
+        wrong = int(np.count_nonzero(~(as_seen & unchanged)))
+        return Check(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
+
+
+def _share(error: float, allowed: float) -> float:
+    """Of what is allowed; NaN is more than all of it."""
+    return error / allowed if np.isfinite(error) else np.inf
+
+
+def _groups(n_kv: int, width: int) -> list[int]:
+    """The first keys of groups of `width`: all groups, or some of many, both ends among them."""
+    firsts = range(0, max(n_kv, 1), width)
+    if len(firsts) <= _GROUPS:
+        return list(firsts)
+    return [firsts[i] for i in np.linspace(0, len(firsts) - 1, _GROUPS).astype(int)]
+
+
+def _like(tensor: Any, values: np.ndarray) -> Any:
+    """The values in the library, dtype and device of a tensor."""
+    if hasattr(tensor, "new_tensor"):
+        return tensor.new_tensor(values)
+    return values.astype(tensor.dtype)

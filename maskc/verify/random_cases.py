@@ -1,0 +1,390 @@
+"""Random cases for `maskc verify`: drawn and shrunk by Hypothesis, or drawn alone without it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from maskc.core.data import CuSeqlens, DataKind, Parents
+from maskc.core.errors import MaskcError
+from maskc.core.problem import Direction
+from maskc.verify.case import Case
+from maskc.verify.full_judge import FullJudge
+from maskc.verify.lengths import MARGIN, Lengths, fixed_lengths
+from maskc.verify.samples import sample_data, true_mask
+from maskc.verify.strides import STRIDES, laid, moved
+from maskc.verify.tensors import Tensors, host, numpy_dtype
+
+if TYPE_CHECKING:
+    from maskc.dsl.mask import Mask
+    from maskc.runtime.compiled import CompiledMask
+
+T = TypeVar("T")
+
+OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
+"""Options that change the scores; they are drawn together, so that only one more kernel is
+built."""
+
+_PAIRS = 1 << 16
+"""Pairs of a drawn case, on all heads and sequences."""
+_SECONDS = 20.0
+"""The time limit of drawing, and that of shrinking, in seconds."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A case that was drawn; every number shrinks towards the first one that it can be."""
+
+    n_q: int
+    n_kv: int
+    batch: int
+    heads: int
+    kv_heads: int
+    options: tuple[str, ...]
+    strides: str
+    data_by_sequence: bool
+    seed: int
+    params: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """A measure by which the smaller of two cases is easier to read."""
+        return (
+            self.batch * self.heads * self.n_q * self.n_kv, len(self.options),
+            STRIDES.index(self.strides), int(self.data_by_sequence), self.seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The mask and the kernel that are verified."""
+
+    name: str
+    mask: Mask
+    attn: CompiledMask
+    lengths: Lengths
+    heads: int | None
+    """Query heads where the mask is written for so many."""
+    params: tuple[tuple[str, int], ...]
+    """Names and defaults of the parameters that may be drawn."""
+    fixed_params: tuple[tuple[str, int], ...] = ()
+    """The parameters that the user set."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A case in which the kernel is wrong."""
+
+    case: Drawn
+    part: str
+    """`out`, `lse`, `dq`, `dk` or `dv`."""
+    error: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of the drawn cases."""
+
+    cases: int
+    """The number of cases that were compared."""
+    refused: int
+    """The number of cases that the kernel refuses; `reason` is that of the first."""
+    reason: str
+    mismatch: Mismatch | None
+    """The smallest that was found."""
+    shrunk: bool
+    """Whether Hypothesis drew them."""
+
+
+# ------------------------------------------------------------------ drawing
+
+
+class Draw:
+    """Draws numbers; `integer` shrinks to `least`, `one_of` to the first."""
+
+    def __init__(self, integer: Callable[[int, int], int]) -> None:
+        self.integer = integer
+
+    def one_of(self, values: Sequence[T]) -> T:
+        """One of the values."""
+        return values[self.integer(0, len(values) - 1)]
+
+
+def drawn(draw: Draw, subject: Subject) -> Drawn:
+    """A case of a mask: lengths around its constants, small ones first."""
+    batch = draw.integer(1, 2)
+    heads = subject.heads or draw.one_of((1, 2, 4))
+    kv_heads = draw.one_of([count for count in (heads, heads // 2, 1) if _divides(count, heads)])
+    n_q, n_kv = _lengths(draw, subject, batch * heads)
+    near = (0, *subject.lengths.constants)
+    values = tuple(
+        (name, draw.one_of((default, 0, 1, *near)) if draw.integer(0, 1) else default)
+        for name, default in subject.params
+    )
+    return Drawn(
+        n_q, n_kv, batch, heads, kv_heads, draw.one_of(((), OPTIONS)), draw.one_of(STRIDES),
+        bool(batch > 1 and draw.integer(0, 1)), draw.integer(0, 99), values,
+    )  # fmt: skip
+
+
+def _divides(count: int, heads: int) -> bool:
+    return count > 0 and heads % count == 0
+
+
+def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
+    """Draw queries and keys: equally many, or a few of one and more of the other."""
+    fixed = fixed_lengths(subject.mask)
+    if fixed:
+        return tuple(side[draw.integer(0, len(side) - 1)] for side in fixed)  # type: ignore
+    near = (0, *subject.lengths.constants)
+    pairs = max(_PAIRS // slices, 1)
+    one = draw.one_of(near) + draw.integer(1, MARGIN)
+    match draw.one_of(("square", "few queries", "few keys")):
+        case "square" if one * one <= 4 * pairs:
+            return one, one
+        case "few keys":
+            return one, draw.integer(1, max(pairs // one, 1))
+    return draw.integer(1, max(pairs // one, 1)), one
+
+
+# ------------------------------------------------------------------ one case
+
+
+def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """q, k, v, dout and the options, in fp32.
+
+    They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
+    their products are exact.
+    """
+    problem = subject.attn.bundle.problem
+    rng = np.random.default_rng(case.seed)
+    rows = (case.batch, case.heads, case.n_q)
+    columns = (case.batch, case.kv_heads, case.n_kv)
+    of_q, of_v = problem.head_dim, problem.head_dim_v
+    shapes = [(*rows, of_q), (*columns, of_q), (*columns, of_v), (*rows, of_v)]
+    made = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    if _case(case, subject, {}).ranks_by_qk:
+        made[:2] = [np.round(x * 16) / 16 for x in made[:2]]
+    slopes = rng.uniform(0.01, 0.2, case.heads).astype(np.float32)
+    sinks = rng.standard_normal(case.heads).astype(np.float32)
+    all_options = {"softcap": 3.0, "alibi_slopes": slopes, "sink_logits": sinks}
+    stored = numpy_dtype(problem.dtype.value)
+    return [x.astype(stored).astype(np.float32) for x in made], {
+        name: all_options[name] for name in case.options
+    }
+
+
+def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
+    """The data that the mask reads: the same for all sequences, or each with its own."""
+    found = sample_data(subject.mask, case.n_q, case.n_kv, case.seed)
+    if case.data_by_sequence:
+        others = [
+            sample_data(subject.mask, case.n_q, case.n_kv, case.seed + 100 * b)
+            for b in range(1, case.batch)
+        ]
+        found = {
+            name: _stacked([value, *(other[name] for other in others)])
+            for name, value in found.items()
+        }
+    return {**found, **dict(case.params), **dict(subject.fixed_params)}
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Vectors with a batch dimension in front; anything else stays that of the first sequence."""
+    first = values[0]
+    if isinstance(first, tuple):
+        return tuple(_stacked([value[i] for value in values]) for i in range(len(first)))
+    if isinstance(first, (Parents, CuSeqlens)):
+        return type(first)(_stacked([value.array for value in values]))
+    return np.stack(values) if isinstance(first, np.ndarray) and first.ndim == 1 else first
+
+
+def _case(case: Drawn, subject: Subject, data: dict[str, Any]) -> Case:
+    problem = subject.attn.bundle.problem
+    return Case(
+        subject.name, subject.mask, case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv,
+        problem.head_dim, problem.dtype, data,
+    )  # fmt: skip
+
+
+def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) -> np.ndarray:
+    """The mask by the reference, bool [batch, heads, n_q, n_kv]."""
+    bench = _case(case, subject, data)
+    keep = true_mask(bench, Tensors(q, k, None, None, "cpu"))
+    keep = keep.reshape(masks_of(case, subject), -1, case.n_q, case.n_kv)
+    return np.broadcast_to(keep, (case.batch, case.heads, case.n_q, case.n_kv))
+
+
+def masks_of(case: Drawn, subject: Subject) -> int:
+    """The number of sequences that have a mask of their own; 1 where all have the same."""
+    by_data = case.data_by_sequence and _has_vectors(subject.mask)
+    return case.batch if by_data or _case(case, subject, {}).ranks_by_qk else 1
+
+
+def _has_vectors(mask: Mask) -> bool:
+    from maskc.reference.dense import declarations, walk
+
+    vectors = (DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree)
+    return any(d.kind in vectors for node in walk(mask) for d in declarations(node))
+
+
+def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
+    """Run a case, forward and (where the target has it) backward, and compare it with fp64.
+
+    Raises:
+        MaskcError: the kernel refuses it.
+    """
+    (q, k, v, dout), options = inputs(case, subject)
+    data = data_for(case, subject)
+    problem = subject.attn.bundle.problem
+    device = "cpu" if subject.attn.target.language == "c" else "cuda"
+    sent = [laid(x, case.strides, problem.dtype, device) for x in (q, k, v, dout)]
+    given = {name: moved(value, device) for name, value in options.items()}
+    out, lse = subject.attn(*sent[:3], return_lse=True, **given, **data)
+    found = {"out": host(out), "lse": host(lse)}
+    backward = Direction.backward in subject.attn.target.directions
+    if backward:
+        parts = subject.attn.backward(*sent[:3], out, lse, sent[3], **given, **data)
+        found |= {name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)}
+    keep = _truth(case, subject, data, q, k)
+    sent_back = dout if backward else None
+    judge = FullJudge(q, k, v, keep, sent_back, problem.dtype, **options)
+    for part, values in found.items():
+        error, allowed = judge.error(part, values)
+        if not error <= allowed:
+            return Mismatch(case, part, error, allowed)
+    return None
+
+
+# ------------------------------------------------------------------ many cases
+
+
+class _Enough(BaseException):
+    """Raised when drawing has used its time; Hypothesis lets a BaseException through."""
+
+
+class _Wrong(Exception):
+    """A case is wrong: Hypothesis looks for a smaller one."""
+
+
+class _Watch:
+    """Tries cases and keeps the smallest wrong one."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.cases = self.refused = 0
+        self.reason = ""
+        self.best: Mismatch | None = None
+        self._until: float | None = None  # known after the first case, which builds the kernel
+
+    def tried(self, case: Drawn) -> bool:
+        """Whether a case is right; a refused one is.
+
+        Raises:
+            _Enough: looking for a wrong case, or for a smaller one, has taken too long.
+        """
+        if self._until is not None and monotonic() > self._until:
+            raise _Enough
+        try:
+            found = mismatch(case, self.subject)
+        except MaskcError as refusal:
+            self.refused += 1
+            self.reason = self.reason or f"{refusal.code} {refusal.finding}"
+            return True
+        finally:
+            self._until = self._until or monotonic() + _SECONDS
+        self.cases += self.best is None
+        if found is None:
+            return True
+        if self.best is None:
+            self._until: float | None = None  # known after the first case, which builds the kernel
+        if self.best is None or case.size < self.best.case.size:
+            self.best = found
+        return False
+
+
+def try_cases(subject: Subject, count: int, seed: int) -> Outcome:
+    """Draw cases until one is wrong, and shrink that one.
+
+    Args:
+        count: how many are drawn at most.
+        seed: the same seed, the same cases.
+    """
+    watch = _Watch(subject)
+    shrinks = find_spec("hypothesis") is not None
+    with suppress(_Enough), _nothing_left_behind():
+        _by_hypothesis(watch, count, seed) if shrinks else _by_numpy(watch, count, seed)
+    if watch.best is not None:
+        watch.best = _fewer_options(watch.best, subject)
+    return Outcome(watch.cases, watch.refused, watch.reason, watch.best, shrinks)
+
+
+@contextmanager
+def _nothing_left_behind() -> Iterator[None]:
+    """Keep Hypothesis from writing notes into the working directory."""
+    if _STORAGE in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="maskc-", ignore_cleanup_errors=True) as folder:
+        os.environ[_STORAGE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_STORAGE]
+
+
+_STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
+
+
+def _by_numpy(watch: _Watch, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    draw = Draw(lambda least, most: int(rng.integers(least, most + 1)))
+    for _ in range(count):
+        if not watch.tried(drawn(draw, watch.subject)):
+            return
+
+
+def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
+    import hypothesis
+    from hypothesis import strategies as st
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count, database=None, deadline=None, report_multiple_bugs=False,
+        print_blob=False, verbosity=hypothesis.Verbosity.quiet,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+    )  # fmt: skip
+    @hypothesis.given(st.data())
+    def trial(data: st.DataObject) -> None:
+        draw = Draw(lambda least, most: data.draw(st.integers(least, most)))
+        if not watch.tried(drawn(draw, watch.subject)):
+            raise _Wrong
+
+    with suppress(_Wrong, hypothesis.errors.Flaky):  # a kernel that is wrong at times is wrong
+        trial()
+
+
+def _fewer_options(found: Mismatch, subject: Subject) -> Mismatch:
+    """The case with one option alone, where that is wrong too."""
+    if len(found.case.options) < 2:
+        return found
+    for case in _alone(found.case):
+        again = mismatch(case, subject)
+        if again is not None:
+            return again
+    return found
+
+
+def _alone(case: Drawn) -> Iterator[Drawn]:
+    for option in case.options:
+        yield replace(case, options=(option,))

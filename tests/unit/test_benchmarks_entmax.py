@@ -1,0 +1,195 @@
+"""Cases with entmax: how results are judged, and who is beside maskc."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from benchmarks import entmax as rivals
+from benchmarks import suite
+from benchmarks.anchors import ENTMAX
+from benchmarks.contender import Missing
+from benchmarks.contest import Ask
+from benchmarks.run import bench_case
+from benchmarks.suite import Limits, Suite, run_suite
+from maskc.core.dtypes import DType
+from maskc.core.target import Target
+from maskc.reference.attention import attention, gradients
+from maskc.reference.entmax import entmax
+from maskc.verify import sparse
+from maskc.verify.case import Case
+from maskc.verify.judge import attend, lse_error, make_judge
+from maskc.verify.tensors import Tensors, host, make_tensors, only_rows
+from tests.support import entmax_oracle
+
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
+MASK = mc.window(9) - mc.strided(7)
+
+
+def case_of(alpha: float, dtype: str = "float32", mask: mc.Mask = MASK, kv_heads: int = 2) -> Case:
+    return Case("c", mask, 2, 4, kv_heads, 60, 64, 16, DType.parse(dtype), alpha=alpha)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+def test_weights_are_the_references(alpha: float, library: str):
+    rng = np.random.default_rng(1)
+    scores = 3 * rng.standard_normal((40, 30))
+    scores[rng.random(scores.shape) < 0.4] = -np.inf
+    scores[3] = scores[:, 5] = -np.inf
+    scores[7] = np.where(np.arange(30) < 4, 2.0, -np.inf)
+    given = scores
+    if library == "torch":
+        given = pytest.importorskip("torch").tensor(scores)
+    p, lse = (np.asarray(x) for x in sparse.weights(given, alpha))
+    found = np.asarray(sparse.slopes(sparse.weights(given, alpha)[0], alpha))
+    for row, (weights, slopes, end) in enumerate(entmax(scores[row], alpha) for row in range(40)):
+        np.testing.assert_allclose(p[row], weights, atol=1e-13)
+        np.testing.assert_allclose(found[row], slopes, atol=1e-6 if alpha < 2 else 0)
+        assert lse[row] == end or abs(lse[row] - end) < 1e-13 * max(1, abs(end))
+    assert not p[3].any()
+    assert np.isneginf(lse[3])
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_sampled_attention_is_the_oracles(alpha: float):
+    case = case_of(alpha)
+    rng = np.random.default_rng(3)
+    shapes = [(2, 4, 60, 16), (2, 2, 64, 16), (2, 2, 64, 16), (2, 4, 60, 16)]
+    tensors = Tensors(*(rng.standard_normal(shape) for shape in shapes), "cpu")
+    dense, rows = MASK.dense(60, 64), np.array([0, 3, 4, 20, 59])
+    found = attend(case, tensors, rows, lambda b, h: dense[rows], True, None)
+    out, lse = attention(*tensors.qkv, dense, alpha=alpha)
+    np.testing.assert_allclose(found.out, out[:, :, rows], rtol=1e-12, atol=1e-13)
+    assert lse_error(found.lse, lse[:, :, rows]) < 1e-12
+    dout = only_rows(tensors.dout, rows)
+    right = gradients(*tensors.qkv, dense, dout, alpha=alpha)
+    for name, wanted in right.items():
+        part = getattr(found, name)
+        wanted = wanted[:, :, rows] if name == "dq" else wanted
+        np.testing.assert_allclose(part, wanted, rtol=1e-7, atol=1e-9)
+
+
+def test_the_judge_tells_entmax_from_softmax():
+    case = case_of(1.5)
+    tensors = make_tensors(case, "cpu")
+    dense, rows = MASK.dense(60, 64), np.arange(60)
+    judge = make_judge(case, tensors, rows, lambda b, h: dense, False)
+    arrays = [host(x) for x in tensors.qkv]
+    for alpha, ok in ((1.5, True), (1.49, False), (1.0, False)):
+        out, lse = attention(*arrays, dense, alpha=alpha)
+        assert judge.verdict(out=out).ok == ok
+        assert judge.verdict(lse=lse).ok == ok
+
+
+# ------------------------------------------------------------------ rivals
+
+
+def by_rows(weigh):
+    """A function of the package entmax: rows of torch."""
+    import torch
+
+    def weights(x, dim: int = -1, k: int | None = None):
+        assert dim == -1
+        assert x.dtype == torch.float32
+        found = np.apply_along_axis(weigh, -1, x.double().numpy())
+        return torch.tensor(found).to(x.dtype)
+
+    return weights
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch):
+    """entmax and adasplash as they would answer, if they were installed."""
+    monkeypatch.setattr(rivals, "installed", lambda package: True)
+    monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())
+    module = types.ModuleType("entmax")
+    module.entmax15 = by_rows(entmax_oracle.entmax15)
+    module.sparsemax = by_rows(entmax_oracle.sparsemax)
+    module.entmax_bisect = print  # not for these alphas
+    monkeypatch.setitem(sys.modules, "entmax", module)
+    other = types.ModuleType("adasplash")
+
+    def adasplash(q, k, v, alpha, is_causal):
+        import torch
+
+        mask = mc.causal() if is_causal else mc.full()
+        keep = mask.dense(q.shape[2], k.shape[2])
+        out, _ = attention(*(host(x) for x in (q, k, v)), keep, alpha=alpha)
+        return torch.tensor(out).to(q.dtype)
+
+    other.adasplash = adasplash
+    monkeypatch.setitem(sys.modules, "adasplash", other)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+@pytest.mark.parametrize(
+    "mask", [mc.window.hf(9), mc.causal() & mc.sinks(40)], ids=["window", "other"]
+)
+def test_maskc_beside_the_package_and_softmax(
+    alpha: float, dtype: str, mask: mc.Mask, packages: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(rivals._SCORES, "cpu", 1 << 12)
+    ask = Ask(Target.named("cpu"), ("fwd",), ("maskc", "topk", "dense", *suite.ENTMAX_IMPLS), 1)
+    case = case_of(alpha, dtype, mask)
+    found = bench_case(replace(case, n_q=64), ask)
+    rows = {(row["impl"], row.get("variant", "")): row for row in found.rows}
+    assert set(rows) == {("maskc", ""), ("maskc", "softmax"), ("entmax", "")}
+    assert all(row["ok"] for row in rows.values()), found.notes
+    assert found.about["alpha"] == alpha
+
+
+@needs_torch
+@pytest.mark.parametrize("mask", [mc.causal(), mc.full(), mc.window(3)], ids=str)
+def test_adasplash_is_asked_for_what_it_has(mask: mc.Mask, packages: None):
+    case = replace(case_of(1.5, mask=mask, kv_heads=4), n_q=64)
+    ask = Ask(Target.named("cpu"), ("fwd",), ("adasplash",), 1)
+    rows = bench_case(case, ask).rows
+    assert [(row["impl"], row["ok"]) for row in rows] == [("adasplash", True)] * (
+        mask != mc.window(3)
+    )
+
+
+@needs_torch
+@pytest.mark.parametrize("impl", suite.ENTMAX_IMPLS)
+def test_a_missing_package_is_said(impl: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rivals, "installed", lambda package: False)
+    case = case_of(1.5)
+    with pytest.raises(Missing, match=f"the package {impl} is not installed"):
+        rivals.entmax_contender(impl, case, make_tensors(case, "cpu"), False)
+
+
+@needs_torch
+def test_the_cases_at_small_lengths(monkeypatch: pytest.MonkeyPatch):
+    small = tuple(
+        replace(anchor, mask=lambda: mc.window.hf(24), formula=None, n=96, heads=2, head_dim=16)
+        for anchor in ENTMAX[:2]
+    )
+    monkeypatch.setitem(
+        suite.SUITES, "selections", Suite(small, "cpu", DType.bfloat16, ("maskc",), False, ("fwd",))
+    )
+    report = run_suite("selections", Limits(repeats=1))
+    found = [(row["case"], row.get("variant"), row["ok"]) for row in report["rows"]]
+    names = [anchor.name for anchor in small]
+    assert found == [(name, v, True) for name in names for v in (None, "softmax")]
+
+
+def test_cases_are_what_their_names_say():
+    sizes = {a.name: (a.alpha, a.heads, a.n, a.head_dim) for a in ENTMAX}
+    assert sizes == {
+        "entmax1.5_window1024_32k": (1.5, 16, 32768, 64),
+        "entmax2_window1024_32k": (2.0, 16, 32768, 64),
+        "entmax1.5_causal_8k": (1.5, 16, 8192, 64),
+    }
+    q, k = np.arange(2000)[:, None], np.arange(2000)
+    window = ENTMAX[0].mask().dense(2000)
+    np.testing.assert_array_equal(window, (k <= q) & (q - k <= 1023))
+    assert ENTMAX[0].case(DType.bfloat16).alpha == 1.5

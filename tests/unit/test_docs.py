@@ -1,0 +1,171 @@
+"""What the README and docs/ say: every block of Python runs and prints what the page says."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+import shlex
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from maskc.cli import main
+from maskc.core.errors import MaskcError
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+
+SLOW = ("bench",)
+"""Commands that pages show and this test leaves out, because they time things."""
+
+
+class Block(NamedTuple):
+    """A fenced block, and the text that it must print if another block shows it right behind."""
+
+    line: int
+    language: str
+    title: str
+    text: str
+    printed: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found, fences = [], list(FENCE.finditer(text))
+    for fence, then in zip(fences, [*fences[1:], None], strict=True):
+        shown = (
+            then is not None and then[1] == "text" and not text[fence.end() : then.start()].strip()
+        )
+        title = re.search(r'title="([^"]*)"', fence[2])
+        found.append(Block(
+            1 + text.count("\n", 0, fence.start()), fence[1], title[1] if title else "", fence[3],
+            then[3] if shown else None,
+        ))  # fmt: skip
+    return found
+
+
+def run_page(page: Path, scope: dict[str, object]) -> None:
+    """Run the blocks in order, in one namespace. A titled block is a file, or another project's."""
+    for block in blocks(page):
+        if block.language == "sh" and block.text.startswith("maskc "):
+            for line in block.text.splitlines():
+                words = shlex.split(line, comments=True)[1:]
+                if words[0] in SLOW:
+                    continue
+                result = CliRunner().invoke(main, words)
+                assert result.exit_code == 0, f"{page.name}:{block.line}: {line}\n{result.output}"
+        if block.language != "python":
+            continue
+        if block.title.endswith(".py"):
+            Path(block.title).write_text(block.text)
+        if block.title:
+            continue
+        if "import torch" in block.text and find_spec("torch") is None:
+            pytest.skip(f"{page.name} needs PyTorch from line {block.line} on")
+        out = io.StringIO()
+        with redirect_stdout(out):
+            anywhere = 'compile(head_dim=128, target="cpu")'  # with NumPy arrays, beside a GPU too
+            text = block.text.replace("compile(head_dim=128)", anywhere)
+            code = compile("\n" * block.line + text, str(page), "exec")
+            exec(code, scope)
+        if block.printed is not None:
+            assert out.getvalue() == block.printed, f"{page.name}:{block.line}"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", ["tutorial.md", "porting.md"])
+def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(ROOT / "docs" / name, {})
+
+
+def test_the_blocks_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("patterns").symlink_to(ROOT / "patterns")
+    import ml_dtypes
+    import numpy as np
+
+    def tensor() -> np.ndarray:
+        return np.zeros((1, 2, 40, 128), ml_dtypes.bfloat16)
+
+    run_page(ROOT / "README.md", {"q": tensor(), "k": tensor(), "v": tensor()})
+
+
+# ---------------------------------------------------------------- error codes
+
+
+def index() -> dict[str, object]:
+    return runpy.run_path(str(ROOT / "docs" / "error_index.py"))
+
+
+def test_the_index_of_codes_is_what_the_classes_say() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    assert page == index()["page"](), "run `python docs/error_index.py`"
+
+
+def test_every_code_is_in_the_index_and_has_a_test_of_its_text() -> None:
+    written = "\n".join(path.read_text() for path in (ROOT / "maskc").rglob("*.py"))
+    codes = set(re.findall(r'^    code = "(MC\d{3})"$', written, re.M)) - {MaskcError.code}
+    assert {kind.code for kind in index()["classes"]()} == codes
+    texts = "\n".join(path.read_text() for path in (ROOT / "tests" / "messages").iterdir()
+                      if path.suffix in (".py", ".txt"))  # fmt: skip
+    assert {code for code in codes if code not in texts} == set()
+
+
+def test_every_code_of_a_page_exists() -> None:
+    known = {kind.code for kind in index()["classes"]()}
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        assert set(re.findall(r"\bMC\d{3}\b", page.read_text())) <= known, page.name
+
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not re.match(r"\w+:", target):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_site_lists_every_page() -> None:
+    listed = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert listed == pages | {"contributing.md", "changelog.md"}  # see docs/site_hooks.py
+
+
+# ---------------------------------------------------------------- one mask, followed through
+
+
+def test_the_example_of_the_architecture_is_what_the_stages_print() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    printed = ""
+    for stage in ("mask", "ir", "facts", "plan", "source"):
+        command = ["compile", "--expr", "causal() & (sinks(4) | window(255))", "--emit", stage]
+        result = CliRunner().invoke(main, [*command, "--target", "sm_90a"])
+        assert result.exit_code == 0, result.output
+        printed += " ".join(result.output.split()) + " "
+    quoted = re.findall(r"^(?: {4}.*\n)+", FENCE.sub("", page.read_text()), re.M)
+    quoted += [block.text for block in blocks(page) if block.language == "c"]
+    assert len(quoted) == 6
+    for block in quoted:  # "..." stands for what the page leaves out; lines may leave out others
+        for part in re.split(
+            r"\.\.\.|\n(?=    [a-z]+ )(?=    plan|    piece|    no|    cont)", block
+        ):
+            assert " ".join(part.split()) in printed
+
+
+# ---------------------------------------------------------------- the README
+
+
+def test_a_cell_of_the_readme_holds_at_most_ten_words() -> None:
+    for line in (ROOT / "README.md").read_text().splitlines():
+        if line.startswith("|"):
+            assert all(len(cell.split()) <= 10 for cell in line.strip("|").split("|")), line
