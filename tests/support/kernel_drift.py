@@ -42,6 +42,7 @@ MASKS: dict[str, Callable[[], mc.Mask]] = {
     ),
     "indexed": lambda: mc.topk(9, CAUSAL, score="indexer", share="all"),
     "few_keys": lambda: mc.window(3) & CAUSAL,
+    "blocks_of_16": lambda: mc.block_diagonal(16),
 }
 """All patterns, and masks whose kernels no pattern has."""
 
