@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,30 @@ def test_static_files_have_no_holes():
         text = path.read_text()
         assert text.startswith("//"), f"{path.name} does not say what it is"
         assert not any(mark in text for mark in ("{%", "{{ ", "{#")), path.name
+
+
+def test_static_files_come_after_what_they_need():
+    """A header comment names the files that a file takes from; the sources have them before it."""
+    folder, wrong = ROOT / "templates", []
+    inclusion = re.compile(r'^(?:#include|{%-? include) "([^"]*|[^"]*{{.*}}[^"]*)"', re.MULTILINE)
+
+    def follow(path: Path, before: set[str]) -> None:
+        for name in inclusion.findall(path.read_text()):
+            for each in sorted(folder.glob(re.sub("{{.*?}}", "*", name))):
+                follow(each, before)
+                lines = takewhile(lambda x: x.startswith("//"), each.read_text().splitlines())
+                head = " ".join(line[3:] for line in lines)
+                for needs in re.findall(r"Needs: (.*?)(?:\. |;|\.$)", head):
+                    for need in needs.split(", "):
+                        files = [Path(either).name for either in need.split(" or ")]
+                        here = any(fnmatch.filter(before, file) for file in files)
+                        if "." in need and not here:
+                            wrong.append(f"{each.name} needs {need}, in {path.name}")
+                before.add(each.name)
+
+    for entry in sorted(folder.glob("*/*.j2")):
+        follow(entry, set())
+    assert not wrong, "\n".join(wrong)
 
 
 FRESH = """

@@ -1,4 +1,5 @@
 // Scores about a threshold, collected in one pass.
+// Needs: choose_rows.cuh, images.cuh; score_at and Scores of the family.
 
 // Each thread lists what it has of a row inside of the bracket: no thread waits for another, and
 // the place of a list's end is a register. A quad's four lists then lie where the row's bins do.

@@ -1,4 +1,6 @@
-// Passes of a warp over its rows' scores. Needs: chosen_count.
+// Passes of a warp over its rows' scores.
+// Needs: choose_lists.cuh, choose_rows.cuh; Rows, Shared, take_scores and chosen_count of the
+// includer.
 
 FN void first_brackets(struct Bracket (&row)[2], const struct Moments (&moments)[2],
                        const i32 (&allowed)[2], bool looked, bool &unsure,

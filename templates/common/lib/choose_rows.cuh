@@ -1,4 +1,5 @@
 // The k-th best of a row, without its scores in memory.
+// Needs: images.cuh; score_at and Scores of the family.
 
 // A row's threshold is searched in passes over its scores. A first one takes their moments; as if
 // they were normal, these say where a few more than a hundred scores about the threshold lie. The

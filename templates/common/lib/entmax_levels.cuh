@@ -1,5 +1,6 @@
 // alpha-entmax: sums over a row's scores, and the steps by which its level rises until they are 1.
 // The includer says what `RowScores` are, and names the passes DONE < VALUES < SUMS.
+// Needs: entmax_weights.cuh. Gives: Search.
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {

@@ -1,4 +1,5 @@
 // alpha-entmax: from a score to its weight, once the row's level is known.
+// Gives: Alpha, Weight, by_alpha, power.
 
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)

@@ -1,5 +1,6 @@
-// The best of the scores of a query, exactly. No spec field is read; the includer says what ranks
-// (`Row`, `scores_at`, `score_of`) and what may be chosen.
+// The best of the scores of a query, exactly. The includer says what ranks (`Row`, `scores_at`,
+// `score_of`) and what may be chosen.
+// Needs: block_before.cuh, gen/gather_mask.cuh.j2.
 
 // A sample tells about how high a score has to be; candidates that are so high are listed in shared
 // memory in one walk over the scores, and the last one to be chosen is found among them. Counts

@@ -1,4 +1,5 @@
 // Items of passes over gathered keys: a query's heads, and its list of keys.
+// Needs: TILE_Q, TILE_K. Gives: Item, keys_of, count_of, row_of.
 
 // One query and up to TILE_Q of the heads that share its keys: the rows of a tile.
 struct Item {

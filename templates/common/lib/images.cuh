@@ -1,4 +1,5 @@
 // Numbers in the order of integers.
+// Gives: image_of, number_of.
 
 // Integers that ascend with the numbers; both zeros have one. What is no number has some other.
 FN u32 image_of(float x) {

@@ -1,4 +1,5 @@
 // The block's shared memory, once `struct Shared` is known.
+// Gives: shared_memory.
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.

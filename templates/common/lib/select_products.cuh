@@ -1,4 +1,5 @@
-// spec.selections: products of cells of which not all pairs may be chosen; for select_scores.
+// Products of cells of which not all pairs may be chosen; for gen/select_scores.cuh.j2.
+// Needs: Cell and heads_alike.
 
 // ---------------------------------------------------------------- products of some pairs
 

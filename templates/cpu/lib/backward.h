@@ -1,4 +1,6 @@
 // The backward pass.
+// Needs: forward.h, weights.h, multiply.h, storage.h, vector.h, gen/scores.h.j2; Mask and lists of
+// tiles.
 
 // A tile is visited once, by the thread that owns its tile column, and gives its share of dk, dv
 // and dq. dk and dv stay with the thread. dq is added up in memory by one thread after another,

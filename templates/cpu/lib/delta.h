@@ -1,4 +1,5 @@
 // What a row's gradients are relative to: delta. ROUNDED_OUT tells whether `out` was rounded.
+// A part of backward.h.
 
 // Sums over a row's keys, each with its u: of u * (dout . v), and of u. It takes a walk over the
 // row's tiles. Loads q and dout.

@@ -1,4 +1,5 @@
 // The forward pass over a row with entmax.
+// A part of forward.h.
 
 // A row takes several passes: one for the scores, as many as lse needs, and one with the values of
 // the tiles that have a weight above zero. Scores are kept meanwhile, in longer rows those of the

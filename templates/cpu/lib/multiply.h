@@ -1,4 +1,5 @@
 // Products of tiles held in fp32.
+// Needs: vector.h.
 
 // A left operand: element (i, t) is at[i * row + t * step], so either tile may lie transposed.
 struct Left {

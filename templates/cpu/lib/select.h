@@ -1,4 +1,5 @@
 // The best columns of rows of scores, for run-time selections.
+// Needs: vector.h.
 
 // Ascends with the float of these bits: the least for NaN, one number for both zeros.
 FN i32 rank(i32 bits) {

@@ -1,4 +1,5 @@
 // Vector types and the elementary functions on them.
+// Needs: LANES.
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef i32 ivec __attribute__((vector_size(4 * LANES)));

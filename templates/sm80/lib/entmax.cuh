@@ -1,4 +1,5 @@
 // alpha-entmax instead of softmax: passes over a row of tiles until its lse is found.
+// Needs: scores.cuh, values.cuh, work.cuh.
 
 #include "common/lib/entmax_weights.cuh"
 

@@ -1,4 +1,5 @@
 // What the logits of a head are made of.
+// Gives: Logit, logit_of.
 
 // Whether features need registers that the plain kernel fills with what it loads early.
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);

@@ -1,4 +1,5 @@
 // Tiles of consecutive queries and keys: scores to logits, the mask.
+// Needs: logit.cuh, softmax.cuh, work.cuh; keep of the mask.
 
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {

@@ -1,4 +1,5 @@
 // nan_safe: rows of v that are not finite reach only the queries that see their keys.
+// Needs: load.cuh, softmax.cuh.
 
 #if WITH_NAN_SAFE
 FN bool is_finite(u32 bits) { return (bits & EXPONENT) != EXPONENT; }

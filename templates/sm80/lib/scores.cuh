@@ -1,4 +1,5 @@
 // The first product.
+// Needs: load.cuh, logit.cuh, softmax.cuh, mma.cuh. Gives: Query, score.
 
 // A warp's rows of q: where they lie, and, where registers allow, their fragments.
 struct Query {

@@ -1,4 +1,5 @@
 // Between the two products: what is seen, the running softmax.
+// Needs: constants.cuh. Gives: Scores, Seen, Output.
 
 // A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
 // and + 1].

@@ -1,4 +1,5 @@
 // The second product.
+// Needs: load.cuh, softmax.cuh, mma.cuh. Gives: add_values.
 
 // o += p v, sixteen keys at a time: `pair(m, n, i)` makes two weights, register i of fragment m,
 // between the products. `v` is where the lane finds them, in rows.

@@ -1,4 +1,5 @@
 // Which rows a block computes, and what its threads share.
+// Needs: load.cuh; Mask and lists of tiles. Gives: Block.
 
 #include "sm80/lib/logit.cuh"
 

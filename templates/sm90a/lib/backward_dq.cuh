@@ -1,4 +1,5 @@
 // How a warpgroup's share of dq gets to memory.
+// Needs: backward_workspace.cuh, backward_order.cuh, backward_products.cuh, ptx.cuh.
 
 // ---------------------------------------------------------------- dq leaves
 

@@ -1,4 +1,5 @@
 // Delta found once more where a call has few pairs.
+// Needs: backward_rows.cuh.
 
 // Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
 // their error, and delta is found once more, by a warp for each query.

@@ -1,4 +1,5 @@
 // The thread that claims tile columns and loads what they need.
+// Needs: backward_order.cuh, backward_workspace.cuh, ptx.cuh; Shared and Maps of the includer.
 
 // ---------------------------------------------------------------- the warp that loads
 

@@ -1,4 +1,5 @@
 // What a row's gradients with entmax are relative to: a launch over tile rows, before the main one.
+// Needs: backward_products.cuh, backward_load.cuh, entmax_weights.cuh.
 
 // delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
 // then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose

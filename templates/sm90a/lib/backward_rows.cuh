@@ -1,4 +1,5 @@
 // What a backward pass needs of every row before its main launch, and the launch that finds it.
+// Needs: backward_workspace.cuh, work.cuh. Gives: Rows of lse and delta, leave_row.
 
 #include "common/lib/dot.cuh"
 

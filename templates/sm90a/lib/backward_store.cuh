@@ -1,4 +1,5 @@
 // The end of a tile column: dk and dv, alone or with what others add.
+// Needs: backward_workspace.cuh, backward_dq.cuh, ptx.cuh.
 
 // A warpgroup's share of a tile column's gradients, in storage precision, where boxes are copied
 // from: its own keys, or its own columns of all keys.

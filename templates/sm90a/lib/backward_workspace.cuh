@@ -1,5 +1,5 @@
 // Memory between the launches of a backward pass, and where a warpgroup's numbers belong.
-//
+// Needs: backward_constants.cuh, work.cuh, SPLIT_KEYS. Gives: Workspace, Further, column_of.
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
 // as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.

@@ -1,4 +1,5 @@
 // alpha-entmax instead of softmax: passes over a row until its lse is found.
+// Needs: items.cuh, ptx.cuh.
 
 #include "common/lib/entmax_weights.cuh"
 

@@ -1,4 +1,5 @@
 // alpha-entmax: the keys of a row that may have a weight, as lists.
+// Needs: entmax_levels.cuh, entmax_weights.cuh. Gives: Lists.
 
 // With alpha from 1.5 on most rows have few keys with a weight, if in many tiles. The first pass
 // keeps the scores of those that have one at the level of the keys met so far, which only rises:

@@ -1,4 +1,5 @@
 // alpha-entmax: passes over a row, as a warpgroup runs them.
+// A part of entmax.cuh. Needs: entmax_lists.cuh, entmax_products.cuh, entmax_values.cuh, query.cuh.
 
 // What a warpgroup has throughout.
 struct Rows {

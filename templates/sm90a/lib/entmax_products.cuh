@@ -1,4 +1,5 @@
 // alpha-entmax: out from the lists of keys, by products.
+// Needs: entmax_lists.cuh.
 
 // Where lists tell all about rows, but of too many keys to read the values of each, a pass over the
 // tiles of v is all that it takes. A thread has the keys of just those columns that the product

@@ -1,4 +1,5 @@
 // alpha-entmax: out from the lists of keys, without another pass.
+// Needs: entmax_lists.cuh, unpack.cuh, work.cuh.
 
 // Where all rows of a block have few keys in their lists, only the values of these are read, from
 // global memory. A quad has two rows of queries, and four keys of each a turn: each of its threads

@@ -1,4 +1,5 @@
 // The thread that loads the tiles of items.
+// Needs: ring.cuh, ptx.cuh; Shared and Maps of the includer.
 
 // ---------------------------------------------------------------- the warp that copies
 

@@ -1,4 +1,5 @@
 // The end of a row: sinks, other keys' results, lse, and out.
+// Needs: query.cuh, ptx.cuh, unpack.cuh, work.cuh.
 
 // The logit of a sink; of packed heads each has its own.
 FN float sink_of(const struct Attention &p, i32 head, i32 row) {

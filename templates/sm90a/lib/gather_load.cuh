@@ -1,5 +1,6 @@
 // Rows that are gathered: a query's heads, and keys by a list; the order in which they are handed
 // over. Expects BEHIND: groups of copies under way.
+// Needs: gather_copy.cuh, ptx.cuh.
 
 constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, in a row of q, k or v
 constexpr int COPIERS = 128;          // threads that copy

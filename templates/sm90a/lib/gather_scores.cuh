@@ -1,4 +1,5 @@
 // The scores of an indexer by wgmma: one warpgroup copies heads for the others, which compute.
+// Needs: index_scores.cuh, ptx.cuh, gen/wgmma.cuh.j2.
 
 #include "sm90a/lib/ptx.cuh"
 

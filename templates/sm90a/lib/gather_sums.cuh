@@ -1,4 +1,5 @@
 // What keys and heads have so far of their gradients, and the launches before and after a pass.
+// Needs: gathered_items.cuh, unpack.cuh.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // gradients have the same bits on every run

@@ -1,4 +1,5 @@
 // Items of the work list, and copies of their tiles.
+// Needs: work.cuh, ptx.cuh, tokens.cuh or gen/grid_tiles.cuh.j2.
 
 constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come

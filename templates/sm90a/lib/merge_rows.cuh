@@ -1,4 +1,5 @@
 // Tile rows cut along the keys: what their items leave, and the launch that merges it.
+// Needs: work.cuh, unpack.cuh.
 
 // An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
 // each warpgroup its accumulators, four numbers of every thread at a time, and then of each query

@@ -1,4 +1,5 @@
 // What scores become: logits in powers of two, and minus infinity.
+// Needs: mma16_rows.cuh; keep of the mask.
 
 struct Logit {
     float unit;       // of a score, or of what the soft cap makes of it

@@ -1,4 +1,5 @@
 // Tiles of 16 x 16 in the registers of a warp, and rows of tensors in memory.
+// Needs: mma.cuh, unpack.cuh.
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int SLICES = HEAD_DIM / 32;  // of a row, in products along rows

@@ -1,4 +1,5 @@
 // Turns through a ring of places in shared memory.
+// Gives: Ring.
 template <int COUNT>
 struct Ring {
     i32 at = 0;

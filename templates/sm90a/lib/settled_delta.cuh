@@ -2,6 +2,7 @@
 // weight, show that: the sum of p dp over its keys has no such error. Where that differs from
 // dout . out by more than the rounding explains, `out` is not of these keys alone, as of a mask in
 // parts, and decides. `size` is the sum of |dout * out|.
+// Needs: dot.cuh.
 FN float settled_delta(float exact, float rounded, float size) {
     return fabsf(exact - rounded) <= ROUNDING * size ? exact : rounded;
 }
