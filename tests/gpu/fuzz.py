@@ -658,7 +658,9 @@ class Fuzz:
             limit = 2e-5
         else:
             error = float((got - right).abs().max())
-            if theirs is None or part.startswith(("ds", "da")):  # PyTorch has none in half precision
+            if theirs is None or part.startswith(
+                ("ds", "da")
+            ):  # PyTorch has none in half precision
                 limit = (1e-5 if dtype == "float32" else 4 * EPSILON[dtype]) * terms[part] + 1e-12
                 if dtype == "float16":  # its numbers below 2^-14 are 2^-24 apart
                     least = "of weights" if part == "dalibi_slopes" else "of out"
