@@ -37,7 +37,7 @@ def bundle(
     mask: mc.Mask, dim: int = 128, dtype: str = "bfloat16", target: str = "sm_90a"
 ) -> Bundle:
     problem = driver.problem(dim, None, None, dtype)
-    return driver.bundled(driver.planned(mask, problem, TARGETS[target]))
+    return driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
 
 
 def unit(
