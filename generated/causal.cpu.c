@@ -123,8 +123,13 @@ struct Attention {
 
 // ---------------------------------------------------------------- the mask
 
+// Arithmetic of indices and of formulas. The includer defines FN.
+
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
+// could take something beyond. The includer defines FN.
+
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
@@ -185,15 +190,15 @@ FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
 
 // ---------------------------------------------------------------- its tiles
 
-// The live tiles of one tile row (or, transposed, of one tile column).
-struct TileList {
-    i32 count;
-    i32 first, full_first, full_last;
-};
-
 struct Tile {
     i32 index;  // tile column of a row's list, tile row of a column's list
     i32 full;   // every pair of it is live: no predicate
+};
+
+// The live tiles of one tile row (or, transposed, of one tile column): consecutive ones.
+struct TileList {
+    i32 count;
+    i32 first, full_first, full_last;
 };
 
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
@@ -234,6 +239,8 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
 }
 
 // ---------------------------------------------------------------- vectors
+
+// Vector types and the elementary functions on them.
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef i32 ivec __attribute__((vector_size(4 * LANES)));
@@ -360,6 +367,12 @@ FN void transpose(float *to, i32 to_ld, const float *from, i32 from_ld, i32 rows
 
 // ---------------------------------------------------------------- storage
 
+// Numbers in memory are bfloat16.
+
+#define ROUNDED_OUT 1
+#define OUT_ROUNDING 0x1p-8f  // of a stored number
+// Numbers of two bytes in memory; a file of their own says how they become fp32.
+
 typedef unsigned short element;
 typedef unsigned u32;
 typedef u32 uvec __attribute__((vector_size(4 * LANES)));
@@ -375,6 +388,8 @@ FN stored narrow(vec x) {
     const uvec nan = (uvec)(x != x);
     return __builtin_convertvector((nan & (bits >> 16 | 0x40)) | (~nan & rounded), halves);
 }
+
+// Rows and tiles of tensors in memory; arithmetic is fp32. Needs: cpu/lib/storage_*.h.
 
 // Where a row of a [batch, heads, tokens, dim] tensor starts, in elements.
 FN i64 row_offset(const i64 *stride, i32 batch, i32 head, i32 token) {
@@ -448,6 +463,8 @@ FN void add_tile(void *tensor, const i64 *stride, i32 batch, i32 head, i32 token
 }
 
 // ---------------------------------------------------------------- products of tiles
+
+// Products of tiles held in fp32.
 
 // A left operand: element (i, t) is at[i * row + t * step], so either tile may lie transposed.
 struct Left {
@@ -647,6 +664,8 @@ FN void tile_scores(const struct Attention *p, struct Mask m, i32 head, struct P
 
 // ---------------------------------------------------------------- weights
 
+// From scores to weights, once lse is known.
+
 struct Weight {
     vec p;  // of v in out
     vec u;  // dp/dscore where lse stays
@@ -702,6 +721,8 @@ FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
 #endif
 
 // ---------------------------------------------------------------- forward
+
+// The forward pass.
 
 #if WITH_ENTMAX
 // The scores of a tile, kept from one pass over its row to the next.
@@ -869,6 +890,8 @@ FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at,
 }
 
 #if WITH_ENTMAX
+// The forward pass over a row with entmax.
+
 // A row takes several passes: one for the scores, as many as lse needs, and one with the values of
 // the tiles that have a weight above zero. Scores are kept meanwhile, in longer rows those of the
 // first tiles only: the others' are computed again.
@@ -1054,6 +1077,8 @@ void attention_forward(const struct Attention *p, i32 threads) {
 
 // ---------------------------------------------------------------- backward
 
+// The backward pass.
+
 // A tile is visited once, by the thread that owns its tile column, and gives its share of dk, dv
 // and dq. dk and dv stay with the thread. dq is added up in memory by one thread after another,
 // in the order of the row's list: any number of threads gives the same bits.
@@ -1151,6 +1176,8 @@ FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 h
     return sum;
 }
 
+// What a row's gradients are relative to: delta. ROUNDED_OUT tells whether `out` was rounded.
+
 // Sums over a row's keys, each with its u: of u * (dout . v), and of u. It takes a walk over the
 // row's tiles. Loads q and dout.
 FN void sum_over_keys(const struct Attention *p, struct Backward *b, struct Row r, float *sum,
@@ -1210,6 +1237,15 @@ FN float row_product(const struct Attention *p, i32 batch, i32 head, i32 token, 
     return sum_lanes(sum);
 }
 
+#if !ROUNDED_OUT
+FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
+    const struct Place at = place(p, r.ti, 0);
+    float size;
+    for (i32 q = 0; q < at.queries; q++)
+        delta[q] = row_product(p, r.batch, r.head, at.q0 + q, &size);
+    (void)b;
+}
+#else
 // `out` was rounded to storage precision, and a row of few keys, or whose weights are those of few,
 // shows that in dq and dk: there delta is all that its largest terms leave. The sum over keys in
 // fp32 is without that error. Where the weights of these keys and of the sink do not add up to 1,
@@ -1217,7 +1253,7 @@ FN float row_product(const struct Attention *p, i32 batch, i32 head, i32 token, 
 // mask in parts, and decides.
 FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
     const float WHOLE = 0x1p-12f;  // weights that are missing change delta by less than `out` did
-    const float ROUNDING = 0x1p-8f;
+    const float ROUNDING = OUT_ROUNDING;
     const struct Place at = place(p, r.ti, 0);
     float sum[TILE_Q], sum_u[TILE_Q];
     sum_over_keys(p, b, r, sum, sum_u);
@@ -1231,6 +1267,7 @@ FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, 
         delta[q] = whole && -most <= error && error <= most ? sum[q] : rounded;
     }
 }
+#endif
 #endif
 
 FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backward *b, i64 line,

@@ -311,6 +311,8 @@ FN i32 tiles_before(const struct Listed &p, const struct Place &at) {
     return sum[0];
 }
 
+// A prefix sum over a block. The includer defines FN, THREADS and ALL.
+
 // How many come before a thread's own, and in `all` how many there are.
 FN i32 block_before(i32 count, i32 &all) {
     __shared__ i32 part[THREADS / 32];

@@ -7,11 +7,19 @@ constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 4;
 constexpr int MIN_BLOCKS = 2;  // resident per multiprocessor
 // A warp's q stays in registers.
-constexpr bool KEEP_Q = false;
+constexpr bool KEEP_Q = 0;
 // Tops and sums wait in shared memory between uses.
-constexpr bool PARK_ROWS = true;
+constexpr bool PARK_ROWS = 1;
 // Keys and values of so many tokens fit the L2 cache.
 constexpr int GROUP_KEYS = 65536;
+// Bytes that struct Block may take, and of all shared memory.
+[[maybe_unused]] constexpr int BLOCK_BYTES = 1024;
+[[maybe_unused]] constexpr int MEMORY = 70656;
+// Tiles come as lists in memory, or as ranges of consecutive ones.
+[[maybe_unused]] constexpr bool TILE_LISTS = 1;
+
+// What follows from the numbers of a schedule, see gen/constants.cuh.j2.
+
 constexpr int UNROLL = 4;  // columns of a partial tile that one turn of a loop tests
 
 constexpr int THREADS = 32 * WARPS;
@@ -111,8 +119,13 @@ struct Attention {
     const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
 };
 
+// Arithmetic of indices and of formulas. The includer defines FN.
+
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
+// could take something beyond. The includer defines FN.
+
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
@@ -185,25 +198,38 @@ FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
 
-// The live tiles of one tile row (or, transposed, of one tile column).
-struct TileList {
-    i32 count;
-    const i32 *tiles;  // index * 2 + full
-};
-
 struct Tile {
     i32 index;  // tile column of a row's list, tile row of a column's list
     i32 full;   // every pair of it is live: no predicate
 };
 
+// The live tiles of a tile row or column, ascending: lists in memory. Needs: FN, Attention, Mask.
+
+struct TileList {
+    i32 count;
+    const i32 *tiles;  // index * 2 + full
+};
+
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  Integer ti) {
+                             Integer ti) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
     const i32 *ptr = p->row_ptr + number * (p->tile_rows + 1) + ti;
     list.tiles = p->row_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
+    (void)m;
+    return list;
+}
+FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
+                                Integer tj) {
+    struct TileList list = {0};
+    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
+    const i64 number = (i64)batch * p->list_batch + variant;
+    const i32 *ptr = p->col_ptr + number * (p->tile_cols + 1) + tj;
+    list.tiles = p->col_tiles + ptr[0];
+    list.count = ptr[1] - ptr[0];
+    (void)m;
     return list;
 }
 
@@ -215,9 +241,18 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
     return tile;
 }
 
+// Numbers in memory are bfloat16. Gives ELEMENT, the type's name in PTX, and what depends on it.
+
+#define ELEMENT "bf16"
+[[maybe_unused]] constexpr bool BFLOAT16 = true;
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // of a stored number, relative
+[[maybe_unused]] constexpr unsigned EXPONENT = 0x7f80;  // all ones: infinity or NaN
+[[maybe_unused]] constexpr unsigned ONE = 0x3f80;
+// What every CUDA family needs of the machine: short type names, numbers, instructions.
+// Needs: FN, common/lib/element_*.cuh.
+
 typedef unsigned int u32;
 typedef unsigned long long u64;
-#define ELEMENT "bf16"
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
@@ -272,9 +307,22 @@ FN float quad_sum(float x) {
 // The first lane's value, which all lanes then share: branches on it are uniform.
 FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
+// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
+
 FN float2 unpack(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    if (BFLOAT16)
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    float2 x;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
+    return x;
 }
+
+// The instructions of sm_80, one wrapper each.
 
 // 16 bytes from global to shared memory, in the background; zeros instead where `inside` is false.
 FN void copy_async(u32 to, const void *from, bool inside) {
@@ -295,6 +343,8 @@ FN void load_matrices_transposed(u32 (&x)[4], u32 from) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
 }
 
+// The matrix product of a warp. The includer defines FN and ELEMENT.
+
 // c += a b: 16 x 16 times 16 x 8, accumulated in fp32.
 FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 "
@@ -302,6 +352,8 @@ FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// Rows of a tensor in shared memory: where they lie, and how they get there.
 
 // Where a 16-byte piece of a row lies in a tile. SPAN neighbouring pieces of a row trade places, so
 // that the same piece of eight consecutive rows lies in eight different groups of banks.
@@ -347,6 +399,10 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
     }
     copy_commit();
 }
+
+// Which rows a block computes, and what its threads share.
+
+// What the logits of a head are made of.
 
 // Whether features need registers that the plain kernel fills with what it loads early.
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
@@ -407,15 +463,7 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.v = head_rows(p->v, p->v_stride, work.batch, kv_head);
 }
 
-// The shared memory of a block; its size is in maskc/plan/families/sm80.py.
-struct Shared {
-    unsigned char q[TILE_Q * PITCH];
-    unsigned char k[TILE_K * PITCH];
-    unsigned char v[TILE_K * PITCH];
-    float top[PARK_ROWS ? THREADS : 1][ROWS], sum[PARK_ROWS ? THREADS : 1][ROWS];
-    struct Block block;
-};
-static_assert(sizeof(struct Block) <= 1024,
+static_assert(sizeof(struct Block) <= BLOCK_BYTES,
               "the mask has too many constants");
 
 // Rows and columns of a tile that a warp and a lane hold; see Scores for the others.
@@ -427,6 +475,17 @@ FN i32 lane_query(struct Work work) {
     return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
 }
 FN i32 lane_key(i32 first) { return first + anew(threadIdx.x) % 4 * 2; }
+
+// The shared memory of a block; its size is in maskc/plan/families/sm80.py.
+struct Shared {
+    unsigned char q[TILE_Q * PITCH];
+    unsigned char k[TILE_K * PITCH];
+    unsigned char v[TILE_K * PITCH];
+    float top[PARK_ROWS ? THREADS : 1][ROWS], sum[PARK_ROWS ? THREADS : 1][ROWS];
+    struct Block block;
+};
+
+// Between the two products: what is seen, the running softmax.
 
 // A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
 // and + 1].
@@ -440,6 +499,8 @@ FN void clear(float (&x)[FRAGMENTS][GROUPS][4]) {
 #pragma unroll
         for (int n = 0; n < GROUPS; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0.0f;
 }
+
+// What a running softmax is relative to.
 
 // A row's exponentials are relative to its top, a logit in powers of two. The top is kept until a
 // logit passes it by STALE: P stays below 2^8. NO_TOP is below every logit, and -inf minus it is
@@ -507,6 +568,8 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
     }
 }
 
+// Tiles of consecutive queries and keys: scores to logits, the mask.
+
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
 #if WITH_SOFTCAP || WITH_ALIBI
@@ -560,10 +623,9 @@ FN struct Seen seen_by(const struct Attention *p, const struct Block &block, str
     return seen;
 }
 
-#if WITH_NAN_SAFE
-// An exponent of ones: infinity or NaN.
-constexpr u32 EXPONENT = 0x7f80;
+// nan_safe: rows of v that are not finite reach only the queries that see their keys.
 
+#if WITH_NAN_SAFE
 FN bool is_finite(u32 bits) { return (bits & EXPONENT) != EXPONENT; }
 FN u32 only_finite(u32 pair) {
     return (is_finite(pair) ? pair & 0xffff : 0) | (is_finite(pair >> 16) ? pair & 0xffff0000 : 0);
@@ -616,6 +678,8 @@ FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
 }
 #endif
 
+// The first product.
+
 // A warp's rows of q: where they lie, and, where registers allow, their fragments.
 struct Query {
     u32 at;
@@ -656,6 +720,8 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
         }
     }
 }
+
+// The second product.
 
 // o += p v, sixteen keys at a time: `pair(m, n, i)` makes two weights, register i of fragment m,
 // between the products. `v` is where the lane finds them, in rows.
@@ -698,6 +764,8 @@ FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (
 #pragma unroll
     for (int r = 0; r < ROWS; r++) sum[r] += share[r];
 }
+
+// A row's sum, joined with that of other keys.
 
 // What a row's other keys gave before becomes one key more: its lse is that key's logit, out its
 // value. Returns its weight.
@@ -780,7 +848,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
 }
 
 // The tile to come, in one register where they are short, or where a list's entry is just that.
-constexpr bool PACKED = true;
+constexpr bool PACKED = TILE_LISTS || SHORT_OF_REGISTERS;
 FN void pack(struct Tile &tile) {
     if constexpr (PACKED) tile.index = tile.index * 2 + tile.full;
 }
@@ -792,6 +860,10 @@ FN i32 first_key(const struct Tile &packed) {
 }
 
 #if WITH_ENTMAX
+// alpha-entmax instead of softmax: passes over a row of tiles until its lse is found.
+
+// alpha-entmax: from a score to its weight, once the row's level is known.
+
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
 // for the one level = a * lse that makes them sum to 1.
@@ -843,6 +915,9 @@ FN struct Weight weigh(float score, float unit, float level, float a) {
 // levels until they are right but for a last step, and over values too when they seem to be.
 enum Pass { DONE, VALUES, SUMS, START };
 typedef float RowScores[TILE_K / 2];  // of the two rows of a fragment
+// alpha-entmax: sums over a row's scores, and the steps by which its level rises until they are 1.
+// The includer says what `RowScores` are, and names the passes DONE < VALUES < SUMS.
+
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {
     float level[2];

@@ -56,8 +56,20 @@ struct Selected {
 
 typedef unsigned int u32;
 typedef unsigned short u16;
+// Numbers in memory are bfloat16. Gives ELEMENT, the type's name in PTX, and what depends on it.
+
+#define ELEMENT "bf16"
+[[maybe_unused]] constexpr bool BFLOAT16 = true;
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // of a stored number, relative
+[[maybe_unused]] constexpr unsigned EXPONENT = 0x7f80;  // all ones: infinity or NaN
+[[maybe_unused]] constexpr unsigned ONE = 0x3f80;
+// Arithmetic of indices and of formulas. The includer defines FN.
+
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
+// could take something beyond. The includer defines FN.
+
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
@@ -133,11 +145,9 @@ FN float from_e4m3(u32 x) {  // as fp16 its fields lie 7 bits higher, and its ex
 }
 // An element of q or k.
 FN float number(u16 x) {
-    return from_bfloat(x);
+    return BFLOAT16 ? from_bfloat(x) : from_half(x);
 }
 FN float element(const void *from, i64 place) { return number(((const u16 *)from)[place]); }
-#define ELEMENT "bf16"
-constexpr u32 ONE = 0x3f80;
 // An element of a tensor that ranks.
 enum { SCORES, INDEX_Q, INDEX_K, INDEX_W, FACTORS };
 FN float ranked(const struct Selected &p, i32 which, i32 batch, i32 head, i32 row, i32 column) {
@@ -175,6 +185,8 @@ FN i32 block_sum(i32 x) {
     __syncthreads();
     return x;
 }
+// A prefix sum over a block. The includer defines FN, THREADS and ALL.
+
 // How many come before a thread's own, and in `all` how many there are.
 FN i32 block_before(i32 count, i32 &all) {
     __shared__ i32 part[THREADS / 32];
@@ -269,6 +281,8 @@ template <class S>
 FN i32 heads_alike(const struct Selected &p) {
     return min_i32(p.voters[S::INDEX], p.heads_q / p.heads_kv);
 }
+
+// spec.selections: products of cells of which not all pairs may be chosen; for select_scores.
 
 // ---------------------------------------------------------------- products of some pairs
 

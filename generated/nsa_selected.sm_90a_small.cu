@@ -83,9 +83,18 @@ struct Attention {
 #define WITH_WIDE 0
 #endif
 
+// Numbers in memory are bfloat16. Gives ELEMENT, the type's name in PTX, and what depends on it.
+
+#define ELEMENT "bf16"
+[[maybe_unused]] constexpr bool BFLOAT16 = true;
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // of a stored number, relative
+[[maybe_unused]] constexpr unsigned EXPONENT = 0x7f80;  // all ones: infinity or NaN
+[[maybe_unused]] constexpr unsigned ONE = 0x3f80;
+// What every CUDA family needs of the machine: short type names, numbers, instructions.
+// Needs: FN, common/lib/element_*.cuh.
+
 typedef unsigned int u32;
 typedef unsigned long long u64;
-#define ELEMENT "bf16"
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
@@ -149,7 +158,9 @@ FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
 constexpr int TILE_Q = 64;  // queries per tile row
 constexpr int TILE_K = 64;  // keys per step
-constexpr int KEY_STEP = TILE_K;  // of an index in a list of tiles, in keys
+// Of an index in a list of tiles, in keys; by documents tiles begin at any key.
+constexpr int KEY_STEP = TILE_K;
+constexpr int SLABS = 2;  // of 64 columns, in every tile
 constexpr int GROUPS = 1;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
@@ -160,18 +171,31 @@ constexpr int COPY_REGISTERS = 24;
                 && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
-constexpr int SETTLE = WITH_SOFTCAP && GROUPS == 3 ? 0 : STREAM ? 1 : 2;
+constexpr int SETTLE =
+    0 || (WITH_SOFTCAP && GROUPS == 3) ? 0
+    : 0 && (WITH_SOFTCAP || WITH_ALIBI) ? 0
+    : STREAM ? 1 : 2;
+// Tiles come as lists in memory, or as ranges of consecutive ones.
+[[maybe_unused]] constexpr bool TILE_LISTS = 1;
+// Pairs are kept by their scores, in tiles whose pairs the predicate tests.
+[[maybe_unused]] constexpr bool FILTERS_PAIRS = 0;
+
+// What follows from the numbers of a schedule, see gen/constants.cuh.j2.
 
 constexpr int THREADS = 128 * (GROUPS + 1);
-constexpr int SLABS = 2;  // of 64 columns, in every tile
 constexpr int Q_TILES = STREAM ? 2 : 1;
 constexpr int STEPS = HEAD_DIM / 16;  // of q k^T
 constexpr int OWN = TILE_K / 4;       // columns of a tile that a thread has in each of two rows
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
 constexpr u32 Q_BYTES = SLABS * Q_SLAB, K_BYTES = SLABS * K_SLAB;
 
+// Arithmetic of indices and of formulas. The includer defines FN.
+
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
+// could take something beyond. The includer defines FN.
+
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
@@ -246,6 +270,8 @@ FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
 FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
+
+// Hopper's instructions, one wrapper each: barriers, box copies, register quotas, stmatrix.
 
 // ---- barriers in shared memory. A phase ends when all arrivals and all announced bytes are in.
 FN void barrier_init(u64 &barrier, u32 arrivals) {
@@ -384,6 +410,10 @@ FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
 
+// Which tokens a tile has: consecutive ones. Gives Point, query_point, key_point, query_at, key_at,
+// keys_end; gen/grid_tiles.cuh.j2 gives the same for boxes of a grid.
+
+[[maybe_unused]] constexpr bool GRID_TILES = false;
 // Places count the tokens of tiles, one tile after another.
 // They are tokens, and where copies find them.
 typedef i32 Point;
@@ -393,8 +423,19 @@ FN i32 query_at(i32 place) { return place; }
 FN i32 key_at(i32 place) { return place; }
 FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
 
+// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
+
 FN float2 unpack(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    if (BFLOAT16)
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    float2 x;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
+    return x;
 }
 
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
@@ -525,6 +566,8 @@ FN void multiply_pv(float (&d)[64], const u32 *a, u64 b, bool add) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
 }
 
+// Who computes what. Work items come from the host, longest first. Needs: TILE_LISTS.
+
 // One item of the work list; maskc/core/abi.py says what its fields mean.
 struct alignas(16) Work {
     i32 tile, head, first, count, full_first, full_last, heads, shared;
@@ -558,8 +601,9 @@ constexpr i32 INDEX = MASKED - 1;
 // The word of tile `i` of an item; `end` counts the tokens along the list, of which a tile has
 // `size`.
 FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 end) {
-    const i32 entry = __ldg(tiles + work.first + i), index = entry >> 1;
-    const bool full = entry & 1;
+    const i32 entry = TILE_LISTS ? __ldg(tiles + work.first + i) : 0;
+    const i32 index = TILE_LISTS ? entry >> 1 : work.first + i;
+    const bool full = TILE_LISTS ? entry & 1 : index >= work.full_first && index < work.full_last;
     return index | (full && (index + 1) * size <= end ? 0 : MASKED);
 }
 
@@ -617,6 +661,8 @@ constexpr int WORDS = (OWN + 31) / 32;
 struct Seen {
     u32 word[2][WORDS];
 };
+
+// Intervals of a thread's own columns as bits.
 
 FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
     u32 y;
@@ -831,6 +877,8 @@ struct Shared {
 #endif
 };
 
+// The block's shared memory, once `struct Shared` is known.
+
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -869,7 +917,11 @@ FN void initialize(struct Shared &shared) {
     barriers_ready();
 }
 
+// The thread that loads the tiles of items.
+
 // ---------------------------------------------------------------- the warp that copies
+
+// Items of the work list, and copies of their tiles.
 
 constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come
@@ -997,6 +1049,8 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
     }
 }
 
+// A warpgroup's q, and its products with keys.
+
 // Where a lane points ldmatrix and stmatrix for 16 columns of its warp's rows of q or out.
 FN u32 warp_rows(u32 tile, i32 group, int step) {
     const u32 thread = threadIdx.x % 128, lane = thread % 32;
@@ -1055,6 +1109,8 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
+// The end of a row: sinks, other keys' results, lse, and out.
+
 // The logit of a sink; of packed heads each has its own.
 FN float sink_of(const struct Attention &p, i32 head, i32 row) {
     if (!PACKED) return p.sink_logits[head];
@@ -1067,6 +1123,8 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
     return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
                                     : MINUS_INFINITY;
 }
+
+// Tile rows cut along the keys: what their items leave, and the launch that merges it.
 
 // An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
 // each warpgroup its accumulators, four numbers of every thread at a time, and then of each query
@@ -1105,7 +1163,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
     const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / STRIPS);
     const i32 strip = blockIdx.x % STRIPS, lane = threadIdx.x % 32;
     const i32 row = strip * MERGE_ROWS + lane / 4, query = work.tile * TILE_Q + row;
-    if (work.tile * TILE_Q + strip * MERGE_ROWS >= p.n_q) return;  // nobody is here
+    if (!GRID_TILES && work.tile * TILE_Q + strip * MERGE_ROWS >= p.n_q) return;  // nobody is here
     const i32 first = threadIdx.x / 32 * MERGE_PIECES;
     const i32 place = first * 128 + strip % 4 * 32 + lane;
 

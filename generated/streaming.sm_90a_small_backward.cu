@@ -83,9 +83,18 @@ struct Attention {
 #define WITH_WIDE 0
 #endif
 
+// Numbers in memory are bfloat16. Gives ELEMENT, the type's name in PTX, and what depends on it.
+
+#define ELEMENT "bf16"
+[[maybe_unused]] constexpr bool BFLOAT16 = true;
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // of a stored number, relative
+[[maybe_unused]] constexpr unsigned EXPONENT = 0x7f80;  // all ones: infinity or NaN
+[[maybe_unused]] constexpr unsigned ONE = 0x3f80;
+// What every CUDA family needs of the machine: short type names, numbers, instructions.
+// Needs: FN, common/lib/element_*.cuh.
+
 typedef unsigned int u32;
 typedef unsigned long long u64;
-#define ELEMENT "bf16"
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
@@ -140,15 +149,6 @@ FN float quad_sum(float x) {
 // The first lane's value, which all lanes then share: branches on it are uniform.
 FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
-#ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // the same bits on every run
-#endif
-#ifndef ONCE
-#define ONCE 0  // no tile of dq has shares of more than one tile column: it is stored, not added up
-#endif
-#ifndef APART
-#define APART 0  // a launch of its own makes dq, by tile rows; the main one, dk and dv
-#endif
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
 constexpr int TILE_Q = 64;  // queries per step
 constexpr int TILE_K = 64;  // keys of a tile column
@@ -158,23 +158,49 @@ constexpr int COMPUTE_REGISTERS = 232;
 constexpr int COPY_REGISTERS = 24;
 // Queries of the transposed scores that a warpgroup computes.
 constexpr int QUERIES = 64;
+constexpr int GROUPS = 1;  // that compute
+constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
+constexpr unsigned MEMORY = 109056;  // of a block; of one that makes dq:
+constexpr unsigned ROW_MEMORY = 115712;
+// A warp's rows of q and dout stay in registers where dq has a launch of its own.
+constexpr bool KEEP_ROWS = 1;
 // The warpgroups that compute divide the keys of a column, or else the columns of gradients.
 #define SPLIT_KEYS 1
 // Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
 #define STAGED (0 && !ONCE && !APART)
+// Key/value heads come in groups whose queries are so many tokens.
+constexpr i32 GROUP_TOKENS = 32768;
+// Blocks that add up a column which items share.
+constexpr int KEY_BLOCKS = 4;
+// Shares of a tile of dq in memory, and pieces of eight columns of a share.
+constexpr int SHARES = 2;
+constexpr int DQ_PIECES = HEAD_DIM / 8 / SHARES;
+// Pairs are kept by their scores and thresholds, on top of the mask.
+#define THRESHOLDS 0
+// Tiles come as lists in memory, or as ranges of consecutive ones.
+constexpr bool TILE_LISTS = 1;
+// Delta is found once more where a call has few pairs.
+#define SETTLES_DELTA 1
 
-constexpr int GROUPS = 1;  // that compute
+// Modes of a backward pass, and what follows from the numbers of its schedule, see
+// gen/backward_constants.cuh.j2.
+
+#ifndef DETERMINISTIC
+#define DETERMINISTIC 0  // the same bits on every run
+#endif
+#ifndef ONCE
+#define ONCE 0  // no tile of dq has shares of more than one tile column: it is stored, not added up
+#endif
+#ifndef APART
+#define APART 0  // a launch of its own makes dq, by tile rows; the main one, dk and dv
+#endif
 constexpr int THREADS = 128 * (GROUPS + 1);
 // Tiles of dq of all heads but the first ones get their zeros while these are computed.
 #define ZEROES (STAGED && !DETERMINISTIC)
 // lse and delta are one more step of the products that make scores and dp, instead of numbers that
 // are read: with plain softmax, whose scores nothing else looks at.
-#define FOLDED (!(WITH_SOFTCAP || WITH_ALIBI || WITH_ENTMAX))
-// Key/value heads come in groups whose queries are so many tokens.
-constexpr i32 GROUP_TOKENS = 32768;
+#define FOLDED (!(THRESHOLDS || WITH_SOFTCAP || WITH_ALIBI || WITH_ENTMAX))
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
-// Blocks that add up a column which items share.
-constexpr int KEY_BLOCKS = 4;
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension
 constexpr int OWN = QUERIES / 4;      // queries of a tile that a thread has for each of two keys
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
@@ -188,16 +214,20 @@ constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 // A tile of dq in memory is in shares: one for each warpgroup, or as many as a warpgroup alone
 // makes one after another. They are in the order of its threads: DQ_PIECES times four numbers each
 // (fewer in share 1 if the columns are no whole slabs), and a sum for ALiBi's slope.
-constexpr int SHARES = 2, OWN_SHARES = SHARES / GROUPS;
+constexpr int OWN_SHARES = SHARES / GROUPS;
 constexpr bool CROWDED = OWN_SHARES > 1;  // registers: fewer numbers wait in them
-constexpr int DQ_PIECES = HEAD_DIM / 8 / SHARES;
 constexpr int SLOPE_SUMS = WITH_ALIBI ? 128 : 0;
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
 constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // where share 1 begins
 constexpr u32 ZERO_BYTES = TILE_FLOATS;  // a quarter of a tile
 
+// Arithmetic of indices and of formulas. The includer defines FN.
+
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
+// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
+// could take something beyond. The includer defines FN.
+
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
@@ -264,36 +294,38 @@ FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
 
-// The live tiles of one tile row (or, transposed, of one tile column).
-struct TileList {
-    i32 count;
-    const i32 *tiles;  // index * 2 + full
-};
-
 struct Tile {
     i32 index;  // tile column of a row's list, tile row of a column's list
     i32 full;   // every pair of it is live: no predicate
 };
 
+// The live tiles of a tile row or column, ascending: lists in memory. Needs: FN, Attention, Mask.
+
+struct TileList {
+    i32 count;
+    const i32 *tiles;  // index * 2 + full
+};
+
 FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  Integer ti) {
+                             Integer ti) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
     const i32 *ptr = p->row_ptr + number * (p->tile_rows + 1) + ti;
     list.tiles = p->row_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
+    (void)m;
     return list;
 }
-
 FN struct TileList column_tiles(const struct Attention *p, struct Mask m, i32 batch, i32 head,
-                                  Integer tj) {
+                                Integer tj) {
     struct TileList list = {0};
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
     const i64 number = (i64)batch * p->list_batch + variant;
     const i32 *ptr = p->col_ptr + number * (p->tile_cols + 1) + tj;
     list.tiles = p->col_tiles + ptr[0];
     list.count = ptr[1] - ptr[0];
+    (void)m;
     return list;
 }
 
@@ -304,6 +336,8 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
     tile.full = entry & 1;
     return tile;
 }
+
+// Hopper's instructions, one wrapper each: barriers, box copies, register quotas, stmatrix.
 
 // ---- barriers in shared memory. A phase ends when all arrivals and all announced bytes are in.
 FN void barrier_init(u64 &barrier, u32 arrivals) {
@@ -442,6 +476,10 @@ FN void load_matrices(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
 
+// Which tokens a tile has: consecutive ones. Gives Point, query_point, key_point, query_at, key_at,
+// keys_end; gen/grid_tiles.cuh.j2 gives the same for boxes of a grid.
+
+[[maybe_unused]] constexpr bool GRID_TILES = false;
 // Places count the tokens of tiles, one tile after another.
 // They are tokens, and where copies find them.
 typedef i32 Point;
@@ -451,8 +489,19 @@ FN i32 query_at(i32 place) { return place; }
 FN i32 key_at(i32 place) { return place; }
 FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
 
+// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
+
 FN float2 unpack(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    if (BFLOAT16)
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    float2 x;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
+    return x;
 }
 
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
@@ -632,6 +681,8 @@ FN void multiply_kept_scores(float (&d)[32], const u32 *a, u64 b, bool add) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
 }
 
+// Who computes what. Work items come from the host, longest first. Needs: TILE_LISTS.
+
 // One item of the work list; maskc/core/abi.py says what its fields mean.
 struct alignas(16) Work {
     i32 tile, head, first, count, full_first, full_last, heads, shared;
@@ -665,14 +716,18 @@ constexpr i32 INDEX = MASKED - 1;
 // The word of tile `i` of an item; `end` counts the tokens along the list, of which a tile has
 // `size`.
 FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 end) {
-    const i32 entry = __ldg(tiles + work.first + i), index = entry >> 1;
-    const bool full = entry & 1;
+    const i32 entry = TILE_LISTS ? __ldg(tiles + work.first + i) : 0;
+    const i32 index = TILE_LISTS ? entry >> 1 : work.first + i;
+    const bool full = TILE_LISTS ? entry & 1 : index >= work.full_first && index < work.full_last;
     return index | (full && (index + 1) * size <= end ? 0 : MASKED);
 }
 
 struct Maps {
     TensorMap q, dout, k, v, dk, dv, out;
 };
+
+// Memory between the launches of a backward pass, and where a warpgroup's numbers belong.
+//
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
 // as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.
@@ -721,7 +776,7 @@ struct Further {
     i32 first, count;
 };
 FN struct Further further_of(const struct Attention &p, i32 head, i32 row) {
-    if (!p.further) return {0, 0};
+    if (!TILE_LISTS || !p.further) return {0, 0};
     const struct Place at = place_of(head, p.heads_q);
     const i64 list = (i64)at.batch * p.list_batch + (p.head_variant ? p.head_variant[at.head] : 0);
     const i32 *const before = p.row_sums + list * (p.tile_rows + 1) + row;
@@ -758,7 +813,15 @@ FN void wait_until(const i32 *number, i32 is) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// Thresholds come before them: as they were found, then for every tile row as `Rows` reads them.
+FN i64 padded_rows(const struct Attention &p) {
+    return (i64)p.batch * p.heads_q * p.tile_rows * TILE_Q;
+}
+FN float *ends_of(const struct Attention &p) { return p.delta - padded_rows(p); }
+FN float *lows_of(const struct Attention &p) { return ends_of(p) - padded_rows(p); }
+
 // A warpgroup's columns of dk, dv and dq come in pieces of eight.
+#if SPLIT_KEYS
 constexpr int PIECES = HEAD_DIM / 8;  // of dk and dv
 FN int column_of(i32, int piece) { return 8 * piece; }
 FN int key_of(i32 group) { return 64 * group; }
@@ -767,11 +830,27 @@ constexpr bool SHARE_COLUMNS = TILE_Q < 128;
 FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
 FN int dq_column(i32 share, int piece) { return (SHARE_COLUMNS ? 64 * share : 0) + 8 * piece; }
 FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
+#else
+constexpr int PIECES = HEAD_DIM / 16;
+constexpr int WHOLE = SLABS / 2;  // slabs; the one in the middle, if any, is divided
+FN int column_of(i32 group, int piece) {
+    return piece < 8 * WHOLE ? 64 * (SLABS - WHOLE) * group + 8 * piece
+                             : 64 * WHOLE + 32 * group + 8 * (piece - 8 * WHOLE);
+}
+FN int key_of(i32) { return 0; }
+FN int dq_pieces(i32) { return DQ_PIECES; }
+FN int dq_column(i32 share, int piece) { return column_of(share, piece); }
+FN int dq_query(i32) { return 0; }
+#endif
 
 // Whose row a tile row's number stands for.
 FN struct Place place_of_row(const struct Attention &p, i32 row) {
     return place_of(row / p.tile_rows, p.heads_q);
 }
+
+// What a backward pass needs of every row before its main launch, and the launch that finds it.
+
+// Eight numbers in storage precision times eight others.
 
 FN float dot(uint4 a, uint4 b) {
     const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
@@ -881,6 +960,13 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
                 q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
             leave_row(p, row, r, lse, dead ? 0.0f : sum);
+#if THRESHOLDS
+            const i64 place = row * TILE_Q + place_in_rows(r);
+            int2 there = make_int2(__float_as_int(PLUS_INFINITY), 0);
+            if (q < p.n_q) there = __ldg(thresholds_of(p, lows_of(p), at.batch, at.head) + q);
+            lows_of(p)[place] = __int_as_float(there.x);
+            ends_of(p)[place] = __int_as_float(there.y);
+#endif
 #if WITH_SINKS
             if (!dead) sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
 #endif
@@ -1051,6 +1137,8 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
 }
 
 #if !APART
+// Delta found once more where a call has few pairs.
+
 // Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
 // their error, and delta is found once more, by a warp for each query.
 // `out` was rounded to storage precision. dq and dk of a row that sees few keys, or few of any
@@ -1058,7 +1146,6 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
 // dout . out by more than the rounding explains, `out` is not of these keys alone, as of a mask in
 // parts, and decides. `size` is the sum of |dout * out|.
 FN float settled_delta(float exact, float rounded, float size) {
-    constexpr float ROUNDING = 0x1p-8f;
     return fabsf(exact - rounded) <= ROUNDING * size ? exact : rounded;
 }
 FN float absolute_dot(uint4 a, uint4 b) {
@@ -1067,6 +1154,7 @@ FN float absolute_dot(uint4 a, uint4 b) {
                make_uint4(b.x & SIZES, b.y & SIZES, b.z & SIZES, b.w & SIZES));
 }
 
+#if SETTLES_DELTA
 // The rows of a tensor's head, in pieces of eight numbers.
 FN const uint4 *pieces_of(const void *tensor, const i64 (&stride)[3], struct Place at, i32 token) {
     return (const uint4 *)tensor + row_offset(stride, at, token) / 8;
@@ -1092,10 +1180,12 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
 #endif
     return fast_exp2((score - lse) * LOG2E) * dp;
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_few(const __grid_constant__ struct Attention p,
                        const __grid_constant__ struct Maps) {
+#if SETTLES_DELTA
 #if !WITH_ENTMAX
     const i64 row = blockIdx.x;
     const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -1127,6 +1217,7 @@ attention_backward_few(const __grid_constant__ struct Attention p,
         size = warp_sum(size);
         if (lane == 0) leave_row(p, row, r, lse, settled_delta(exact, rounded, size));
     }
+#endif
 #endif
 }
 #endif
@@ -1192,6 +1283,8 @@ FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &lo
     }
 #endif
 }
+
+// Intervals of a thread's own columns as bits.
 
 FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
     u32 y;
@@ -1274,6 +1367,8 @@ FN float cap_slope(float x, const struct Attention &p, const struct Logit &logit
 }
 
 #if WITH_ENTMAX
+// alpha-entmax: from a score to its weight, once the row's level is known.
+
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
 // for the one level = a * lse that makes them sum to 1.
@@ -1435,6 +1530,8 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
     return slope;
 }
 
+// Products of a backward pass: their operands, and those of scores; SPLIT_KEYS tells of the others.
+
 // dk or dv of a warpgroup's keys and columns.
 typedef float Gradient[PIECES * 4];
 typedef float QueryGradient[DQ_PIECES * 4];
@@ -1445,6 +1542,7 @@ struct Operands {
     u64 k, q;                // for scores, along the columns
     u64 rows, ones;          // for scores and dp, lse and delta, and what stands beside them
     u64 k_tokens, q_tokens;  // for gradients, along the tokens
+    u64 k_half, q_half;      // the same of the slab that both warpgroups have half of, if any
     u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
 };
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
@@ -1497,6 +1595,8 @@ FN void store_pairs(u32 tile, const Pairs &x, i32 group) {
             x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
 }
 
+// Products of gradients where warpgroups divide the keys of a tile column.
+
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;
     struct Operands at;
@@ -1530,6 +1630,37 @@ FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int sh
     products_commit();
 }
 
+// The order of additions to dq where tiles come as lists. Needs: common/lib/tiles_csr.h.
+
+#if DETERMINISTIC
+FN void skip_tiles(struct TileList &list, i32 count) { list.tiles += count; }
+
+// How many tile columns add to a tile of dq before this one: those behind it.
+FN i32 column_at(const struct TileList &list, i32 i) { return __ldg(list.tiles + i) >> 1; }
+FN i32 behind(const struct TileList &list, i32 column) {  // a step leaves a quarter to be searched
+    i32 low = 0, high = list.count;
+    while (low < high) {
+        const i32 step = (high - low + 3) / 4, last = high - 1;
+        i32 passed = 0;
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            passed += column_at(list, min_i32(low + i * step - 1, last)) <= column;
+        if (passed < 3) high = min_i32(low + (passed + 1) * step - 1, high);
+        low = min_i32(low + passed * step, last + 1);
+    }
+    return list.count - low;
+}
+
+// What the host wrote beside tile `i` of a column's list; false where it did not.
+FN bool turn_word(i32 &word, const struct Attention &p, const struct TileList &list, i32 i) {
+    if (!p.col_turns) return false;
+    word = __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
+    return true;
+}
+#endif
+
+// Which tile columns a block takes; in deterministic mode also who adds to dq after whom.
+
 // A tile column, and the query heads that are taken one after another.
 struct alignas(16) Item {
     struct Work work;
@@ -1559,7 +1690,7 @@ FN void find_list(List &list, const struct Attention &p, const struct Work &work
     list = column_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, work.tile);
     if (work.shared) {
         list.count = work.count;
-        list.tiles += work.first;
+        skip_tiles(list, work.first);
     }
 }
 FN i32 word_in(const struct Attention &, const List &list, i32 i) {
@@ -1593,21 +1724,6 @@ FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     }
 }
 
-// How many tile columns add to a tile of dq before this one: those behind it.
-FN i32 column_at(const struct TileList &list, i32 i) { return __ldg(list.tiles + i) >> 1; }
-FN i32 behind(const struct TileList &list, i32 column) {  // a step leaves a quarter to be searched
-    i32 low = 0, high = list.count;
-    while (low < high) {
-        const i32 step = (high - low + 3) / 4, last = high - 1;
-        i32 passed = 0;
-#pragma unroll
-        for (int i = 1; i < 4; i++)
-            passed += column_at(list, min_i32(low + i * step - 1, last)) <= column;
-        if (passed < 3) high = min_i32(low + (passed + 1) * step - 1, high);
-        low = min_i32(low + passed * step, last + 1);
-    }
-    return list.count - low;
-}
 FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     const struct Place at = place_of(head, p.heads_q);
     return behind(row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row), column);
@@ -1617,9 +1733,9 @@ FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
 FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row,
                        i32 column) {
     const i32 sum = head * p.tile_rows + row;
-    if (p.col_turns) {
+    i32 word;
+    if (turn_word(word, p, list, i)) {
         constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/work/deterministic_order.py
-        const i32 word = __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);
         const i32 which = word % MOST_SUMS, rank = (word & ~HELD) / MOST_SUMS;
         return {which ? further_of(p, head, row).first + which - 1 : sum, rank | (word & HELD)};
     }
@@ -1682,7 +1798,9 @@ struct Shared {
     i32 *dq_counter;                    // of additions to what a step adds to
     u32 holds, settled;  // whether the last turn of the item that is loaded is held; parity
 };
-static_assert(sizeof(struct Shared) <= 109056, "planned memory");
+static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
+
+// The block's shared memory, once `struct Shared` is known.
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -1728,6 +1846,8 @@ struct Step {
     i32 row;  // the tile row's number
 };
 
+// The thread that claims tile columns and loads what they need.
+
 // ---------------------------------------------------------------- the warp that loads
 
 // A tile of a tensor.
@@ -1749,10 +1869,16 @@ FN void load_queries(struct Shared &shared, const struct Source &source, const T
     load_bytes(shared_address(shared.rows[at]), source.lse + ROW_FLOATS * first, PIECE_BYTES, full);
 #else
     constexpr u32 NUMBERS = 4 * TILE_Q;  // bytes
-    arrive_expecting(full, Q_BYTES + NUMBERS);
+    arrive_expecting(full, Q_BYTES + (THRESHOLDS ? 3 : 1) * NUMBERS);
     load_bytes(shared_address(shared.lse[at]), source.lse + first, NUMBERS, full);
 #endif
     load_tile<TILE_Q>(shared.q[at], map, full, query_point(first), source.q);
+#if THRESHOLDS
+    // Thresholds of all rows come just before, as many numbers each: no pointers to them.
+    const i64 rows = source.delta - source.lse;
+    load_bytes(shared_address(shared.low[at]), source.lse - 2 * rows + first, NUMBERS, full);
+    load_bytes(shared_address(shared.end[at]), source.lse - rows + first, NUMBERS, full);
+#endif
 }
 FN void load_dout(struct Shared &shared, const struct Source &source, const TensorMap &map, u32 at,
                   i32 first) {
@@ -1858,6 +1984,8 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
     // The last block leaves the counter as it found it.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }
+
+// How a warpgroup's share of dq gets to memory.
 
 // ---------------------------------------------------------------- dq leaves
 
@@ -2159,6 +2287,8 @@ FN struct Column column_in(const struct Item &item) {
             uniform(item.steps)};
 }
 
+// The end of a tile column: dk and dv, alone or with what others add.
+
 // A warpgroup's share of a tile column's gradients, in storage precision, where boxes are copied
 // from: its own keys, or its own columns of all keys.
 FN void stage_gradient(const Gradient &d, u32 tile, float scale, i32 group) {
@@ -2355,6 +2485,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 }
 
 #if WITH_ENTMAX
+// What a row's gradients with entmax are relative to: a launch over tile rows, before the main one.
+
 // delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
 // then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose
 // q and dout stay while k and v stream; scores are transposed, as in the main launch, and every
@@ -2567,7 +2699,6 @@ namespace by_rows {
 
 // A warp's rows of q and dout stay in registers, and their place is free at once; else they lie in
 // two places in turn.
-constexpr bool KEEP_ROWS = true;
 constexpr int ROW_PLACES = KEEP_ROWS ? 1 : 2;
 static_assert(ALONE && TILE_Q == 64 && TILE_K == 64 && QUERIES == 64, "one kind of scores");
 
@@ -2640,7 +2771,7 @@ struct Shared {
     i32 count[2];       // of their tiles
     i32 word[STAGES];   // of the tile in this stage
 };
-static_assert(sizeof(struct Shared) <= 115712, "planned memory");
+static_assert(sizeof(struct Shared) <= ROW_MEMORY, "planned memory");
 FN struct Shared &shared_memory() {
     u32 address;
     asm volatile("mov.u32 %0, memory;" : "=r"(address));
@@ -2905,7 +3036,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
 
 }  // namespace by_rows
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_backward_rows(const __grid_constant__ struct Attention p,
                         const __grid_constant__ struct Maps maps) {
     struct by_rows::Shared &shared = *(struct by_rows::Shared *)memory;
@@ -2921,7 +3052,7 @@ attention_backward_rows(const __grid_constant__ struct Attention p,
 }
 
 #endif
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_backward(const __grid_constant__ struct Attention p,
                    const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;

@@ -162,9 +162,18 @@ def test_public_functions_have_docstrings():
 
 
 def test_templates_fit_the_page():
-    for path in sorted((ROOT / "templates").rglob("*.j2")):
+    suffixes = (".j2", ".cuh", ".h")
+    for path in sorted(p for p in (ROOT / "templates").rglob("*") if p.suffix in suffixes):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             assert len(line) <= 100, f"{path.name}:{number} has {len(line)} columns"
+
+
+def test_static_files_have_no_holes():
+    """Jinja does not read them, so that a hole would reach the compiler."""
+    for path in sorted((ROOT / "templates").glob("*/lib/*")):
+        text = path.read_text()
+        assert text.startswith("//"), f"{path.name} does not say what it is"
+        assert not any(mark in text for mark in ("{%", "{{ ", "{#")), path.name
 
 
 FRESH = """

@@ -23,5 +23,5 @@ DOCUMENTS = "documents"
 SELECTIONS = "selections"
 """What chooses blocks of keys on the device."""
 
-STEMS = {TINY: "tiny", CHOOSE: "choose", GATHER: "gather", WIDE: "gather"}
+STEMS = {TINY: "mma16", CHOOSE: "choose", GATHER: "gather", WIDE: "gather"}
 """The first part of a template's name, by form; forms that are not named share the default's."""

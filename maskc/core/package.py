@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_COUNTED = (".py", ".toml", ".j2", ".cuh", ".h")
+"""Suffixes of what the compiled result depends on: code, data, templates and their static parts."""
 
 
 def template_folder() -> Path:
@@ -21,7 +23,7 @@ def state() -> str:
     whenever something of them may have changed."""
     digest = sha256()
     for file in sorted({*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}):
-        if file.suffix in (".py", ".toml", ".j2"):
+        if file.suffix in _COUNTED:
             found = file.stat()
             digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -32,6 +34,6 @@ def contents() -> str:
     """A digest of all code, data and templates, hexadecimal: the same on every machine."""
     digest = sha256()
     for file in sorted({*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}):
-        if file.suffix in (".py", ".toml", ".j2"):
+        if file.suffix in _COUNTED:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
     return digest.hexdigest()

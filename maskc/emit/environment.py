@@ -1,7 +1,13 @@
-"""The one Jinja environment. Templates insert typed values and branch; they never compute."""
+"""From a template to the text of a source.
+
+Templates (`*.j2`) insert typed values and branch; they never compute. Most of a kernel lies in
+static files (`lib/*.cuh`, `lib/*.h`), which Jinja does not read: a line
+`#include "sm90a/lib/x.cuh"` becomes that file's text, so that a source stands alone.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from functools import cache
 
@@ -34,9 +40,24 @@ def environment() -> jinja2.Environment:
     )
 
 
+_INCLUDE = re.compile(r'^#include "([\w/.]+)"$', re.MULTILINE)
+"""A static file; headers of the toolkit come in angle brackets and stay."""
+
+
+@cache
+def static(file: str) -> str:
+    """The text of a static file, by its path below templates/, with what it includes."""
+    return inlined((template_folder() / file).read_text("utf-8"))
+
+
+def inlined(text: str) -> str:
+    """The text with the static files that it includes, each as often as it is included."""
+    return _INCLUDE.sub(lambda line: static(line[1]).rstrip("\n"), text)
+
+
 def render(template: str, spec: object) -> str:
     """The text of one source."""
-    text = environment().get_template(template).render(spec=spec)
+    text = inlined(environment().get_template(template).render(spec=spec))
     lines = [line.rstrip() for line in text.splitlines()]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"

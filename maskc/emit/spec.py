@@ -167,6 +167,11 @@ class KernelSpec:
         return not bits and (self.by_documents or not self.intervals)
 
     @property
+    def filters_pairs(self) -> bool:
+        """Whether pairs are kept by their scores in tiles that test pairs (sm_90a)."""
+        return self.thresholds and self.tests_pairs
+
+    @property
     def short_formulas(self) -> bool:
         """Whether testing a pair takes few registers."""
         return max(len(shape.predicate) for shape in self.shapes) <= 4

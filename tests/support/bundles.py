@@ -30,7 +30,7 @@ from maskc.core.expr_text import parse_expr
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.c_printer import c_printer
-from maskc.emit.environment import environment, render
+from maskc.emit.environment import environment, inlined, render
 from tests.support.cpu_harness import TEMPLATE, shape, spec
 
 FORMULAS = {
@@ -75,7 +75,7 @@ def cuda_unit(head_dim: int = 64, mode: str = "") -> SourceUnit:
         target=TARGETS["sm_80"],
     )  # fmt: skip
     template = Path(__file__).with_name("naive.cu.j2").read_text()
-    text = environment().from_string(template).render(spec=source, fields=len(WORK_FIELDS))
+    text = inlined(environment().from_string(template).render(spec=source, fields=len(WORK_FIELDS)))
     shared = max(4 * TILE.q * head_dim, 64 * 1024)
     launch = Launch("attention_forward", Grid[mode or "rows"], TILE.q, shared)
     return SourceUnit(

@@ -140,11 +140,17 @@ def test_the_state_of_the_code_is_that_of_its_files(monkeypatch, tmp_path):
     (tmp_path / "maskc" / "one.py").write_text("x = 1\n")
     monkeypatch.setattr(package, "_PACKAGE", tmp_path / "maskc")
     found = [package.state.__wrapped__()]
-    for file, text in (("one.py", "x = 12\n"), ("templates/a.j2", ""), ("cost.toml", "")):
+    for file, text in (
+        ("one.py", "x = 12\n"),
+        ("templates/a.j2", ""),
+        ("templates/b.cuh", ""),
+        ("templates/c.h", ""),
+        ("cost.toml", ""),
+    ):
         (tmp_path / "maskc" / file).write_text(text)
         found.append(package.state.__wrapped__())
     (tmp_path / "maskc" / "notes.txt").write_text("")
-    assert len(set(found)) == 4
+    assert len(set(found)) == 6
     assert package.state.__wrapped__() == found[-1]
 
 

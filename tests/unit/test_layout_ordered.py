@@ -146,7 +146,7 @@ def test_a_window_has_one_sum_and_global_queries_several():
 
 
 def test_kernels_read_turns_as_they_are_written():
-    text = (template_folder() / "sm90a" / "backward_order.cuh.j2").read_text()
+    text = (template_folder() / "sm90a" / "lib" / "backward_order.cuh").read_text()
     assert f"MOST_SUMS = {MOST_SUMS};" in text
     assert f"HELD = 1 << {HELD.bit_length() - 1};" in text
 

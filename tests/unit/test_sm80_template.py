@@ -16,7 +16,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import BuildFailed, SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.emit.environment import render
+from maskc.emit.environment import render, static
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
 from maskc.plan.explain import explain
 from maskc.plan.families.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
@@ -159,11 +159,16 @@ def test_the_parts_come_in_the_order_of_every_target():
 
 
 def test_dtype_reaches_instructions_only_where_it_must():
-    """Beside the function that makes two numbers of such bits fp32."""
+    """As constants of one file, that of the dtype."""
     texts = [render("sm80/forward.cu.j2", spec(64, dtype)) for dtype in (BF16, F16)]
-    bf16, f16 = (re.sub(r"FN float2 unpack.*?\n}\n", "", text, flags=re.DOTALL) for text in texts)
-    changed = [a for a, b in zip(bf16.splitlines(), f16.splitlines(), strict=True) if a != b]
-    assert len(changed) == 2, "the element's name and its exponent"
+    bf16, f16 = (text.splitlines() for text in texts)
+    changed = [a for a, b in zip(bf16, f16, strict=True) if a != b]
+    assert changed == [
+        line for line in static("common/lib/element_bf16.cuh").splitlines() if line in changed
+    ]
+    names = [re.search(r"ELEMENT|(\w+) =", line) for line in changed if line[:2] != "//"]
+    found = [name[1] or name[0] for name in names if name]
+    assert found == ["ELEMENT", "BFLOAT16", "ROUNDING", "EXPONENT", "ONE"]
 
 
 # ------------------------------------------------------------------ machine code

@@ -20,7 +20,7 @@ RESERVED_BYTES = 1024
 """Bytes of a block's shared memory that the system takes."""
 BIN_BYTES = 1024
 """Bytes of shared memory that a row takes where thresholds are searched, see
-templates/common/choose_rows.cuh.j2."""
+templates/common/lib/choose_rows.cuh."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class BackwardSchedule(Schedule):
     split: str = "keys"
     """What the warpgroups divide between them: `keys` or `columns`."""
     shares: int = 2
-    """Of a tile of dq, see templates/sm90a/backward_constants.cuh.j2."""
+    """Of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
     parts: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Schedules of the register-only templates (templates/sm90a/tiny.cu.j2 and tiny_backward.cu.j2):
+"""Schedules of the register-only templates (templates/sm90a/mma16.cu.j2 and mma16_backward.cu.j2):
 tiles of 16 x 16 for rows that see very few keys.
 
 A warp has a tile row (forward), or 64 elements of the gradients of a tile column (backward),

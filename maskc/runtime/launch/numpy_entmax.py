@@ -1,4 +1,4 @@
-"""alpha-entmax in NumPy, as the C kernels compute it: see templates/cpu/entmax.h.j2."""
+"""alpha-entmax in NumPy, as the C kernels compute it: see templates/cpu/lib/entmax.h."""
 
 from __future__ import annotations
 

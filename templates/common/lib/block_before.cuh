@@ -1,0 +1,22 @@
+// A prefix sum over a block. The includer defines FN, THREADS and ALL.
+
+// How many come before a thread's own, and in `all` how many there are.
+FN i32 block_before(i32 count, i32 &all) {
+    __shared__ i32 part[THREADS / 32];
+    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i32 sum = count;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const i32 other = __shfl_up_sync(ALL, sum, by);
+        sum += lane >= by ? other : 0;
+    }
+    if (lane == 31) part[warp] = sum;
+    __syncthreads();
+    all = 0;
+    for (int i = 0; i < THREADS / 32; i++) {
+        sum += i < warp ? part[i] : 0;
+        all += part[i];
+    }
+    __syncthreads();
+    return sum - count;
+}

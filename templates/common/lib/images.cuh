@@ -1,0 +1,10 @@
+// Numbers in the order of integers.
+
+// Integers that ascend with the numbers; both zeros have one. What is no number has some other.
+FN u32 image_of(float x) {
+    const i32 bits = __float_as_int(x + 0.0f);
+    return bits ^ (bits >> 31 | 0x80000000);
+}
+FN float number_of(u32 image) {
+    return __uint_as_float(image >> 31 ? image ^ 0x80000000u : ~image);
+}

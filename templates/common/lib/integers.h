@@ -1,0 +1,4 @@
+// Arithmetic of indices and of formulas. The includer defines FN.
+
+FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
+FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }

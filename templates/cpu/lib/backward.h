@@ -1,0 +1,282 @@
+// The backward pass.
+
+// A tile is visited once, by the thread that owns its tile column, and gives its share of dk, dv
+// and dq. dk and dv stay with the thread. dq is added up in memory by one thread after another,
+// in the order of the row's list: any number of threads gives the same bits.
+struct Workspace {
+    float *delta;   // [batch, heads_q, n_q] mean of dout . v, by u: rowsum(out * dout) with softmax
+    float *dsink;   // [batch, heads_q, tile_rows] shares of each tile row
+    float *dalibi;  // likewise
+    i32 *turn;      // likewise: how many of the row's tiles have been added to dq
+    float *dq;      // [batch, heads_q, tile_rows][TILE_Q][QK_LD]
+};
+
+FN i64 all_rows(const struct Attention *p) { return (i64)p->batch * p->heads_q * p->tile_rows; }
+
+// Floats before dq, up to a whole vector.
+FN i64 small_parts(const struct Attention *p) {
+    const i64 floats = (i64)p->batch * p->heads_q * p->n_q + 3 * all_rows(p);
+    return (floats + LANES - 1) / LANES * LANES;
+}
+
+FN struct Workspace workspace(const struct Attention *p) {
+    struct Workspace w = {.delta = p->delta, .dq = p->delta + small_parts(p)};
+    w.dsink = w.delta + (i64)p->batch * p->heads_q * p->n_q;
+    w.dalibi = w.dsink + all_rows(p);
+    w.turn = (i32 *)(w.dalibi + all_rows(p));
+    return w;
+}
+
+// How many floats `delta` must have room for.
+i64 attention_workspace(const struct Attention *p) {
+    return small_parts(p) + all_rows(p) * TILE_Q * QK_LD;
+}
+
+struct Backward {
+    float k[TILE_K * QK_LD];
+    float v[TILE_K * V_LD];
+    float dk[TILE_K * QK_LD];
+    float dv[TILE_K * V_LD];
+    float q[TILE_Q * QK_LD];
+    float q_t[QK_LD * TILE_Q];  // transposed, times query_factor()
+    float dout[TILE_Q * V_LD];
+    float dout_t[V_LD * TILE_Q];
+    Scores weights;
+    Scores dscores;
+    Scores tanhs;
+    float lse[TILE_Q];    // times UNIT; +inf where there is no key, so that weights are 0
+    float delta[TILE_Q];
+    i32 k_finite;
+    Live live;
+} __attribute__((aligned(64)));
+
+// One tile of one head, and what belongs to its row.
+struct Visit {
+    struct Mask m;
+    struct Place at;
+    i64 line;  // batch * heads_q + head
+    i32 batch, head, ti, tj, full;
+};
+
+FN void load_lse(const struct Attention *p, i32 batch, i32 head, struct Place at, float *lse) {
+    const float *from = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
+    for (i32 q = 0; q < TILE_Q; q++) lse[q] = INFINITE;
+    for (i32 q = 0; q < at.queries; q++) {
+        const float value = from[q * p->lse_stride[2]];
+        if (value != -INFINITE) lse[q] = value * UNIT;
+    }
+}
+
+// q, dout and lse of a tile row. Returns whether q and dout are finite.
+FN i32 load_rows(const struct Attention *p, struct Backward *b, struct Place at, i32 batch,
+                 i32 head) {
+    const i32 queries = at.queries;
+    clear(b->q + queries * QK_LD, (TILE_Q - queries) * QK_LD);
+    clear(b->dout + queries * V_LD, (TILE_Q - queries) * V_LD);
+    const i32 q_finite = load_tile(b->q, QK_LD, p->q, p->q_stride, batch, head, at.q0, queries,
+                                   HEAD_DIM);
+    const i32 dout_finite = load_tile(b->dout, V_LD, p->dout, p->dout_stride, batch, head, at.q0,
+                                      queries, HEAD_DIM_V);
+    transpose(b->q_t, TILE_Q, b->q, QK_LD, TILE_Q, QK_LD, query_factor(p));
+    transpose(b->dout_t, TILE_Q, b->dout, V_LD, TILE_Q, V_LD, 1.0f);
+    load_lse(p, batch, head, at, b->lse);
+    return q_finite && dout_finite;
+}
+
+// ---- before: delta, the sinks' share, and rows that no tile will visit
+
+// The sink's gradient is its weight times (0 - delta), as its value is zero.
+FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 head,
+                    const float *delta) {
+    float lse[TILE_Q], weight[TILE_Q];
+    load_lse(p, batch, head, at, lse);
+    const float sink = p->sink_logits[head] * LOG2E;
+    for (i32 j = 0; j < TILE_Q; j += LANES) store(weight + j, exp2_vec(sink - load(lse + j)));
+    float sum = 0.0f;
+    for (i32 q = 0; q < at.queries; q++) sum -= weight[q] * delta[q];
+    return sum;
+}
+
+#include "cpu/lib/delta.h"
+
+FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backward *b, i64 line,
+                    i32 ti) {
+    const i32 batch = (i32)(line / p->heads_q), head = (i32)(line % p->heads_q);
+    const i64 row = line * p->tile_rows + ti;
+    const struct Place at = place(p, ti, 0);
+    const i64 first = line * p->n_q + at.q0;
+    const struct Mask m = load_mask(p, batch, head);
+    const struct Row r = {m, row_tiles(p, m, batch, head, ti), batch, head,
+                          head / (p->heads_q / p->heads_kv), ti};
+    find_delta(p, b, r, w.delta + first);
+    w.turn[row] = 0;
+    w.dalibi[row] = 0.0f;
+    w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first) : 0.0f;
+    if (p->joins || r.tiles.count) return;
+    clear(b->q, at.queries * QK_LD);
+    store_tile(p->dq, p->dq_stride, batch, head, at.q0, b->q, QK_LD, at.queries, HEAD_DIM, 1.0f);
+}
+
+// ---- one tile
+
+FN void load_delta(const struct Attention *p, struct Workspace w, struct Backward *b,
+                   struct Visit t) {
+    const i64 first = t.line * p->n_q + t.at.q0;
+    for (i32 q = 0; q < TILE_Q; q++) b->delta[q] = q < t.at.queries ? w.delta[first + q] : 0.0f;
+}
+
+// weights: from scores to shares of v. dscores: from dout . v to the gradient of scale * q . k.
+// Returns the tile's share of dalibi.
+FN float score_gradients(const struct Attention *p, struct Backward *b, struct Place at) {
+    vec slope = {0};
+    for (i32 j = 0; j < at.vectors; j++) {
+        const vec lse = load(b->lse + j * LANES), delta = load(b->delta + j * LANES);
+        for (i32 k = 0; k < at.keys; k++) {
+            const vec score = load(&b->weights[k][j * LANES]);
+            const struct Weight weight = weigh(p, score, lse);
+            const ivec dead = WITH_ENTMAX ? weight.u == 0.0f : score == -INFINITE;
+            vec d = weight.u * (load(&b->dscores[k][j * LANES]) - delta);
+            d = zero_where(dead, d);  // 0 * NaN would not be 0
+            store(&b->weights[k][j * LANES], weight.p);
+#if WITH_ALIBI
+            const ivec outside = lane_numbers() >= (float)(at.queries - j * LANES);
+            slope -= zero_where(outside, d * distance(p, at, k, j));
+#endif
+#if WITH_SOFTCAP
+            const vec tanh = load(&b->tanhs[k][j * LANES]);
+            d *= 1.0f - tanh * tanh;
+#endif
+            store(&b->dscores[k][j * LANES], d);
+        }
+    }
+    return sum_lanes(slope);
+}
+
+FN void store_gradient(const struct Attention *p, void *tensor, const i64 *stride, i32 batch,
+                       i32 head, i32 token, const float *from, i32 ld, i32 rows, i32 columns,
+                       float factor) {
+    if (p->joins) {
+        add_tile(tensor, stride, batch, head, token, from, ld, rows, columns, factor);
+    } else {
+        store_tile(tensor, stride, batch, head, token, from, ld, rows, columns, factor);
+    }
+}
+
+// Adds this tile's part of dq after its left neighbours', and writes dq after the last. The part
+// is nothing where `keys` is 0.
+FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b, struct Visit t,
+               i32 keys, float slope, const i32 *live) {
+    const struct TileList tiles = row_tiles(p, t.m, t.batch, t.head, t.ti);
+    const i64 row = t.line * p->tile_rows + t.ti;
+    i32 done = __atomic_load_n(w.turn + row, __ATOMIC_ACQUIRE);
+    for (i32 tries = 1; tile_at(tiles, done).index != t.tj; tries++) {
+        if (tries % 64 == 0) sched_yield();
+        done = __atomic_load_n(w.turn + row, __ATOMIC_ACQUIRE);
+    }
+    float *dq = w.dq + row * TILE_Q * QK_LD;
+    if (!done) clear(dq, t.at.queries * QK_LD);
+    const struct Left dscores = {&b->dscores[0][0], 1, TILE_Q};
+    if (keys) add_product(dq, QK_LD, dscores, b->k, QK_LD, t.at.queries, QK_VECTORS, keys, live);
+    w.dalibi[row] += slope;
+    if (done + 1 == tiles.count) {
+        store_gradient(p, p->dq, p->dq_stride, t.batch, t.head, t.at.q0, dq, QK_LD, t.at.queries,
+                       HEAD_DIM, p->scale);
+    }
+    __atomic_store_n(w.turn + row, done + 1, __ATOMIC_RELEASE);
+}
+
+FN void backward_tile(const struct Attention *p, struct Workspace w, struct Backward *b,
+                      struct Visit t) {
+    const i32 finite = load_rows(p, b, t.at, t.batch, t.head) && b->k_finite;
+    const i32 keys = t.at.keys, queries = t.at.queries;
+    const struct Left k = {b->k, QK_LD, 1}, v = {b->v, V_LD, 1};
+    tile_scores(p, t.m, t.head, t.at, t.full, b->q_t, k, b->weights, b->tanhs, b->live);
+#if WITH_ENTMAX
+    if (!any_weight(p, t.at, b->weights, b->lse)) {
+        add_dq(p, w, b, t, 0, 0.0f, 0);
+        return;
+    }
+#endif
+    load_delta(p, w, b, t);
+    clear(&b->dscores[0][0], keys * TILE_Q);
+    multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, keys, t.at.vectors, HEAD_DIM_V);
+    const float slope = score_gradients(p, b, t.at);
+#if WITH_ENTMAX
+    if (!finite) live_weights(t.at, b->weights, b->live);
+    const i32 *live = finite ? 0 : &b->live[0][0];
+#else
+    const i32 *live = t.full || finite ? 0 : &b->live[0][0];
+#endif
+    const struct Left weights = {&b->weights[0][0], TILE_Q, 1};
+    const struct Left dscores = {&b->dscores[0][0], TILE_Q, 1};
+    add_product(b->dv, V_LD, weights, b->dout, V_LD, keys, V_VECTORS, queries, live);
+    add_product(b->dk, QK_LD, dscores, b->q, QK_LD, keys, QK_VECTORS, queries, live);
+    add_dq(p, w, b, t, keys, slope, live);
+}
+
+// One tile column of one key/value head, over the query heads that share it.
+static void backward_column(const struct Attention *p, struct Workspace w, struct Backward *b,
+                            i32 batch, i32 head_kv, i32 tj) {
+    const i32 group = p->heads_q / p->heads_kv;
+    const struct Place at = place(p, 0, tj);
+    b->k_finite = load_tile(b->k, QK_LD, p->k, p->k_stride, batch, head_kv, at.k0, at.keys,
+                            HEAD_DIM);
+    load_tile(b->v, V_LD, p->v, p->v_stride, batch, head_kv, at.k0, at.keys, HEAD_DIM_V);
+    clear(b->dk, at.keys * QK_LD);
+    clear(b->dv, at.keys * V_LD);
+    for (i32 head = head_kv * group; head < (head_kv + 1) * group; head++) {
+        const struct Mask m = load_mask(p, batch, head);
+        const struct TileList tiles = column_tiles(p, m, batch, head, tj);
+        for (i32 i = 0; i < tiles.count; i++) {
+            const struct Tile tile = tile_at(tiles, i);
+            const struct Visit visit = {m, place(p, tile.index, tj), (i64)batch * p->heads_q + head,
+                                        batch, head, tile.index, tj, tile.full};
+            backward_tile(p, w, b, visit);
+        }
+    }
+    store_gradient(p, p->dk, p->dk_stride, batch, head_kv, at.k0, b->dk, QK_LD, at.keys, HEAD_DIM,
+                   p->scale);
+    store_gradient(p, p->dv, p->dv_stride, batch, head_kv, at.k0, b->dv, V_LD, at.keys, HEAD_DIM_V,
+                   1.0f);
+}
+
+// ---- after: sums over rows, in one order
+
+FN void sum_shares(const struct Attention *p, float *to, const float *shares, i32 head,
+                   float factor) {
+    float sum = 0.0f;
+    for (i32 batch = 0; batch < p->batch; batch++) {
+        const float *rows = shares + ((i64)batch * p->heads_q + head) * p->tile_rows;
+        for (i32 ti = 0; ti < p->tile_rows; ti++) sum += rows[ti];
+    }
+    to[head] += factor * sum;
+}
+
+// Columns are handed out from left to right, so that whoever waits in add_dq() waits for a column
+// already under way; neighbours of one list go to different heads first, so that few wait.
+void attention_backward(const struct Attention *p, i32 threads) {
+    const struct Workspace w = workspace(p);
+    const i64 pairs = (i64)p->batch * p->heads_kv;
+    i64 next = 0;
+#pragma omp parallel num_threads(max_i32(1, threads))
+    {
+        struct Backward b;
+#pragma omp for schedule(static, 1)  // with entmax, long causal rows lie side by side
+        for (i64 row = 0; row < all_rows(p); row++) {
+            prepare_row(p, w, &b, row / p->tile_rows, (i32)(row % p->tile_rows));
+        }
+        for (;;) {
+            const i64 item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            if (item >= pairs * p->tile_cols) break;
+            const i64 pair = item % pairs;
+            backward_column(p, w, &b, (i32)(pair / p->heads_kv), (i32)(pair % p->heads_kv),
+                            (i32)(item / pairs));
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (i32 head = 0; head < p->heads_q; head++) {
+            if (WITH_SINKS && p->dsink) sum_shares(p, p->dsink, w.dsink, head, 1.0f);
+            if (WITH_ALIBI && p->dalibi) sum_shares(p, p->dalibi, w.dalibi, head, p->spacing);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+// From scores to weights, once lse is known.
+
+struct Weight {
+    vec p;  // of v in out
+    vec u;  // dp/dscore where lse stays
+};
+
+#if WITH_ENTMAX
+// alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1:
+//     p = x^(1/a),  u = x^(1/a - 1),  x = max(0, 1 + a * (score - lse)),
+// lse being the number that makes the weights of a row sum to 1. The paper's threshold tau is
+// a * lse - 1; lse itself does not lose its digits as alpha falls to 1, where it becomes softmax's.
+FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
+    const float a = p->alpha_minus_1;
+    const vec y = a * (score - lse);
+    const ivec none = 1.0f + y <= 0.0f;
+    const vec x = zero_where(none, 1.0f + y);
+    vec u = x;                // alpha 1.5
+    if (a == 1.0f) {          // alpha 2, sparsemax
+        u = 1.0f + 0.0f * x;  // NaN where x is
+    } else if (a != 0.5f) {
+        u = exp2_vec(log1p_vec(y) * ((1.0f - a) / a * LOG2E));
+    }
+    u = zero_where(none, u);
+    return (struct Weight){u * x, u};
+}
+
+// Whether some weight of a tile is above zero, or not a number.
+static i32 any_weight(const struct Attention *p, struct Place at, Scores scores,
+                      const float *lse) {
+    for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
+        ivec none = (ivec){0} == 0;
+        for (i32 k = 0; k < at.keys; k++) {
+            none &= 1.0f + p->alpha_minus_1 * (load(&scores[k][j]) - load(lse + j)) <= 0.0f;
+        }
+        for (i32 i = 0; i < LANES; i++) {
+            if (!none[i]) return 1;
+        }
+    }
+    return 0;
+}
+
+// Pairs that contribute, instead of those that the mask keeps: what has no weight is not touched.
+FN void live_weights(struct Place at, Scores weights, Live live) {
+    for (i32 k = 0; k < at.keys; k++) {
+        for (i32 q = 0; q < TILE_Q; q++) live[k][q] = weights[k][q] != 0.0f;
+    }
+}
+#else
+FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
+    const vec weight = exp2_vec(score - lse);
+    (void)p;
+    return (struct Weight){weight, weight};
+}
+#endif

@@ -1,0 +1,54 @@
+// Tiles of consecutive queries and keys: scores to logits, the mask.
+
+// Scores q . k become logits up to the factor `unit`, which the exponential applies.
+FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
+#if WITH_SOFTCAP || WITH_ALIBI
+    const struct Logit logit = block.logit;
+    const i32 thread = anew(threadIdx.x), q = warp_query(block.work, thread / 32) + thread % 32 / 4;
+    const float distance = (float)(q + (p->n_kv - p->n_q) - (first_k + thread % 4 * 2));
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < TILE_K / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float x = s[m][n][e];
+#if WITH_SOFTCAP
+                // tanh by one exponential: the approximate instruction is too coarse for logits.
+                x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
+#endif
+#if WITH_ALIBI
+                const float steps = fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
+                x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - logit.slope * steps;
+#endif
+                s[m][n][e] = x;
+            }
+#else
+    if (p->scale < 0.0f)
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+            for (int n = 0; n < TILE_K / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
+#endif
+}
+
+// What queries lane / 4 + 8 r of a warp see of a tile's keys.
+FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
+    const struct Mask mask = block.mask;
+    const i32 n_q = p->n_q, n_kv = p->n_kv;
+    const i32 q = lane_query(block.work), k = lane_key(tile.index * TILE_K);
+    struct Seen seen = {};
+#pragma unroll UNROLL
+    for (int i = 0; i < TILE_K / 4; i++) {
+        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const i32 row = min_i32(q + 8 * r, n_q - 1);
+            const u32 live = tile.full | (keep(mask, row, inside, n_q, n_kv) != 0);
+            seen.word[r / 2] |= (live & (column < n_kv)) << (16 * (r % 2) + i);
+        }
+    }
+    return seen;
+}

@@ -1,0 +1,53 @@
+// Which rows a block computes, and what its threads share.
+
+#include "sm80/lib/logit.cuh"
+
+struct Work {
+    i32 row, head, batch;  // row of tiles
+};
+
+// Heads run in groups whose keys and values fit the L2 cache; inside a group the last tile rows,
+// which are the longest ones of a causal mask, come first. A grid has at most 2^31 - 1 blocks, so
+// that 32 bits count them.
+FN struct Work work_of(const struct Attention *p, u32 index) {
+    const u32 heads = p->batch * p->heads_q, rows = p->tile_rows;
+    const u32 kv_heads = GROUP_KEYS / max_i32(1, p->n_kv);
+    const i64 fit = (i64)kv_heads * (p->heads_q / p->heads_kv);
+    const u32 size = fit < 1 ? 1 : fit < heads ? (u32)fit : heads;
+    const u32 group = index / (size * rows), rest = index % (size * rows);
+    const u32 here = heads - group * size < size ? heads - group * size : size;
+    const u32 head = group * size + rest % here;
+    return {(i32)(rows - 1 - rest / here), (i32)(head % p->heads_q), (i32)(head / p->heads_q)};
+}
+
+// What the threads of a block share. It lies in shared memory because registers are short.
+struct Block {
+    struct Work work;
+    struct Mask mask;
+    struct TileList list;
+    struct Logit logit;
+    const unsigned char *k, *v;  // first rows of the head
+};
+
+FN void start_block(struct Block &block, const struct Attention *p) {
+    const struct Work work = block.work;
+    const i32 kv_head = work.head / (p->heads_q / p->heads_kv);
+    block.mask = load_mask(p, work.batch, work.head);
+    block.list = row_tiles(p, block.mask, work.batch, work.head, work.row);
+    block.logit = logit_of(p, work.head);
+    block.k = head_rows(p->k, p->k_stride, work.batch, kv_head);
+    block.v = head_rows(p->v, p->v_stride, work.batch, kv_head);
+}
+
+static_assert(sizeof(struct Block) <= BLOCK_BYTES,
+              "the mask has too many constants");
+
+// Rows and columns of a tile that a warp and a lane hold; see Scores for the others.
+FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
+FN i32 warp_query(struct Work work, i32 warp) {
+    return work.row * TILE_Q + warp * 16 * FRAGMENTS;
+}
+FN i32 lane_query(struct Work work) {
+    return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
+}
+FN i32 lane_key(i32 first) { return first + anew(threadIdx.x) % 4 * 2; }

@@ -1,0 +1,138 @@
+// The thread that claims tile columns and loads what they need.
+
+// ---------------------------------------------------------------- the warp that loads
+
+// A tile of a tensor.
+template <int ROWS>
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &from,
+                  const struct Place &at) {
+#pragma unroll
+    for (int i = 0; i < SLABS; i++)
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, from, at.head,
+                 at.batch);
+}
+
+// One query tile and what is known of its rows; or dout, and the rest.
+FN void load_queries(struct Shared &shared, const struct Source &source, const TensorMap &map,
+                     u32 at, i32 first) {
+    u64 &full = shared.q_full[at];
+#if FOLDED
+    arrive_expecting(full, Q_BYTES + PIECE_BYTES);
+    load_bytes(shared_address(shared.rows[at]), source.lse + ROW_FLOATS * first, PIECE_BYTES, full);
+#else
+    constexpr u32 NUMBERS = 4 * TILE_Q;  // bytes
+    arrive_expecting(full, Q_BYTES + (THRESHOLDS ? 3 : 1) * NUMBERS);
+    load_bytes(shared_address(shared.lse[at]), source.lse + first, NUMBERS, full);
+#endif
+    load_tile<TILE_Q>(shared.q[at], map, full, query_point(first), source.q);
+#if THRESHOLDS
+    // Thresholds of all rows come just before, as many numbers each: no pointers to them.
+    const i64 rows = source.delta - source.lse;
+    load_bytes(shared_address(shared.low[at]), source.lse - 2 * rows + first, NUMBERS, full);
+    load_bytes(shared_address(shared.end[at]), source.lse - rows + first, NUMBERS, full);
+#endif
+}
+FN void load_dout(struct Shared &shared, const struct Source &source, const TensorMap &map, u32 at,
+                  i32 first) {
+    u64 &full = shared.dout_full[at];
+#if FOLDED
+    arrive_expecting(full, Q_BYTES);
+#else
+    arrive_expecting(full, Q_BYTES + 4 * TILE_Q);
+    load_bytes(shared_address(shared.delta[at]), source.delta + first, 4 * TILE_Q, full);
+#endif
+    load_tile<TILE_Q>(shared.dout[at], map, full, query_point(first), source.dout);
+}
+
+// Where a place lies in a tensor: a dimension without a stride is one that all share.
+FN struct Place coordinates(const i64 (&stride)[3], const struct Place &at) {
+    return {stride[0] ? at.batch : 0, stride[1] ? at.head : 0};
+}
+
+FN void find_source(struct Source &source, const struct Attention &p, const struct Work &work,
+                    i32 head) {
+    const struct Place at = place_of(head, p.heads_q);
+    const struct Workspace w = workspace(p);
+    const i64 first = (i64)head * p.tile_rows * TILE_Q;
+    find_list(source.list, p, work, head);
+    source.q = coordinates(p.q_stride, at);
+    source.dout = coordinates(p.dout_stride, at);
+    source.lse = w.lse + (FOLDED ? ROW_FLOATS : 1) * first;
+    source.delta = w.delta + first;
+    source.tail = (work.tile + 1) * TILE_K > keys_end(p) ? MASKED : 0;
+}
+
+FN void load_column(struct Shared &shared, const struct Work &work, const struct Attention &p,
+                    const struct Maps &maps) {
+    const struct Place place = place_of(work.head, p.heads_q);
+    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+    const Point first = key_point(work.tile * TILE_K);
+    arrive_expecting(shared.column_full, 2 * K_BYTES);
+    load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
+    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
+}
+
+// The steps of one head of an item. What is done for every tile is little, as it costs the warps
+// that compute on the same scheduler. The column itself comes behind its first queries, whose place
+// is free earlier: `begins` says whether it is still to come, `turn` when its place is free.
+FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
+                   const struct Maps &maps, i32 head, bool &begins, u32 turn,
+                   Ring<STAGES> &stage) {
+    struct Source &source = shared.source;
+    find_source(source, p, work, head);
+#pragma unroll 1
+    for (i32 i = 0; i < source.list.count; i++) {
+        const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
+        const u32 at = stage.at();
+#if DETERMINISTIC
+        const struct Turn added = turn_at(p, source.list, i, head, word & INDEX, work.tile);
+        wait_asleep(shared.q_free[at], stage.turn() ^ 1);
+        shared.turn[at] = added;
+        shared.holds = held(added);
+#else
+        wait_asleep(shared.q_free[at], stage.turn() ^ 1);
+#endif
+        shared.word[at] = word;
+        shared.head[at] = head;
+        load_queries(shared, source, maps.q, at, first);
+        if (begins) {
+            wait_asleep(shared.column_free, turn);
+            load_column(shared, work, p, maps);
+            begins = false;
+        }
+        wait_asleep(shared.dout_free[at], stage.turn() ^ 1);
+        load_dout(shared, source, maps.dout, at, first);
+        stage.next();
+    }
+}
+
+FN void load_items(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+    Ring<STAGES> stage;
+#pragma unroll 1
+    for (Ring<ITEMS> column;; column.next()) {
+#if DETERMINISTIC
+        if (shared.holds) {  // these are the thread's own, which has no registers for them
+            wait_asleep(shared.column_settled, shared.settled);
+            shared.settled ^= 1, shared.holds = 0;
+        }
+#endif
+        const i32 index = atomicAdd(p.counter, 1);
+        const u32 turn = column.steps % 2 ^ 1;
+        bool begins = ITEMS > 1;
+        if (!begins) wait_asleep(shared.column_free, turn);
+        struct Item &item = shared.item[column.at()];  // where there are two, ahead of its turn
+        find_item(item, p, index);
+        if (item.steps <= 0) {
+            if (begins) wait_asleep(shared.column_free, turn);
+            arrive(shared.column_full);
+            if (item.steps < 0) break;
+            continue;
+        }
+        if (!begins) load_column(shared, item.work, p, maps);
+#pragma unroll 1
+        for (i32 i = 0; i < item.work.heads; i++)
+            load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
+    }
+    // The last block leaves the counter as it found it.
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
+}

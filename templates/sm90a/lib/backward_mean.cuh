@@ -1,0 +1,205 @@
+// What a row's gradients with entmax are relative to: a launch over tile rows, before the main one.
+
+// delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
+// then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose
+// q and dout stay while k and v stream; scores are transposed, as in the main launch, and every
+// thread adds up over its own keys.
+constexpr int WARPS = 4 * GROUPS;
+
+struct MeanShared {
+    unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
+    unsigned char q[Q_BYTES], dout[Q_BYTES];
+    float level[TILE_Q];
+    float sum[WARPS][TILE_Q], mass[WARPS][TILE_Q];  // of a warp's keys
+    u64 rows_full;
+    u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
+    i32 tiles;         // of the row
+    i32 word[STAGES];  // of the key tile in this stage
+};
+static_assert(sizeof(struct MeanShared) <= sizeof(struct Shared), "memory of the main launch");
+
+// See shared_memory().
+FN struct MeanShared &mean_memory() { return (struct MeanShared &)shared_memory(); }
+
+FN void initialize_mean(struct MeanShared &shared) {
+    barrier_init(shared.rows_full, 1);
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared.k_full[i], 1);
+        barrier_init(shared.v_full[i], 1);
+        barrier_init(shared.k_free[i], GROUPS);
+        barrier_init(shared.v_free[i], GROUPS);
+    }
+    barriers_ready();
+}
+
+// The last rows, which most masks make the longest, come first.
+FN i32 row_of_block() { return gridDim.x - 1 - blockIdx.x; }
+
+// One thread: the row's q, dout and level, then the keys and values of its tiles.
+FN void load_row(struct MeanShared &shared, const struct Attention &p, const struct Maps &maps) {
+    const i32 row = row_of_block(), tile_row = row % p.tile_rows;
+    const struct Place at = place_of_row(p, row);
+    const struct Place kv = {at.batch, at.head / (p.heads_q / p.heads_kv)};
+    const struct Place k = coordinates(p.k_stride, kv), v = coordinates(p.v_stride, kv);
+    const Point first = query_point(tile_row * TILE_Q);
+    const struct TileList list =
+        row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, tile_row);
+    shared.tiles = list.count;
+    arrive_expecting(shared.rows_full, 2 * Q_BYTES + TILE_Q * 4);
+    load_tile<TILE_Q>(shared.q, maps.q, shared.rows_full, first, coordinates(p.q_stride, at));
+    load_tile<TILE_Q>(shared.dout, maps.dout, shared.rows_full, first,
+                      coordinates(p.dout_stride, at));
+    load_bytes(shared_address(shared.level), workspace(p).lse + (i64)row * TILE_Q, TILE_Q * 4,
+               shared.rows_full);
+    Ring<STAGES> stage;
+#pragma unroll 1
+    for (i32 i = 0; i < list.count; i++, stage.next()) {
+        const struct Tile tile = tile_at(list, i);
+        const Point key = key_point(tile.index * TILE_K);
+        const bool inside = (tile.index + 1) * TILE_K <= keys_end(p);
+        const u32 to = stage.at(), turn = stage.turn() ^ 1;
+        wait_asleep(shared.k_free[to], turn);
+        shared.word[to] = tile.index | (tile.full && inside ? 0 : MASKED);
+        arrive_expecting(shared.k_full[to], K_BYTES);
+        load_tile<TILE_K>(shared.k[to], maps.k, shared.k_full[to], key, k);
+        wait_asleep(shared.v_free[to], turn);
+        arrive_expecting(shared.v_full[to], K_BYTES);
+        load_tile<TILE_K>(shared.v[to], maps.v, shared.v_full[to], key, v);
+    }
+}
+
+// As with softmax; see EARLY.
+constexpr bool MEAN_EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
+
+// What a thread adds up for each of its queries.
+struct Mean {
+    float sum[OWN], mass[OWN];  // of u dp, and of u
+};
+
+FN void begin_mean_dp(Scores &dp, struct MeanShared &shared, const struct Operands &tiles,
+                      const Ring<STAGES> &stage) {
+    wait(shared.v_full[stage.at()], stage.turn());
+    begin_scores(dp, tiles.k + STAGES * TO_V + stage.at() * (K_BYTES >> 4),
+                 tiles.q + (Q_BYTES >> 4));
+}
+
+// Scores become u.
+FN void to_slopes(Scores &s, const struct Attention &p, float unit, const float *level) {
+    by_alpha(p.alpha_minus_1, [&](auto kind) {
+#pragma unroll
+        for (int i = 0; i < QUERIES / 16; i++) {
+            const float4 four = row_four(level, i);
+            const float own[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float &x = s[8 * i + j];
+                const float of_query = own[j / 4 * 2 + j % 2];
+                x = weigh<decltype(kind)::value>(x, unit, of_query, p.alpha_minus_1).u;
+            }
+        }
+    });
+}
+
+FN void add_slopes(struct Mean &mean, const Scores &u, const Scores &dp) {
+#pragma unroll
+    for (int i = 0; i < QUERIES / 2; i++) {
+        const int own = i / 4 * 2 + i % 2;
+        mean.sum[own] = fmaf(u[i], dp[i], mean.sum[own]);
+        mean.mass[own] += u[i];
+    }
+}
+
+// One tile of keys.
+FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ring<STAGES> &stage,
+                 i32 group) {
+    struct MeanShared &shared = mean_memory();
+    const struct Operands tiles =
+        operands(shared_address(shared.k), shared_address(shared.q), 0, group);
+    const u32 at = stage.at();
+    const bool leader = threadIdx.x % 128 == 0;
+    Scores s, dp;
+    wait(shared.k_full[at], stage.turn());
+    const i32 word = uniform(shared.word[at]), tile = word & INDEX;
+    const struct Step step = {anew(row) % p.tile_rows, row};
+    begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
+    if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
+    const struct Place place = place_of_row(p, row);
+    struct Seen seen;
+    if (word & MASKED)
+        seen = seen_by(p, place, first_key(tile, group), first_query(step.word, group));
+    products_wait<MEAN_EARLY ? 1 : 0>();
+    pin(s);
+    if (leader) arrive(shared.k_free[at]);
+    const struct Logit logit = logit_of(p, place.head);
+    make_logits(s, p, logit, distance(step, p, tile, group));
+    if (word & MASKED) hide_rest(s, seen, logit.hidden);
+    pin(s);
+    to_slopes(s, p, logit.unit, shared.level + first_row(group));
+    if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
+    products_wait<0>();
+    pin(dp);
+    if (leader) arrive(shared.v_free[at]);
+    add_slopes(mean, s, dp);
+}
+
+// Over the eight lanes of a warp that have the same queries.
+FN float key_sum(float x) {
+#pragma unroll
+    for (int by = 4; by < 32; by *= 2) x += __shfl_xor_sync(0xffffffff, x, by);
+    return x;
+}
+FN void store_sums(struct MeanShared &shared, const struct Mean &mean, i32 group) {
+    const i32 warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const float sum = key_sum(mean.sum[i]), mass = key_sum(mean.mass[i]);
+        const i32 query = first_row(group) + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        if (lane < 4) shared.sum[warp][query] = sum, shared.mass[warp][query] = mass;
+    }
+}
+
+// Of a row without keys it is 0, of a level that is no number none.
+FN void store_delta(const struct MeanShared &shared, const struct Attention &p, i32 row) {
+    const i32 query = threadIdx.x - 128;
+    if (query >= TILE_Q) return;
+    float sum = 0.0f, mass = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        if (!SPLIT_KEYS && i / 4 != query / QUERIES) continue;  // a group has its own queries
+        sum += shared.sum[i][query];
+        mass += shared.mass[i][query];
+    }
+    const i32 place = place_in_rows(query);
+    const float level = shared.level[place];
+    const float delta = mass > 0.0f ? sum / mass : level == level ? 0.0f : level;
+    workspace(p).delta[(i64)row * TILE_Q + place] = delta;
+}
+
+FN void find_mean(struct MeanShared &shared, const struct Attention &p, i32 group) {
+    const i32 row = row_of_block();
+    Ring<STAGES> stage;
+    struct Mean mean = {};
+    wait(shared.rows_full, 0);
+#pragma unroll 1
+    for (i32 left = uniform(shared.tiles); left > 0; left--, stage.next())
+        add_keys(mean, p, row, stage, group);
+    store_sums(shared, mean, group);
+    sync_both();
+    store_delta(shared, p, row);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_backward_mean(const __grid_constant__ struct Attention p,
+                        const __grid_constant__ struct Maps maps) {
+    struct MeanShared &shared = *(struct MeanShared *)memory;
+    if (threadIdx.x == 0) initialize_mean(shared);
+    __syncthreads();
+    const i32 group = uniform(threadIdx.x / 128);
+    if (group == 0) {
+        give_registers<COPY_REGISTERS>();
+        if (uniform(threadIdx.x / 32) == 0 && elected()) load_row(shared, p, maps);
+    } else {
+        take_registers<COMPUTE_REGISTERS>();
+        find_mean(shared, p, group - 1);
+    }
+}

@@ -1,0 +1,98 @@
+// Which tile columns a block takes; in deterministic mode also who adds to dq after whom.
+
+// A tile column, and the query heads that are taken one after another.
+struct alignas(16) Item {
+    struct Work work;
+    i32 steps;         // query tiles of all heads; negative past the end of the work
+};
+
+// In memory at a time. In deterministic mode large tiles have no registers for a second.
+constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
+
+// Which tile of dq a column adds to, and, where that matters, how many do so before; the last turn
+// of a column may be HELD, see maskc/layout/work/deterministic_order.py.
+struct Turn {
+    i32 sum, rank;
+};
+constexpr i32 HELD = 1 << 30;
+FN i32 rank_in(const struct Turn &turn) { return turn.rank & ~HELD; }
+FN bool held(const struct Turn &turn) { return DETERMINISTIC && turn.rank & HELD; }
+
+#if DETERMINISTIC
+// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
+// the last to the first: whoever waits for a turn waits for a block already under way. In most
+// masks a later column begins at a later row, so that it is ahead.
+typedef struct TileList List;
+
+FN void find_list(List &list, const struct Attention &p, const struct Work &work, i32 head) {
+    const struct Place at = place_of(head, p.heads_q);
+    list = column_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, work.tile);
+    if (work.shared) {
+        list.count = work.count;
+        skip_tiles(list, work.first);
+    }
+}
+FN i32 word_in(const struct Attention &, const List &list, i32 i) {
+    const struct Tile tile = tile_at(list, i);
+    return tile.index | (tile.full ? 0 : MASKED);
+}
+
+FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
+    item.steps = -1;
+    // The same order, with long columns cut: see maskc/layout/work/deterministic_order.py.
+    if (p.work) {
+        if (index >= p.items) return;
+        item.work = work_at(p, index);
+        item.steps = item.work.count;
+        return;
+    }
+    if (index >= p.batch * p.heads_kv * p.tile_cols) return;
+    const i32 together = max_i32(1, GROUP_TOKENS / p.n_q);
+    const i32 first = index / (together * p.tile_cols) * together;
+    const i32 width = min_i32(together, p.batch * p.heads_kv - first);
+    index -= first * p.tile_cols;
+    item.work.tile = p.tile_cols - 1 - index / width;
+    item.work.heads = p.heads_q / p.heads_kv;
+    item.work.head = (first + index % width) * item.work.heads;
+    item.work.shared = item.steps = 0;
+#pragma unroll 1
+    for (i32 i = 0; i < item.work.heads; i++) {
+        List list;
+        find_list(list, p, item.work, item.work.head + i);
+        item.steps += list.count;
+    }
+}
+
+FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
+    const struct Place at = place_of(head, p.heads_q);
+    return behind(row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row), column);
+}
+
+// Of tile `i` of a column's list; where the host made the lists it is written there.
+FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row,
+                       i32 column) {
+    const i32 sum = head * p.tile_rows + row;
+    i32 word;
+    if (turn_word(word, p, list, i)) {
+        constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/work/deterministic_order.py
+        const i32 which = word % MOST_SUMS, rank = (word & ~HELD) / MOST_SUMS;
+        return {which ? further_of(p, head, row).first + which - 1 : sum, rank | (word & HELD)};
+    }
+    return {sum, rank_of(p, head, row, column)};
+}
+#else
+typedef struct Work List;
+
+FN void find_list(List &list, const struct Attention &, const struct Work &work, i32) {
+    list = work;
+}
+FN i32 word_in(const struct Attention &p, const List &list, i32 i) {
+    return word_of(list, i, p.col_tiles, TILE_Q, p.tile_rows * TILE_Q);
+}
+FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
+    item.steps = -1;
+    if (index >= p.items + p.empty) return;
+    item.work = work_at(p, index);
+    item.steps = item.work.count * item.work.heads;
+}
+#endif

@@ -1,0 +1,64 @@
+// Products of a backward pass: their operands, and those of scores; SPLIT_KEYS tells of the others.
+
+// dk or dv of a warpgroup's keys and columns.
+typedef float Gradient[PIECES * 4];
+typedef float QueryGradient[DQ_PIECES * 4];
+
+// Where a warpgroup's operands lie, of stage 0. The tile of v lies behind that of k; that of dout,
+// STAGES tiles behind that of q; that of p, where it is exchanged, as many behind that of ds.
+struct Operands {
+    u64 k, q;                // for scores, along the columns
+    u64 rows, ones;          // for scores and dp, lse and delta, and what stands beside them
+    u64 k_tokens, q_tokens;  // for gradients, along the tokens
+    u64 k_half, q_half;      // the same of the slab that both warpgroups have half of, if any
+    u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
+};
+constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
+[[maybe_unused]] constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
+FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
+FN u32 rows_stage(u32 at) { return at * TILE_Q; }
+FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
+
+#if FOLDED
+// Minus lse and minus delta are the right operand of one more step: a query has a row of eight
+// numbers, three of lse, a zero, and the same of delta. The step's second half is the first again.
+FN u64 along_pieces(u32 rows) { return (u64)(rows >> 4) | 8ull << 32; }
+constexpr u32 PIECE_BYTES = 16 * TILE_Q;
+// The left operand, in registers, has ones beside what is to be added, and zeros.
+constexpr u32 TWO_ONES = 0x3f803f80;
+#endif
+
+// s = k q^T, begun; likewise v dout^T.
+FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
+    pin(s);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        multiply_scores(s, k + column_step(i, K_SLAB), q + column_step(i, Q_SLAB), i > 0);
+    if (!more) products_commit();
+}
+// The same, and what is folded into them.
+FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
+                     [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta) {
+#if FOLDED
+    u32 ones[4] = {};
+    ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
+    pin(ones);
+    begin_scores(s, k, q, true);
+    multiply_pieces(s, ones, tiles.rows + rows_stage(at), true);
+    products_commit();
+#else
+    begin_scores(s, k, q);
+#endif
+}
+
+// Writes p or ds of a warpgroup to a tile of queries by keys.
+FN void store_pairs(u32 tile, const Pairs &x, i32 group) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    tile += SPLIT_KEYS ? group * Q_SLAB : group * QUERIES * SLAB_ROW;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 16; i++)
+        store_matrices_transposed(
+            tile + swizzled(16 * i + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2), x[4 * i],
+            x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+}

@@ -1,0 +1,104 @@
+// alpha-entmax: out from the lists of keys, by products.
+
+// Where lists tell all about rows, but of too many keys to read the values of each, a pass over the
+// tiles of v is all that it takes. A thread has the keys of just those columns that the product
+// wants of it: weights take no way through other threads. Those of a tile are put behind the lists
+// that they are in, a place for a pair of columns of each row.
+constexpr u32 PAIRS = TILE_K / 8;  // of columns, in a row of a thread
+
+FN uint2 &kept_words(u32 at) { return *(uint2 *)__cvta_shared_to_generic(at); }
+FN u32 &kept_word(u32 at) { return *(u32 *)__cvta_shared_to_generic(at); }
+
+// Not where tiles begin at any key: then a key may be in several lists, which are to be in the
+// order of tiles; nor where registers lack.
+constexpr bool BY_PRODUCTS = !FILTERS_PAIRS && KEY_STEP == TILE_K && HEAD_DIM <= 192;
+
+// A weight, which is at most 1, takes 14 bits of a word: the others number its column, two for each
+// pair. Behind the weights of a row lies a word of no column.
+constexpr u32 COLUMN = (1 << 18) - 1, NO_COLUMN = COLUMN;
+constexpr i32 MOST_COLUMNS = 4 * (NO_COLUMN + 1) - TILE_K;  // of keys
+// Both rows' words begin at the same place: one row has its lower half, the other its upper one.
+FN u32 first_weight(int r) { return first_place(0) + 4 * r; }
+// Whether all lists of a warp leave room for their pairs, and the second row's for its words.
+FN bool room_for_pairs(const struct Lists &lists) {
+    const u32 low = lists.free[0] - first_place(0), high = first_place(1) - lists.free[1];
+    const u32 most = min(LIST - PAIRS - 1, LIST / 2) * LIST_STEP;
+    return BY_PRODUCTS && __all_sync(0xffffffff, max(low, high) <= most);
+}
+
+// The next two weights of each row that have no product yet, and where pairs lie.
+struct Cursor {
+    u32 pairs, at[2], next[2][2];
+};
+FN void look(struct Cursor &c, int r) {
+    c.next[r][0] = kept_word(c.at[r]), c.next[r][1] = kept_word(c.at[r] + LIST_STEP);
+}
+
+// Scores become weights, as the product wants them. A turn has read what its words lie over.
+FN struct Cursor weigh_lists(const struct Lists &lists, float unit, float a, struct Search &x) {
+    u32 free[2] = {first_weight(0), first_weight(1)};
+    clear_sums(x);
+    by_alpha(a, [&](auto kind) {
+        constexpr Alpha ALPHA = decltype(kind)::value;
+        if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
+        for_lists<true>(lists, [&](int r, float y, float key) {
+            const float weight = weigh<ALPHA>(y, unit, x.level[r], a).p;
+            x.p[r] += weight;
+            // Computed whether there is a weight or not, so that only the store depends on it.
+            const u32 whole = (u32)key, column = whole / 8 * 2 + whole % 2;
+            const i32 word = anew((i32)(pack(weight, 0.0f) << 18 | column));
+            if (!(weight > 0.0f)) return;
+            kept_word(free[r]) = (u32)word;
+            free[r] += LIST_STEP;
+        });
+    });
+    struct Cursor c;
+    c.pairs = (max(free[0], free[1]) & ~7u) + LIST_STEP;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        x.p[r] = quad_sum(x.p[r]);
+        kept_word(free[r]) = NO_COLUMN;
+        c.at[r] = first_weight(r);
+        look(c, r);
+    }
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) kept_words(c.pairs + i * LIST_STEP) = make_uint2(0, 0);
+    return c;
+}
+
+// Puts the weights of a tile in place, which holds zeros: two of a row a turn, as few have more.
+// What lies past the end of a row's may look like a column of the tile.
+FN void put_weights(struct Cursor &c, u32 tile) {
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+        more = false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            bool own = true;
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const u32 column = (c.next[r][n] & COLUMN) - tile * (2 * PAIRS);
+                own = own && column < 2 * PAIRS;
+                if (!own) continue;
+                const u32 place = column / 2 * LIST_STEP + column % 2 * 2 + 4 * r;
+                *(unsigned short *)__cvta_shared_to_generic(c.pairs + place) =
+                    (unsigned short)(c.next[r][n] >> 18);
+                c.at[r] += LIST_STEP;
+            }
+            look(c, r);
+            more = more || own;
+        }
+        more = __any_sync(0xffffffff, more);
+    }
+}
+// Takes them from there, and leaves zeros.
+FN void take_weights(Weights &weights, const struct Cursor &c) {
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) {
+        const uint2 pair = kept_words(c.pairs + i * LIST_STEP);
+        weights[i / 2 * 4 + i % 2 * 2] = pair.x, weights[i / 2 * 4 + i % 2 * 2 + 1] = pair.y;
+    }
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) kept_words(c.pairs + i * LIST_STEP) = make_uint2(0, 0);
+}

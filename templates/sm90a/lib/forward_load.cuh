@@ -1,0 +1,57 @@
+// The thread that loads the tiles of items.
+
+// ---------------------------------------------------------------- the warp that copies
+
+#include "sm90a/lib/items.cuh"
+
+// The first one that no block of a stream has taken: each begins with that of its own number.
+FN struct Work next_item(const struct Attention &p) {
+    return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
+}
+
+// One thread. It shares its scheduler with warps that compute: what it does per tile is little.
+FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+    const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
+    Ring<STAGES> stage;
+    Ring<Q_TILES> q_place;
+    struct Work work = item(p, blockIdx.x), coming = {};
+    i32 word = word_at(p, work, work.count - 1);
+    shared.first_word = word;
+    arrive(shared.started);
+#pragma unroll 1
+    while (work.count > 0) {
+        const struct Place place = place_of(work.head, p.heads_q);
+        const i32 kv_head = (u32)place.head / group;
+        const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
+        const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
+        // The next item is fetched under the first tile of this one, unless that is the only one.
+        if (STREAM && work.count == 1) coming = next_item(p);
+#pragma unroll 1
+        for (i32 left = work.count - 1; left >= 0; left--) {
+            const Point first_k = key_point((word & INDEX) * KEY_STEP);
+            if (left > 0)
+                word = word_at(p, work, left - 1);
+            else
+                word = word_at(p, coming, coming.count - 1) | (STREAM ? FIRST : 0);
+            wait(shared.k_free[stage.at], stage.turn ^ 1);
+            shared.next[stage.at] = word;
+            load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
+            if (left + 1 == work.count) {
+                wait(shared.q_free[q_place.at], q_place.turn ^ 1);
+                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
+                load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
+                                  query_point(work.tile * TILE_Q),
+                                  slice_of(p.q_stride, place.head, place.batch));
+                q_place.next();
+                if (STREAM && left > 0) coming = next_item(p);
+            }
+            wait(shared.v_free[stage.at], stage.turn ^ 1);
+            load_tile<TILE_K>(shared.v[stage.at], maps.v, shared.v_full[stage.at], first_k, v);
+            stage.next();
+        }
+        work = coming;
+        coming = {};
+    }
+    // The last block leaves the counter as it found it.
+    if (STREAM && atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
+}

@@ -1,0 +1,130 @@
+// The end of a row: sinks, other keys' results, lse, and out.
+
+// The logit of a sink; of packed heads each has its own.
+FN float sink_of(const struct Attention &p, i32 head, i32 row) {
+    if (!PACKED) return p.sink_logits[head];
+    const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
+    return p.sink_logits[head * packed + min_i32((u32)row / (u32)p.queries, packed - 1)];
+}
+
+// What a row's other keys gave before, in powers of two; -inf where there is none.
+FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
+    return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
+                                    : MINUS_INFINITY;
+}
+
+#include "sm90a/lib/merge_rows.cuh"
+
+// Adds that, or a sink, to a row's sum, as if it were one more key's logit; both it and all others
+// may be -inf. Returns its weight.
+FN float join_sum(float before, float &total, float &base, float &factor) {
+    const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
+    const float shrink = fast_exp2(__fsub_rn(base, finite));
+    const float weight = fast_exp2(__fsub_rn(before, finite));
+    factor = __fmul_rn(factor, shrink);
+    total = fmaf(total, shrink, weight);
+    base = higher;
+    return weight;
+}
+// And its output to theirs, which is then divided.
+FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const struct Row &row,
+                  i32 query, const struct Attention &p) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 token = min_i32(query_at(query + 8 * r), p.n_q - 1);
+        const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
+            + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++) {
+            const float2 x = unpack(before[4 * i]);
+            float *const y = o + 4 * i + 2 * r;
+            y[0] = fmaf(x.x, share[r], __fmul_rn(y[0], scale[r]));
+            y[1] = fmaf(x.y, share[r], __fmul_rn(y[1], scale[r]));
+        }
+        scale[r] = 1.0f;
+    }
+}
+
+// Which part of its row the item has whose q lies, or lay, in this place; 0 where it has all.
+FN i32 part_in(u32 tile) {
+    const struct Shared &shared = shared_memory();
+    return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
+}
+
+// Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
+// are spelled out: a stream stores in two places, whose bits are to be the same.
+FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+              const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
+              i32 group) {
+    if (const i32 part = part_in(tile)) {
+        store_part(o, top, sum, unit, part_at(p, part - 1), group);
+        sync_threads(8 + group, 128);  // all have read which part, before the place is free
+        return;
+    }
+    const i32 lane = threadIdx.x % 32, query = query_of(row, group);
+    float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
+    const i32 token[2] = {query_at(query), query_at(query + 8)};
+    const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
+    float scale[2], share[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = WITH_ENTMAX ? sum[r] : quad_sum(sum[r]);
+        float base = __fmul_rn(top[r], unit), factor = 1.0f;
+#if WITH_SINKS
+        join_sum(__fmul_rn(sink_of(p, row.head, token[r]), LOG2E), total, base, factor);
+#endif
+        if (p.joins) share[r] = join_sum(before[r], total, base, factor);
+        const bool empty = total == 0.0f;
+        const float inverse = empty ? 0.0f : fast_reciprocal(total);
+        scale[r] = __fmul_rn(factor, inverse);
+        share[r] = __fmul_rn(share[r], inverse);
+        if (lane % 4 == 0 && token[r] < p.n_q)
+            lse[token[r] * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY
+                : WITH_ENTMAX ? base
+                              : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
+    }
+    if (p.joins) join_rows(o, scale, share, row, query, p);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const float *const x = o + 8 * i;
+        store_matrices(warp_rows(tile, group, i), pack(x[0] * scale[0], x[1] * scale[0]),
+                       pack(x[2] * scale[1], x[3] * scale[1]),
+                       pack(x[4] * scale[0], x[5] * scale[0]),
+                       pack(x[6] * scale[1], x[7] * scale[1]));
+    }
+    publish_writes();
+    sync_threads(8 + group, 128);
+    if (threadIdx.x % 128 == 0) {
+        const i32 first = 64 * group;
+#pragma unroll
+        for (int i = 0; i < SLABS; i++)
+            store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
+                      query_point(row.tile * TILE_Q + first), row.head, row.batch);
+        commit_stores();
+    }
+}
+
+// Rows of tiles without a live pair: the end of the work list.
+FN void store_empty(const struct Attention &p) {
+    if (p.joins) return;  // they keep what they have
+    const i32 thread = threadIdx.x - 128;
+    for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
+        const struct Work work = work_at(p, index);
+        if (work.count > 0) return;
+        const struct Place at = place_of(work.head, p.heads_q);
+        const i32 first = work.tile * TILE_Q;
+        for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
+            const i32 token = query_at(first + i / (HEAD_DIM / 8));
+            if (token >= p.n_q) continue;
+            const i64 place = row_offset(p.out_stride, at, token);
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
+        }
+        for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
+            const i32 token = query_at(first + i);
+            if (token < p.n_q)
+                p.lse[row_offset(p.lse_stride, at, token)] =
+                    WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
+        }
+    }
+}

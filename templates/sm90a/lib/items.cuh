@@ -1,0 +1,32 @@
+// Items of the work list, and copies of their tiles.
+
+constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
+constexpr i32 END = 1 << 30;    // there is no tile, and none will come
+
+// The word of a tile of an item, the last of the row first; END where there is no item.
+FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
+    if (work.count == 0) return END;
+    const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
+    return word_of(work, left, p.row_tiles, KEY_STEP, end) | (flips(p) ? MASKED : 0);
+}
+FN struct Work item(const struct Attention &p, i32 index) {
+    struct Work none = {};
+    return index < p.items ? work_at(p, index) : none;
+}
+
+// Where a tensor has the rows of one head. A dimension without a stride is one that all share.
+struct Slice {
+    i32 head, batch;
+};
+FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
+    return {stride[1] ? head : 0, stride[0] ? batch : 0};
+}
+template <int ROWS>
+FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
+                  struct Slice from) {
+    arrive_expecting(full, SLABS * ROWS * 128);
+#pragma unroll
+    for (int i = 0; i < SLABS; i++)
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, at, from.head,
+                 from.batch);
+}

@@ -1,0 +1,10 @@
+// Turns through a ring of places in shared memory.
+template <int COUNT>
+struct Ring {
+    i32 at = 0;
+    u32 turn = 0;  // parity
+    FN void next() {
+        at = at + 1 == COUNT ? 0 : at + 1;
+        turn ^= at == 0;
+    }
+};

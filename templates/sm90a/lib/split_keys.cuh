@@ -1,0 +1,34 @@
+// Products of gradients where warpgroups divide the keys of a tile column.
+
+FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
+    const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;
+    struct Operands at;
+    at.k = along_columns(k + group * 64 * SLAB_ROW);
+    at.q = along_columns(q);
+    at.k_tokens = along_tokens(k + (SHARE_COLUMNS ? group * K_SLAB : 0), K_SLAB);
+    at.q_tokens = along_tokens(q, Q_SLAB);
+    at.ds = along_columns(ds + half);
+    return at;
+}
+
+// dv += p dout, begun; likewise dk += ds q. The left operand is in registers.
+FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
+    pin(pairs);
+    pin(d);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < TILE_Q / 16; i++)
+        multiply_gradient(d, pairs + 4 * i, q + token_step(i), true);
+    products_commit();
+}
+
+// dq = ds k, begun; a warpgroup alone does so for each of its shares.
+FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int share) {
+    const u64 ds = tiles.ds + ds_stage(at), k = tiles.k_tokens + share * (K_SLAB >> 4);
+    pin(dq);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < TILE_K / 16; i++)
+        multiply_dq(dq, ds + column_step(i, Q_SLAB), k + token_step(i), i > 0);
+    products_commit();
+}

@@ -1,0 +1,40 @@
+// Who computes what. Work items come from the host, longest first. Needs: TILE_LISTS.
+
+// One item of the work list; maskc/core/abi.py says what its fields mean.
+struct alignas(16) Work {
+    i32 tile, head, first, count, full_first, full_last, heads, shared;
+};
+
+FN struct Work work_at(const struct Attention &p, i32 index) {
+    struct Work work;
+    const int4 *from = (const int4 *)(p.work + 8 * (i64)index);
+    const int4 low = __ldg(from), high = __ldg(from + 1);
+    work.tile = low.x, work.head = low.y, work.first = low.z, work.count = low.w;
+    work.full_first = high.x, work.full_last = high.y, work.heads = high.z, work.shared = high.w;
+    return work;
+}
+
+struct Place {
+    i32 batch, head;
+};
+FN struct Place place_of(i32 head, i32 heads) {
+    const i32 batch = (u32)head / (u32)heads;
+    return {batch, head - batch * heads};
+}
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
+
+// What the copying warp tells of a tile: its index, and whether anything about it is special.
+constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
+constexpr i32 INDEX = MASKED - 1;
+
+// The word of tile `i` of an item; `end` counts the tokens along the list, of which a tile has
+// `size`.
+FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 end) {
+    const i32 entry = TILE_LISTS ? __ldg(tiles + work.first + i) : 0;
+    const i32 index = TILE_LISTS ? entry >> 1 : work.first + i;
+    const bool full = TILE_LISTS ? entry & 1 : index >= work.full_first && index < work.full_last;
+    return index | (full && (index + 1) * size <= end ? 0 : MASKED);
+}
