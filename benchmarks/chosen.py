@@ -115,7 +115,7 @@ class ChosenPairs:
         case, total = self.case, 0
         if self._one is not None:
             return self._live_of_one()
-        known = driver.understood(case.mask, case.heads)
+        known = driver.analyse_heads(case.mask, case.heads)
         extent = Sizes(case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv)
         for number, ir in enumerate(known.masks):
             params = {name: case.data.get(name, default) for name, default in ir.params.items()}

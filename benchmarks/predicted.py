@@ -36,7 +36,7 @@ def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, fl
 
     owners = case.batch * case.heads
     try:
-        plan = driver.planned(case.mask, attn.bundle.problem, target)
+        plan = driver.plan_kernel(case.mask, attn.bundle.problem, target)
         found = {
             name: milliseconds(plan, direction, case.n_q, case.n_kv, owners, tiles)
             for name, direction in DIRECTIONS.items()

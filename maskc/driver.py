@@ -1,4 +1,18 @@
-"""The pipeline, one stage a line: mask -> IR -> pieces -> facts -> plan -> bundle -> callable."""
+"""The compiler: a mask passes eight stages, each once, and nothing goes back up.
+
+| stage       | call             | value that it hands on                                    |
+|-------------|------------------|-----------------------------------------------------------|
+| 1 capture   | `emptied`        | the `Mask` a user wrote, and the arrays that it captured  |
+| 2 lower     | `on_all_heads`   | `MaskIR`: one formula for each head                       |
+| 3 decompose | `decompose`      | `MaskIR` in disjoint pieces                               |
+| 4 analyse   | `analyse_masks`  | `Heads`: the distinct masks with their `MaskFacts`        |
+| 5 plan      | `plan`           | `KernelPlan`                                              |
+| 6 emit      | `emit`           | `Bundle`: sources and layout recipes                      |
+| 7 build     | `CompiledMask`   | a binary for each source, when a call first needs it      |
+| 8 bind      | `CompiledMask`   | what can be called on arrays                              |
+
+Stages 2 to 6 are skipped where the disk remembers their bundle.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +39,7 @@ if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
 
-# ------------------------------------------------------------------ compiling
+# ------------------------------------------------------------------ the eight stages
 
 
 def compile(
@@ -38,19 +52,62 @@ def compile(
     target: str | None = None,
     name: str = "mask",
 ) -> CompiledMask:
-    """See Mask.compile."""
+    """All stages; see Mask.compile."""
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
 
-    mask, held = emptied(mask)
+    mask, held = emptied(mask)  # 1 capture
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
     chosen = Target.named(target or default_target(wanted))
     recipe = Recipe(mask, wanted, chosen, name)
     inputs = (mask, tuple(_places(mask)), wanted, chosen.name, name)
-    bundle = remembered(inputs, lambda: bundled(recipe.plan, name))
-    return CompiledMask(bundle, chosen.name, recipe, held=held)
+    bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
+    return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+
+
+def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
+    """Stage 6: the sources of a plan."""
+    from maskc.emit.emitter import emit
+
+    return emit(plan, name)
+
+
+def plan_kernel(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
+    """Stages 2 to 5: the plan of a mask."""
+    from maskc.plan.choose import plan
+
+    return plan(analyse_heads(mask, problem.n_heads), problem, target)
+
+
+def analyse_heads(mask: Mask, n_heads: int | None = None) -> Heads:
+    """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
+    mask, _ = emptied(mask)
+    return _analyse_heads(mask, n_heads, tuple(_places(mask)))
+
+
+@lru_cache(maxsize=256)
+def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
+    from maskc.analysis.heads import analyse_masks
+    from maskc.ir.decompose import decompose
+    from maskc.ir.lowered import on_all_heads
+
+    formulas = on_all_heads(mask, n_heads)  # 2 lower
+    pieces = tuple(map(decompose, formulas))  # 3
+    return analyse_masks(pieces)  # 4
+
+
+def _places(mask: Mask) -> Iterator[object]:
+    """Where every term stands: equal masks of different places are told apart by these alone."""
+    yield getattr(mask, "loc", None)
+    for child in getattr(mask, "children", ()):
+        yield from _places(child)
+
+
+def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
+    """The problem a call of compile describes."""
+    return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads)
 
 
 class Recipe:
@@ -65,7 +122,7 @@ class Recipe:
     @cached_property
     def plan(self) -> KernelPlan:
         """Made once."""
-        return planned(*self._made_of[:3])
+        return plan_kernel(*self._made_of[:3])
 
     def __call__(self) -> str:
         """The text of CompiledMask.explain."""
@@ -82,23 +139,7 @@ class Recipe:
         )  # fmt: skip
 
 
-def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
-    """The problem a call of compile describes."""
-    return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads)
-
-
-def planned(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
-    """Stages 2 to 5: lower, decompose, analyse, plan."""
-    from maskc.plan.choose import plan
-
-    return plan(understood(mask, problem.n_heads), problem, target)
-
-
-def bundled(plan: KernelPlan, name: str = "mask") -> Bundle:
-    """Stage 6: emit."""
-    from maskc.emit.emitter import emit
-
-    return emit(plan, name)
+# ------------------------------------------------------------------ generated modules
 
 
 def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
@@ -109,7 +150,7 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
         SelectionNotCompiled: keys are chosen one by one on a GPU.
     """
     target.check(problem)
-    plan = planned(mask, problem, target)
+    plan = plan_kernel(mask, problem, target)
     if plan.chooser is not None:  # whose bundle is not the mask that a module speaks of
         what, least = "single keys in a generated module", target.least_block
         raise SelectionNotCompiled(target.name, what, least, at=getattr(mask, "loc", None))
@@ -130,7 +171,7 @@ def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> 
     from maskc.plan.explain import explain
 
     report = "\n".join(map(explain, plans))
-    bundle = merged([bundled(plan, name) for plan in plans], report)
+    bundle = merged([emit_bundle(plan, name) for plan in plans], report)
     _, held = emptied(mask)
     if held is not None:
         _check_below_0(held)
@@ -154,36 +195,14 @@ def _check_below_0(held: Held) -> None:
             raise DataRange("a captured array", found, hint, at=reading.at)
 
 
-def understood(mask: Mask, n_heads: int | None = None) -> Heads:
-    """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
-    mask, _ = emptied(mask)
-    return _understood(mask, n_heads, tuple(_places(mask)))
-
-
-def _places(mask: Mask) -> Iterator[object]:
-    """Where every term stands: equal masks of different places are told apart by these alone."""
-    yield getattr(mask, "loc", None)
-    for child in getattr(mask, "children", ()):
-        yield from _places(child)
-
-
-@lru_cache(maxsize=256)
-def _understood(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
-    from maskc.analysis.heads import analyse_heads
-    from maskc.ir.decompose import decompose
-    from maskc.ir.lowered import on_all_heads
-
-    return analyse_heads(tuple(map(decompose, on_all_heads(mask, n_heads))))
+# ------------------------------------------------------------------ questions
 
 
 def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
-    """Stage 2 for one head: the mask as one simplified formula."""
+    """The mask of one head as one simplified formula: what stage 2 makes of it."""
     from maskc.ir.lowered import lowered as stage
 
     return stage(mask, head, n_heads)
-
-
-# ------------------------------------------------------------------ questions
 
 
 def dense(

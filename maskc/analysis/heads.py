@@ -62,7 +62,7 @@ class Hull:
     """The pairs among which keys are chosen."""
 
 
-def analyse_heads(masks: tuple[MaskIR, ...]) -> Heads:
+def analyse_masks(masks: tuple[MaskIR, ...]) -> Heads:
     """The distinct masks of all heads, analysed.
 
     Args:

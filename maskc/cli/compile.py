@@ -163,7 +163,7 @@ def _summary(
     from maskc.cli.costs import costs
 
     problem = asked.problem(entry.mask)
-    plan = driver.planned(entry.mask, problem, asked.chosen(problem))
+    plan = driver.plan_kernel(entry.mask, problem, asked.chosen(problem))
     return {
         "name": entry.name,
         "formula": str(entry.mask),
@@ -181,7 +181,7 @@ def _built(plan: KernelPlan, name: str) -> dict[str, Any]:
     from maskc import driver
     from maskc.build import build
 
-    unit = driver.bundled(plan, name).units[0]
+    unit = driver.emit_bundle(plan, name).units[0]
     source = {"lines": unit.text.count("\n"), "digest": unit.digest}
     start = perf_counter()
     try:

@@ -17,7 +17,7 @@ from maskc.cli.options import (
     seed_option,
 )
 from maskc.cli.output import one_by_one, write_json
-from maskc.cli.stages import planned
+from maskc.cli.stages import plan_entry
 
 if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
@@ -39,7 +39,7 @@ def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_j
 
     reports = []
     for entry in one_by_one(found, "explaining"):
-        plan = planned(entry, asked)
+        plan = plan_entry(entry, asked)
         cost = costs(entry.mask, plan, n, n_kv, data_of(entry, n, n_kv, seed))
         if as_json:
             times = plan_report.predicted(plan, n, n_kv)

@@ -135,7 +135,7 @@ def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
     plans, left_out = _plans(entry, asked)
     rows = []
     for target, plan in plans.items():
-        marks = (each[:_DIGITS] for each in digests(driver.bundled(plan, entry.name)))
+        marks = (each[:_DIGITS] for each in digests(driver.emit_bundle(plan, entry.name)))
         rows.append(" ".join((entry.name, target, *marks)))
     return rows + [f"{each.pattern} {each.target} none {each.reason.code}" for each in left_out]
 

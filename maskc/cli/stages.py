@@ -32,20 +32,20 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
     if stage == "mask":
         return f"{entry.mask}\n"
     if stage in ("ir", "facts"):
-        heads = driver.understood(entry.mask, asked.heads_for(entry.mask))
+        heads = driver.analyse_heads(entry.mask, asked.heads_for(entry.mask))
         return "\n".join(_per_set(heads, stage)) + "\n"
-    plan = planned(entry, asked)
+    plan = plan_entry(entry, asked)
     if stage == "plan":
         return explain(plan, n_q, n_kv)
-    return driver.bundled(plan, entry.name).units[0].text
+    return driver.emit_bundle(plan, entry.name).units[0].text
 
 
-def planned(entry: Entry, asked: Asked) -> KernelPlan:
+def plan_entry(entry: Entry, asked: Asked) -> KernelPlan:
     """The plan for what is asked."""
     from maskc import driver
 
     problem = asked.problem(entry.mask)
-    return driver.planned(entry.mask, problem, asked.chosen(problem))
+    return driver.plan_kernel(entry.mask, problem, asked.chosen(problem))
 
 
 def _per_set(heads: Heads, stage: str) -> Iterator[str]:

@@ -16,6 +16,9 @@ from maskc.core.expr import Expr
 _MOST_BITS = 1 << 33
 """Values that a list of ids tells apart, at most."""
 
+FORESEEN = 1 << 20
+"""The longest sequences, and the largest values of data, that kernels are built ahead for."""
+
 Values = Mapping[str, int]
 """Of n_q, n_kv and every parameter."""
 
@@ -95,6 +98,25 @@ def constants(
         own = np.array(args, np.int64 if wide else np.int32).view(np.int32)
         row[1 + n_lists : 1 + n_lists + len(own)] = own
     return Constants(table if not lists else np.concatenate([table.ravel(), *lists]), wide)
+
+
+def lengths_widen(bundle: Bundle, unit: SourceUnit) -> bool:
+    """Whether some of the lengths that are foreseen make a formula leave 32 bits."""
+    values = {**dict(bundle.params), "n_q": FORESEEN, "n_kv": FORESEEN}
+    rows, columns = unit.tiles(FORESEEN, FORESEEN)
+    named = {**values, "ti": rows, "tj": columns}
+    found = [(v, arguments_of(v.args, v.rests, values, _foreseen)) for v in bundle.variants]
+    try:
+        return any(
+            reached(unit.reach[v.shape : v.shape + 1], named, args, _foreseen) > widths.INT32
+            for v, args in found
+        )
+    except DataRange:  # of lengths that are refused; shorter ones are not
+        return True
+
+
+def _foreseen(_: str) -> int:
+    return FORESEEN
 
 
 def arguments_of(

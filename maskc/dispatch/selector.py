@@ -18,6 +18,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.constants import lengths_widen
 from maskc.dispatch.launch_plan import (
     LaunchPlan,
     apart,
@@ -146,12 +147,21 @@ class SourceSelector:
         lists = self.bundle.list_source(units[0].target) if units else None
         units += () if lists is None else (lists,)
         found = {
-            (unit.key, mode): (unit, mode, features if unit.directions else frozenset())
+            (unit.key, mode, built): (unit, mode, built)
             for unit in units
             if unit.offers(features)
             for mode in modes_of(unit, features)
+            for built in self._widths(unit, features)
         }
         return tuple(found.values())
+
+    def _widths(self, unit: SourceUnit, features: Features) -> tuple[Features, ...]:
+        """The features that a source is built with: also for 64 bits, if lengths may ask for it."""
+        if not unit.directions:
+            return (frozenset(),)
+        if unit.gathers or not lengths_widen(self.bundle, unit):
+            return (features,)
+        return features, features | {Feature.wide}
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,

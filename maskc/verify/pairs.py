@@ -43,7 +43,7 @@ class Pairs:
             CheckFailed: the formula and the oracle disagree at a short length.
         """
         self.case = case
-        known = driver.understood(case.mask, case.heads)
+        known = driver.analyse_heads(case.mask, case.heads)
         self.masks: tuple[MaskIR, ...] = known.masks
         self.of_head: tuple[int, ...] = known.of_head
         _, self._data = with_captured(case.mask, case.data, case.heads)

@@ -34,7 +34,9 @@ def always(monkeypatch):
     """Whatever can run in parts does."""
     monkeypatch.setattr(planner, "pays", lambda *_: True)
     monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
+    monkeypatch.setattr(
+        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
+    )  # not remembered
 
 
 def aligned(name, n_q, n_kv):

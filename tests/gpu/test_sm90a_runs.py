@@ -5,11 +5,15 @@ Run with `make test-gpu`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import maskc as mc
 from maskc.core.errors import Misaligned, NotAddressable, NotContiguous
 from maskc.runtime.launch import kernels
+
+PATTERNS = Path(__file__).parents[2] / "patterns"
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -103,6 +107,24 @@ def test_nan_safe_runs_elsewhere():
     out = attn(q, k, v, nan_safe=True)
     assert torch.equal(out[:, :, :77], clean[:, :, :77])
     assert (out[:, :, 77:] == torch.inf).all()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_nan_safe_keeps_a_bad_key_from_rows_that_do_not_see_it(target, bad):
+    mask, n = (
+        mc.load(PATTERNS / "sparse_transformer_strided.py")["sparse_transformer_strided"](),
+        600,
+    )
+    blind = ~torch.from_numpy(mask.dense(n, n)[:, 0].copy()).to(DEVICE)
+    attn = mask.compile(64, target=target)
+    q, k, v, _ = tensors(n, n, 64, torch.bfloat16, 4)
+    want, want_lse = attn(q, k, v, nan_safe=True, return_lse=True)
+    k[:, :, 0], v[:, :, 0] = bad, bad
+    out, lse = attn(q, k, v, nan_safe=True, return_lse=True)
+    assert blind.any()
+    assert torch.equal(out[:, :, blind], want[:, :, blind])
+    assert torch.equal(lse[:, :, blind], want_lse[:, :, blind])
 
 
 # ------------------------------------------------------------------ bits

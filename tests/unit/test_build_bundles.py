@@ -31,7 +31,7 @@ MASKS = {
 
 def bundled(mask: mc.Mask, target: str):
     problem = driver.problem(64, None, 2, "bfloat16")
-    return driver.bundled(driver.planned(mask, problem, Target.named(target)))
+    return driver.emit_bundle(driver.plan_kernel(mask, problem, Target.named(target)))
 
 
 # ------------------------------------------------------------------ text
@@ -88,13 +88,13 @@ def test_problems_and_enums_are_checked_when_read():
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path) -> list[str]:
     """Masks that were planned, in a fresh cache."""
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "cache"))
-    found, plan = [], driver.planned
+    found, plan = [], driver.plan_kernel
 
     def counted(mask, problem, target):
         found.append(str(mask))
         return plan(mask, problem, target)
 
-    monkeypatch.setattr(driver, "planned", counted)
+    monkeypatch.setattr(driver, "plan_kernel", counted)
     return found
 
 

@@ -47,7 +47,7 @@ def close(mask: mc.Mask, dense: np.ndarray) -> None:
 
 def test_masks_that_differ_in_content_are_one_to_the_planner(monkeypatch) -> None:
     close(same(DOC), right(DOC))
-    monkeypatch.setattr(driver, "bundled", None)  # what plans and emits
+    monkeypatch.setattr(driver, "emit_bundle", None)  # what plans and emits
     for doc in (DOC[::-1].copy(), np.arange(N) // 7, np.arange(500) // 3, DOC.astype(np.int8)):
         mask = same(doc)
         assert emptied(mask)[0] == emptied(same(DOC))[0]

@@ -14,10 +14,10 @@ def test_equal_masks_keep_their_own_lines():
     )  # fmt: skip
     assert first == second
     lines = [
-        [origin.loc.line for _, origin in driver.understood(mask).masks[0].origins if origin.loc]
+        [origin.loc.line for _, origin in driver.analyse_heads(mask).masks[0].origins if origin.loc]
         for mask in (first, second)
     ]
     assert lines[0]
     assert lines[1]
     assert set(lines[0]).isdisjoint(lines[1])
-    assert driver.understood(first) is driver.understood(first)
+    assert driver.analyse_heads(first) is driver.analyse_heads(first)

@@ -35,7 +35,9 @@ GRID = mc.where(
 
 def plan(mask: mc.Mask, target: str, head_dim: int = 64):
     heads = 4 if "per_head" in str(mask) else None
-    return driver.planned(mask, driver.problem(head_dim, None, heads, "bfloat16"), TARGETS[target])
+    return driver.plan_kernel(
+        mask, driver.problem(head_dim, None, heads, "bfloat16"), TARGETS[target]
+    )
 
 
 def shapes(made: KernelPlan) -> str:
@@ -75,7 +77,7 @@ EVERY = {**CASES, "chosen": CHOSEN, "grid": GRID, "blocks": mc.block_diagonal(16
 @pytest.mark.parametrize("target", ["cpu", "sm_80", "sm_90a"])
 def test_sources_fit_a_page(name, target):
     """ASCII, lines of at most 100 columns, no two empty lines in a row: every form and pass."""
-    for unit in driver.bundled(plan(EVERY[name], target)).units:
+    for unit in driver.emit_bundle(plan(EVERY[name], target)).units:
         assert unit.text.isascii()
         assert max(map(len, unit.text.splitlines())) <= 100
         assert "\n\n\n" not in unit.text
@@ -84,7 +86,7 @@ def test_sources_fit_a_page(name, target):
 def test_what_the_cases_cover():
     """Boxes, tiles of 16 x 16, small tiles with dq apart, lists made on the device."""
     forms = {unit.key for name in EVERY
-             for unit in driver.bundled(plan(EVERY[name], "sm_90a")).units}  # fmt: skip
+             for unit in driver.emit_bundle(plan(EVERY[name], "sm_90a")).units}  # fmt: skip
     assert forms >= {
         "sm_90a", "sm_90a_backward", "sm_90a_small", "sm_90a_small_backward", "sm_90a_tiny",
         "sm_90a_tiny_backward", "sm_90a_grid", "sm_90a_documents", "sm_90a_selections",
@@ -108,7 +110,7 @@ def test_constants_share_a_source():
     """Masks that differ only in data integers have one binary; strides have their own."""
 
     def digest(mask: mc.Mask) -> str:
-        return driver.bundled(plan(mask, "cpu")).units[0].digest
+        return driver.emit_bundle(plan(mask, "cpu")).units[0].digest
 
     assert digest(mc.window(255)) == digest(mc.window(511)) == digest(mc.window(mc.param("w", 9)))
     assert digest(mc.causal() & (mc.sinks(4) | mc.window(100))) == digest(
@@ -121,7 +123,9 @@ def test_constants_share_a_source():
 def test_names_never_reach_the_source():
     plain = mc.documents("doc") & mc.window(mc.param("w", 3))
     hostile = mc.documents("attack_me") & mc.window(mc.param("system", 3))
-    texts = [driver.bundled(plan(mask, "cpu"), "mask").units[0].text for mask in (plain, hostile)]
+    texts = [
+        driver.emit_bundle(plan(mask, "cpu"), "mask").units[0].text for mask in (plain, hostile)
+    ]
     strip = [
         [line for line in text.splitlines() if not line.strip().startswith("// line")]
         for text in texts
@@ -139,7 +143,7 @@ from maskc import driver
 from maskc.core.target import TARGETS
 mask = (mc.causal() & (mc.sinks(4) | mc.window(255)) | mc.dilated(3, stride=8)
         | mc.documents("doc") & mc.flags("f") | mc.global_tokens([1, 5, 900]))
-plan = driver.planned(mask, driver.problem(64, None, None, "bfloat16"), TARGETS["cpu"])
+plan = driver.plan_kernel(mask, driver.problem(64, None, None, "bfloat16"), TARGETS["cpu"])
 files = driver.generate(mask, "demo", [plan], "Demo.")
 print("".join(files.values()))
 """

@@ -37,7 +37,7 @@ def bundle(
     mask: mc.Mask, dim: int = 128, dtype: str = "bfloat16", target: str = "sm_90a"
 ) -> Bundle:
     problem = driver.problem(dim, None, None, dtype)
-    return driver.bundled(driver.planned(mask, problem, TARGETS[target]))
+    return driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
 
 
 def unit(
@@ -131,8 +131,10 @@ def test_refusals_say_why(found, target):
         REFUSED[found].compile(64, target=target)
 
 
-def test_masks_that_differ_by_head():
-    mask = mc.per_head([mc.topk(9, CAUSAL, **GIVEN), CAUSAL])
+@pytest.mark.parametrize("first", [0, 1])
+def test_masks_that_differ_by_head(first):
+    masks = [mc.topk(9, CAUSAL, **GIVEN), CAUSAL]
+    mask = mc.per_head([masks[first], masks[1 - first]])
     with pytest.raises(errors.SelectionNotCompiled, match="differ by head"):
         mask.compile(64, n_heads=2, target="sm_90a")
 

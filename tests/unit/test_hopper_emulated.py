@@ -261,7 +261,9 @@ def test_heads_packed_into_tiles():
 def in_parts(monkeypatch):
     monkeypatch.setattr(planner, "pays", lambda *_: True)
     monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
+    monkeypatch.setattr(
+        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
+    )  # not remembered
 
 
 @pytest.mark.parametrize("n", [201, 260])

@@ -348,8 +348,10 @@ TARGETS = ("cpu", "sm_80", "sm_90a")
 
 
 def digests(mask: mc.Mask, target: str) -> list[str]:
-    plan = driver.planned(mask, driver.problem(64, None, None, "bfloat16"), Target.named(target))
-    return [unit.digest for unit in driver.bundled(plan).units]
+    plan = driver.plan_kernel(
+        mask, driver.problem(64, None, None, "bfloat16"), Target.named(target)
+    )
+    return [unit.digest for unit in driver.emit_bundle(plan).units]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -403,8 +405,8 @@ def test_many_ids_are_bits(ids, n_q, n_kv, align, inside):
 
 def test_a_kernel_reads_ids_behind_the_constants():
     mask = mc.causal() & mc.global_tokens(range(0, 90, 2)).columns
-    plan = driver.planned(mask, driver.problem(16, None, None, "float32"), Target.named("cpu"))
-    bundle = driver.bundled(plan)
+    plan = driver.plan_kernel(mask, driver.problem(16, None, None, "float32"), Target.named("cpu"))
+    bundle = driver.emit_bundle(plan)
     (variant,) = bundle.variants
     assert variant.lists == (IdList(E.ZERO, E.sub(E.N_KV, E.const(1)), variant.lists[0].ranges),)
     values = {"n_q": 40, "n_kv": 70}
@@ -432,7 +434,9 @@ def test_wide_sources_compile(name, target):
     from maskc.build import build
 
     problem = driver.problem(128, None, None, "bfloat16")
-    bundle = driver.bundled(driver.planned(mc.where(LARGE[name]), problem, Target.named(target)))
+    bundle = driver.emit_bundle(
+        driver.plan_kernel(mc.where(LARGE[name]), problem, Target.named(target))
+    )
     for unit in bundle.units:
         mode = "usual" if "usual" in dict(unit.modes) else next(iter(dict(unit.modes)))
         made = build(unit, frozenset({Feature.wide}), unit.directions, unit.target, mode)

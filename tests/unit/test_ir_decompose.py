@@ -303,7 +303,7 @@ def test_no_isl_object_escapes():
 @pytest.mark.parametrize("name", ["longformer", "logsparse"])
 def test_explain_names_kinds(name):
     mask = mc.load(FOLDER / f"{name}.py")[name]()
-    made = driver.planned(mask, driver.problem(64, None, None, "bfloat16"), TARGETS["cpu"])
+    made = driver.plan_kernel(mask, driver.problem(64, None, None, "bfloat16"), TARGETS["cpu"])
     lines = [line for line in explain(made).splitlines() if line.startswith("piece")]
     if name == "longformer":
         assert (

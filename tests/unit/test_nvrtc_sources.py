@@ -32,8 +32,8 @@ SINGLE = [frozenset({feature}) for feature in Feature if feature in ALL]
 def unit(path: Path, head_dim: int, dtype: str = "bfloat16") -> SourceUnit:
     mask = mc.load(path)[path.stem]()
     heads = fixed_heads(mask) or 4
-    plan = driver.planned(mask, driver.problem(head_dim, None, heads, dtype), SM_80)
-    return driver.bundled(plan).units[0]
+    plan = driver.plan_kernel(mask, driver.problem(head_dim, None, heads, dtype), SM_80)
+    return driver.emit_bundle(plan).units[0]
 
 
 @cache

@@ -25,7 +25,7 @@ TAKEN = {
 
 
 def planned(mask: mc.Mask, target: str = "sm_90a"):
-    return driver.planned(mask, driver.problem(128, None, None, "bfloat16"), TARGETS[target])
+    return driver.plan_kernel(mask, driver.problem(128, None, None, "bfloat16"), TARGETS[target])
 
 
 def lines(text: str, *labels: str) -> list[str]:
@@ -98,7 +98,7 @@ def test_numbers():
 def test_the_choice_is_that_of_calls(name, target):
     made = planned(TAKEN[name], target)
     assert made.parts
-    bundle = driver.bundled(made)
+    bundle = driver.emit_bundle(made)
     params = dict(bundle.params)
     for n_q, n_kv in ((1, 1), (40, 700), (700, 40), (1024, 1024), (1024, 1088), (4096, 4097),
                       (16384, 16384)):  # fmt: skip

@@ -25,7 +25,9 @@ FORWARD, BACKWARD = Direction.forward, Direction.backward
 
 
 def planned(mask, dim=128, heads=16, target="sm_90a"):
-    return driver.planned(mask, driver.problem(dim, None, heads, "bfloat16"), Target.named(target))
+    return driver.plan_kernel(
+        mask, driver.problem(dim, None, heads, "bfloat16"), Target.named(target)
+    )
 
 
 def measured() -> dict[str, float]:

@@ -32,7 +32,7 @@ def sought(monkeypatch):
 
 
 def planned(mask, heads, target="cpu"):
-    return driver.planned(mask, driver.problem(64, None, heads, "float32"), TARGETS[target])
+    return driver.plan_kernel(mask, driver.problem(64, None, heads, "float32"), TARGETS[target])
 
 
 def test_in_vain_for_one_head_of_those_that_are_alike(sought):
@@ -61,7 +61,7 @@ def test_for_others_beside_one_that_is_too_hard(sought):
 def test_lists_are_exact_without_closed_forms(n):
     """Segments short enough for these lengths."""
     mask = LONGNET(segments=(64, 128, 256), rates=(1, 3, 5))
-    bundle = driver.bundled(planned(mask, 4))
+    bundle = driver.emit_bundle(planned(mask, 4))
     unit = bundle.units[0]
     dense = np.asarray(mask.dense(n, n_heads=4))
     for head in range(4):

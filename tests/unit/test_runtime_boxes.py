@@ -72,7 +72,7 @@ def test_nothing_is_moved_unless_asked():
 def tables(n: int, direction: Direction):
     mask = FLAT(width=20, kernel=(5, 7))
     problem = driver.problem(128, None, None, "bfloat16")
-    bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
+    bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, SM_90A))
     (unit,) = (unit for unit in bundle.choice("sm_90a", direction) if unit.boxes)
     return make_tables(bundle, unit, Sizes(1, 1, 1, n, n), {}, {}, direction, True)
 
@@ -94,7 +94,7 @@ def test_layouts_are_checked(monkeypatch, direction):
 
 def chosen(mask: mc.Mask, n_q: int, n_kv: int, features=NONE, direction=Direction.forward):
     problem = driver.problem(128, None, None, "bfloat16")
-    bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
+    bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, SM_90A))
     selector, binder = SourceSelector(bundle, SM_90A, lambda device: 132), Binder(bundle)
     bound = binder.bind({}, n_q, n_kv)
     wanted = Pass(direction, features, False, ("cuda", 0))
@@ -127,5 +127,5 @@ def test_nor_do_windows_of_whole_rows():
 
 
 def test_explain_says_why_there_are_no_boxes():
-    plan = driver.planned(FLAT(), driver.problem(128, None, None, "bfloat16"), SM_90A)
+    plan = driver.plan_kernel(FLAT(), driver.problem(128, None, None, "bfloat16"), SM_90A)
     assert any("product over a grid of N x 64" in reason for reason in plan.reasons)

@@ -45,7 +45,9 @@ def always(monkeypatch):
     """Every stride is a part of its own; the plans that were made."""
     made = []
     monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
+    monkeypatch.setattr(
+        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
+    )  # not remembered
     whole = planner.parted_plan
     monkeypatch.setattr(planner, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1])
     return made

@@ -35,7 +35,9 @@ REGISTERS = 1 << 16
 def source(name: str, target: str, head_dim: int, dtype: str) -> SourceUnit:
     mask = MASKS[name]()
     problem = driver.problem(head_dim, None, fixed_heads(mask) or 4, dtype)
-    return driver.bundled(driver.planned(mask, problem, TARGETS[target])).list_source(target)
+    return driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target])).list_source(
+        target
+    )
 
 
 @pytest.mark.parametrize("name", MASKS)

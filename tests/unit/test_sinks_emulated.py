@@ -93,7 +93,9 @@ def test_boxes_of_a_grid(hopper):
 def test_residue_classes(hopper, monkeypatch):
     monkeypatch.setattr(planner, "pays", lambda *_: True)
     monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
+    monkeypatch.setattr(
+        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
+    )  # not remembered
     mask = (mc.window(20) | mc.dilated(20, stride=4)) - mc.where(lambda q, k: q - k < 50)
     judged(compiled(mask, 64, heads=4), given(201, 201), live_pairs(mask, 201, 201))
 

@@ -107,7 +107,7 @@ HIGH = {
 
 
 def chosen(mask: mc.Mask, dim: int = 128, heads: int | None = None) -> KernelPlan:
-    return driver.planned(mask, driver.problem(dim, None, heads, "bfloat16"), SM_80)
+    return driver.plan_kernel(mask, driver.problem(dim, None, heads, "bfloat16"), SM_80)
 
 
 @pytest.mark.parametrize("name", LOW)

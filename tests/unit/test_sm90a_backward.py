@@ -46,8 +46,8 @@ def planned(dim: int, form: str = "") -> BackwardSchedule:
 
 
 def unit(mask: mc.Mask, dim: int, dtype: str = "bfloat16", form: str = "") -> SourceUnit:
-    plan = driver.planned(mask, driver.problem(dim, None, 4, dtype), SM_90A)
-    (found,) = (u for u in driver.bundled(plan).choice("sm_90a", BACKWARD) if u.form == form)
+    plan = driver.plan_kernel(mask, driver.problem(dim, None, 4, dtype), SM_90A)
+    (found,) = (u for u in driver.emit_bundle(plan).choice("sm_90a", BACKWARD) if u.form == form)
     return found
 
 

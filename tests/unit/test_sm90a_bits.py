@@ -63,7 +63,7 @@ def bits_of(
     mask: mc.Mask, dim: int, direction: Direction, folder, packed: int = 1
 ) -> HostBits:  # fmt: skip
     problem = driver.problem(dim, None, HEADS, "bfloat16")
-    bundle = driver.bundled(driver.planned(mask, problem, SM_90A))
+    bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, SM_90A))
     unit = bundle.unit("sm_90a", direction)
     assert unit is not None
     return HostBits(bundle, unit, backward_schedule(problem).score_queries, folder, packed)
@@ -102,7 +102,7 @@ def test_packed_heads_have_the_same_rows(name, heads, tmp_path):
 
 @pytest.mark.parametrize("name", [*BY_DISTANCE, *MIXED])
 def test_these_masks_come_as_bits(name):
-    plan = driver.planned(
+    plan = driver.plan_kernel(
         (BY_DISTANCE | MIXED)[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A
     )
     assert plan.distances
@@ -112,7 +112,7 @@ def test_these_masks_come_as_bits(name):
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_others_do_not(name):
-    plan = driver.planned(OTHERWISE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
+    plan = driver.plan_kernel(OTHERWISE[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
     assert not plan.distances
 
 
@@ -127,7 +127,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_of_keys_and_queries_that_are_alike(name):
     mask = (IN_RUNS | OTHERWISE)[name]
-    plan = driver.planned(mask, driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
+    plan = driver.plan_kernel(mask, driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
     assert plan.runs == RUNS[name]
 
 

@@ -56,7 +56,7 @@ MASKS = {
 
 
 def planned(mask: mc.Mask, dim: int = 128):
-    return driver.planned(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+    return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
 
 
 def in_boxes(bundle, direction: Direction):
@@ -74,7 +74,7 @@ def in_boxes(bundle, direction: Direction):
 def test_bits_are_the_mask(name, dim, direction, tmp_path):
     mask, lengths = MASKS[name]
     plan = planned(mask, dim)
-    bundle = driver.bundled(plan)
+    bundle = driver.emit_bundle(plan)
     queries = backward_schedule(plan.problem).score_queries
     bits = HostBits(bundle, in_boxes(bundle, direction), queries, tmp_path)
     for n in lengths:
@@ -86,7 +86,7 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
 @pytest.mark.parametrize("name", ["image", "video"])
 def test_sources_compile_without_spills(name, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    bundle = driver.bundled(planned(MASKS[name][0], dim))
+    bundle = driver.emit_bundle(planned(MASKS[name][0], dim))
     for direction in Direction:
         unit = in_boxes(bundle, direction)
         for mode, _ in unit.modes:
@@ -107,7 +107,7 @@ IMAGE, VIDEO = FLAT(width=256, kernel=(80, 80)), SOLID(height=48, width=80, kern
 def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
     """Fewer where more of the pairs that run are live, by enough to pay for the steps."""
     plan = planned(mask, dim)
-    unit = in_boxes(driver.bundled(plan), Direction.forward)
+    unit = in_boxes(driver.emit_bundle(plan), Direction.forward)
     assert unit.tile.k == keys == prod(unit.boxes.k) == unit.boxes.seen
     (chosen,) = (each for each in plan.also if each.form == GRID and each.tile == unit.tile)
     usual, *fewer = grid_schedules(plan.problem)
@@ -130,7 +130,7 @@ def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
 @pytest.mark.parametrize(("mask", "dim"), [(VIDEO, 64), (VIDEO, 128), (VIDEO, 192), (IMAGE, 256)])
 def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    unit = in_boxes(driver.bundled(planned(mask, dim)), Direction.forward)
+    unit = in_boxes(driver.emit_bundle(planned(mask, dim)), Direction.forward)
     for mode, _ in unit.modes:
         for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
             report = build(unit, features, unit.directions, "sm_90a", mode).report
@@ -168,7 +168,7 @@ def test_a_whole_row_of_the_grid_is_no_box():
 
 
 def test_what_a_source_with_boxes_serves():
-    unit = in_boxes(driver.bundled(planned(MASKS["image"][0])), Direction.forward)
+    unit = in_boxes(driver.emit_bundle(planned(MASKS["image"][0])), Direction.forward)
     none = frozenset[Feature]()
     assert unit.serves(none, 260, 260)
     assert unit.serves(frozenset({Feature.softcap, Feature.sinks}), 260, 260)
@@ -213,7 +213,7 @@ def test_explain_names_the_boxes():
 
 
 def test_a_generated_module_has_the_boxes(tmp_path, monkeypatch):
-    bundle = replace(driver.bundled(planned(MASKS["video"][0]), "some_video"), report="")
+    bundle = replace(driver.emit_bundle(planned(MASKS["video"][0]), "some_video"), report="")
     for name, text in module_files(bundle, "mask", "title").items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))

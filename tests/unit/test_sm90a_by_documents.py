@@ -42,8 +42,8 @@ def test_lists_of_documents():
     made = set()
     for name, dim in product(BY_DOCUMENTS, (64, 256)):
         problem = driver.problem(dim, None, 4, "float16")
-        plan = driver.planned(mc.load(FOLDER / f"{name}.py")[name](), problem, SM_90A)
-        made.add(driver.bundled(plan).list_source("sm_90a"))
+        plan = driver.plan_kernel(mc.load(FOLDER / f"{name}.py")[name](), problem, SM_90A)
+        made.add(driver.emit_bundle(plan).list_source("sm_90a"))
     (source,) = made
     report = build(source, NONE, ()).report
     kernels = {kernel.name: kernel for kernel in report.kernels}

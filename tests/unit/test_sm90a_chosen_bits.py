@@ -53,7 +53,7 @@ PAIRS = {
 
 
 def planned(mask: mc.Mask, dim: int = 128):
-    return driver.planned(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+    return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
 
 
 def tables(mask: mc.Mask, n_q: int, n_kv: int, rng: np.random.Generator) -> dict[str, Chosen]:
@@ -82,7 +82,7 @@ def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.nd
 @pytest.mark.parametrize("name", BY_CELLS)
 def test_bits_are_the_mask(name, dim, source, tmp_path):
     mask = BY_CELLS[name]
-    bundle = driver.bundled(planned(mask, dim))
+    bundle = driver.emit_bundle(planned(mask, dim))
     direction = Direction.backward if source == "backward" else Direction.forward
     form = "small" if source == "small" else ""
     units = [x for x in bundle.choice("sm_90a", direction) if x.form == form]
@@ -102,7 +102,7 @@ def test_bits_are_the_mask(name, dim, source, tmp_path):
 def test_packed_heads_have_the_same_rows(name, tmp_path):
     """The queries of several heads, one head after another, are rows of one tile."""
     mask = BY_CELLS[name]
-    bundle = driver.bundled(planned(mask))
+    bundle = driver.emit_bundle(planned(mask))
     bits = HostBits(bundle, bundle.unit("sm_90a", Direction.forward), 64, tmp_path, packed=3)
     rng = np.random.default_rng(0)
     for n_q, n_kv in ((1, 300), (5, 260), (16, 9)):
@@ -116,7 +116,7 @@ def test_no_pair_is_tested(name):
     """Explain says so."""
     plan = planned(BY_CELLS[name])
     assert "and of the chosen blocks, no pair is tested" in " ".join(explain(plan).split())
-    for unit in driver.bundled(plan).units:
+    for unit in driver.emit_bundle(plan).units:
         # Where a call has few pairs, delta is summed anew pair by pair, by a launch of its own.
         text = unit.text.replace("FN i32 keep(", "").replace(FEW_PAIRS, "")
         assert unit.target != "sm_90a" or "keep(" not in text

@@ -125,8 +125,8 @@ def test_lists_are_read_without_asking_where_they_end():
 def test_no_pass_of_entmax_stores_dq_from_its_only_column(dim):
     """Its means need more shared memory than that mode takes: calls run the usual one."""
     mask = mc.block_diagonal(128)
-    unit = driver.bundled(
-        driver.planned(mask, driver.problem(dim, None, None, "bfloat16"), TARGETS["sm_90a"])
+    unit = driver.emit_bundle(
+        driver.plan_kernel(mask, driver.problem(dim, None, None, "bfloat16"), TARGETS["sm_90a"])
     ).unit("sm_90a", Direction.backward)
     assert ONCE in dict(unit.modes)
     assert ONCE in modes_of(unit, frozenset())

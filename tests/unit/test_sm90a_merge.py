@@ -25,8 +25,8 @@ HEADS, N, KEYS, TILE_K, BATCH = 2, 300, 410, 40, 2
 
 
 def unit_of(dim: int):
-    plan = driver.planned(mc.causal(), driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
-    return driver.bundled(plan).unit("sm_90a", Direction.forward)
+    plan = driver.plan_kernel(mc.causal(), driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+    return driver.emit_bundle(plan).unit("sm_90a", Direction.forward)
 
 
 def work_of(tile_rows: int):

@@ -64,7 +64,9 @@ def test_all_columns_of_a_row_take_turns(name, tmp_path):
         "causal": (mc.causal(), 2000, 2300, {}),
         "window": (mc.window(100, 300), 900, 3000, {}),
     }[name]
-    bundle = driver.bundled(driver.planned(mask, driver.problem(128, None, 1, "bfloat16"), SM_90A))
+    bundle = driver.emit_bundle(
+        driver.plan_kernel(mask, driver.problem(128, None, 1, "bfloat16"), SM_90A)
+    )
     unit = bundle.unit("sm_90a", Direction.backward)
     rank = ranks(unit, tmp_path)
     arrays = {key: value.astype(np.int32)[None] for key, value in data.items()}

@@ -35,7 +35,7 @@ def streaming(n_sinks: int, size: int) -> mc.Mask:
 
 
 def planned(mask: mc.Mask, dim: int):
-    return driver.planned(mask, driver.problem(dim, None, 4, "bfloat16"), SM_90A)
+    return driver.plan_kernel(mask, driver.problem(dim, None, 4, "bfloat16"), SM_90A)
 
 
 # ------------------------------------------------------------------ schedules
@@ -74,7 +74,7 @@ def test_one_more_block_would_not_fit():
 
 def test_which_sources_a_bundle_has():
     for dim in SM_90A.head_dims:
-        bundle = driver.bundled(planned(mc.causal(), dim))
+        bundle = driver.emit_bundle(planned(mc.causal(), dim))
         found = bundle.choice("sm_90a", Direction.forward)
         assert [unit.key for unit in found] == ["sm_90a", "sm_90a_small"][: 1 + (dim in SMALL_DIMS)]
         assert bundle.unit("sm_90a") is found[0]
@@ -92,7 +92,7 @@ def test_which_sources_a_bundle_has():
 
 def tallies(mask: mc.Mask, n: int, dim: int) -> list[tuple[object, Tally]]:
     """Both sources of a mask with their tiles."""
-    units = driver.bundled(planned(mask, dim)).choice("sm_90a", Direction.forward)
+    units = driver.emit_bundle(planned(mask, dim)).choice("sm_90a", Direction.forward)
     keep = driver.lowered(mask).keep
     layouts = [build(layout_recipe(keep, unit.tile), n, n, {}, {}) for unit in units]
     return [
@@ -268,7 +268,7 @@ def test_warmup_builds_both_sources(machine):
 def test_data_per_sequence_do_not_choose():
     """What one sequence brings would otherwise decide over the bits of another."""
     mask = (mc.causal() & mc.documents("doc")) | mc.window(0)  # tiles begin where columns do
-    bundle = driver.bundled(planned(mask, 64))
+    bundle = driver.emit_bundle(planned(mask, 64))
     doc = np.arange(256, dtype=np.int32) // 16
     sizes = Sizes(2, 4, 4, 256, 256)
     unit = bundle.unit("sm_90a")

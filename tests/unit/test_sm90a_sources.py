@@ -78,8 +78,8 @@ def units_of(
 ) -> list[SourceUnit]:
     """One, or none where a mask has no such form."""
     heads = fixed_heads(mask) or 4
-    plan = driver.planned(mask, driver.problem(head_dim, None, heads, dtype), SM_90A)
-    found = [u for u in driver.bundled(plan).choice("sm_90a", direction) if u.form == form]
+    plan = driver.plan_kernel(mask, driver.problem(head_dim, None, heads, dtype), SM_90A)
+    found = [u for u in driver.emit_bundle(plan).choice("sm_90a", direction) if u.form == form]
     MASKS.update({u.digest: shorten(str(mask), 60, placeholder=" ...") for u in found} | MASKS)
     return found
 

@@ -51,11 +51,11 @@ LONG = BLOCKS & (
 
 
 def planned(mask: mc.Mask, dim: int = 64, dtype: str = "bfloat16"):
-    return driver.planned(mask, driver.problem(dim, None, 4, dtype), SM_90A)
+    return driver.plan_kernel(mask, driver.problem(dim, None, 4, dtype), SM_90A)
 
 
 def tiny_units(mask: mc.Mask, dim: int = 64, dtype: str = "bfloat16") -> dict[str, SourceUnit]:
-    bundle = driver.bundled(planned(mask, dim, dtype))
+    bundle = driver.emit_bundle(planned(mask, dim, dtype))
     return {unit.key: unit for unit in bundle.units if unit.form == "tiny"}
 
 
@@ -190,7 +190,7 @@ FEATURES = (Feature.softcap, Feature.alibi, Feature.sinks)
 
 def selector_of(mask: mc.Mask) -> SourceSelector:
     """For a card with 132 multiprocessors."""
-    return SourceSelector(driver.bundled(planned(mask)), SM_90A, lambda device: 132)
+    return SourceSelector(driver.emit_bundle(planned(mask)), SM_90A, lambda device: 132)
 
 
 DRAWN = {name: selector_of(mask) for name, mask in {
@@ -252,7 +252,7 @@ def machine(monkeypatch) -> Machine:
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_launches(machine, dim):
     """A warp for 16 queries of a head; backward for 16 keys, or queries, and 64 elements."""
-    bundle = driver.bundled(planned(BLOCKS, dim))
+    bundle = driver.emit_bundle(planned(BLOCKS, dim))
     mask = CompiledMask(bundle, "sm_90a")
     q, k, v = (
         type(x)((*x.array.shape[:3], dim), pointer=x.array.pointer)
@@ -270,7 +270,7 @@ def test_launches(machine, dim):
 
 def test_more_keys_than_queries_have_warps(machine):
     mask = CompiledMask(
-        driver.bundled(planned(mc.where(lambda q, k: (q == k) & (q < 9)))), "sm_90a"
+        driver.emit_bundle(planned(mc.where(lambda q, k: (q == k) & (q < 9)))), "sm_90a"
     )
     q, k, v = given(n=20, n_kv=500, heads=(4, 4))
     backward(mask, q, k, v)
@@ -279,7 +279,7 @@ def test_more_keys_than_queries_have_warps(machine):
 
 
 def test_warmup_builds_what_serves(machine):
-    bundle = driver.bundled(planned(BLOCKS))
+    bundle = driver.emit_bundle(planned(BLOCKS))
     mask = CompiledMask(bundle, "sm_90a")
     mask.warmup()
     texts = {unit.text: unit.key for unit in bundle.units}

@@ -124,7 +124,9 @@ def test_a_part_of_few_keys_joins_the_others(monkeypatch, n):
     """A window, and in residue classes a shorter one."""
     monkeypatch.setattr(planner, "pays", lambda *_: True)
     monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_understood", driver._understood.__wrapped__)  # not remembered
+    monkeypatch.setattr(
+        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
+    )  # not remembered
     mask = mc.window(20) | mc.dilated(20, stride=4)
     attn = mask.compile(head_dim=64, target="sm_90a")
     tiny = tuple(

@@ -115,7 +115,8 @@ def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     target.check(problem)
     made = gathering(heads.masks)
     if isinstance(made, str):
-        at = place_of(heads.masks[0], heads.masks[0].selections[0])
+        chooser = next(ir for ir in heads.masks if ir.selections)
+        at = place_of(chooser, chooser.selections[0])
         raise SelectionNotCompiled(target.name, made, target.least_block, at=at)
     (ir,), (facts,) = heads.masks, heads.facts
     plans = []
