@@ -812,6 +812,7 @@ struct Shared {
 };
 
 // The block's shared memory, once `struct Shared` is known.
+// Gives: shared_memory.
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -823,6 +824,7 @@ FN struct Shared &shared_memory() {
 }
 
 // Turns through a ring of places in shared memory.
+// Gives: Ring.
 template <int COUNT>
 struct Ring {
     i32 at = 0;
@@ -852,10 +854,12 @@ FN void initialize(struct Shared &shared) {
 }
 
 // The thread that loads the tiles of items.
+// Needs: ring.cuh, ptx.cuh; Shared and Maps of the includer.
 
 // ---------------------------------------------------------------- the warp that copies
 
 // Items of the work list, and copies of their tiles.
+// Needs: work.cuh, ptx.cuh, tokens.cuh or gen/grid_tiles.cuh.j2.
 
 constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come
@@ -979,6 +983,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 }
 
 // A warpgroup's q, and its products with keys.
+// Needs: ptx.cuh, gen/wgmma.cuh.j2; Shared and Scores of the includer.
 
 // Where a lane points ldmatrix and stmatrix for 16 columns of its warp's rows of q or out.
 FN u32 warp_rows(u32 tile, i32 group, int step) {
@@ -1039,6 +1044,7 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 }
 
 // The end of a row: sinks, other keys' results, lse, and out.
+// Needs: query.cuh, ptx.cuh, unpack.cuh, work.cuh.
 
 // The logit of a sink; of packed heads each has its own.
 FN float sink_of(const struct Attention &p, i32 head, i32 row) {
@@ -1054,6 +1060,7 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
 }
 
 // Tile rows cut along the keys: what their items leave, and the launch that merges it.
+// Needs: work.cuh, unpack.cuh.
 
 // An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
 // each warpgroup its accumulators, four numbers of every thread at a time, and then of each query

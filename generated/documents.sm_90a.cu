@@ -870,6 +870,7 @@ struct Shared {
 };
 
 // The block's shared memory, once `struct Shared` is known.
+// Gives: shared_memory.
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -881,6 +882,7 @@ FN struct Shared &shared_memory() {
 }
 
 // Turns through a ring of places in shared memory.
+// Gives: Ring.
 template <int COUNT>
 struct Ring {
     i32 at = 0;
@@ -910,10 +912,12 @@ FN void initialize(struct Shared &shared) {
 }
 
 // The thread that loads the tiles of items.
+// Needs: ring.cuh, ptx.cuh; Shared and Maps of the includer.
 
 // ---------------------------------------------------------------- the warp that copies
 
 // Items of the work list, and copies of their tiles.
+// Needs: work.cuh, ptx.cuh, tokens.cuh or gen/grid_tiles.cuh.j2.
 
 constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come
@@ -1037,6 +1041,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
 }
 
 // A warpgroup's q, and its products with keys.
+// Needs: ptx.cuh, gen/wgmma.cuh.j2; Shared and Scores of the includer.
 
 // Where a lane points ldmatrix and stmatrix for 16 columns of its warp's rows of q or out.
 FN u32 warp_rows(u32 tile, i32 group, int step) {
@@ -1097,6 +1102,7 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 }
 
 // The end of a row: sinks, other keys' results, lse, and out.
+// Needs: query.cuh, ptx.cuh, unpack.cuh, work.cuh.
 
 // The logit of a sink; of packed heads each has its own.
 FN float sink_of(const struct Attention &p, i32 head, i32 row) {
@@ -1112,6 +1118,7 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
 }
 
 // Tile rows cut along the keys: what their items leave, and the launch that merges it.
+// Needs: work.cuh, unpack.cuh.
 
 // An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
 // each warpgroup its accumulators, four numbers of every thread at a time, and then of each query
@@ -1466,8 +1473,10 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 
 #if WITH_ENTMAX
 // alpha-entmax instead of softmax: passes over a row until its lse is found.
+// Needs: items.cuh, ptx.cuh.
 
 // alpha-entmax: from a score to its weight, once the row's level is known.
+// Gives: Alpha, Weight, by_alpha, power.
 
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
@@ -1531,6 +1540,7 @@ FN float unit_of_entmax(const struct Attention &p) {
 typedef Scores RowScores;
 // alpha-entmax: sums over a row's scores, and the steps by which its level rises until they are 1.
 // The includer says what `RowScores` are, and names the passes DONE < VALUES < SUMS.
+// Needs: entmax_weights.cuh. Gives: Search.
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {
@@ -1700,6 +1710,7 @@ FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
 }
 
 // alpha-entmax: the keys of a row that may have a weight, as lists.
+// Needs: entmax_levels.cuh, entmax_weights.cuh. Gives: Lists.
 
 // With alpha from 1.5 on most rows have few keys with a weight, if in many tiles. The first pass
 // keeps the scores of those that have one at the level of the keys met so far, which only rises:
@@ -1930,6 +1941,7 @@ FN void list_scores(Scores &s, i32 tiles, float key, float unit, float a, struct
 }
 
 // alpha-entmax: out from the lists of keys, without another pass.
+// Needs: entmax_lists.cuh, unpack.cuh, work.cuh.
 
 // Where all rows of a block have few keys in their lists, only the values of these are read, from
 // global memory. A quad has two rows of queries, and four keys of each a turn: each of its threads
@@ -2070,6 +2082,7 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
 }
 
 // alpha-entmax: out from the lists of keys, by products.
+// Needs: entmax_lists.cuh.
 
 // Where lists tell all about rows, but of too many keys to read the values of each, a pass over the
 // tiles of v is all that it takes. A thread has the keys of just those columns that the product
@@ -2295,6 +2308,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
 // ---------------------------------------------------------------- warpgroups that compute
 
 // alpha-entmax: passes over a row, as a warpgroup runs them.
+// A part of entmax.cuh. Needs: entmax_lists.cuh, entmax_products.cuh, entmax_values.cuh, query.cuh.
 
 // What a warpgroup has throughout.
 struct Rows {

@@ -250,6 +250,7 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
 // ---------------------------------------------------------------- vectors
 
 // Vector types and the elementary functions on them.
+// Needs: LANES.
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef i32 ivec __attribute__((vector_size(4 * LANES)));
@@ -474,6 +475,7 @@ FN void add_tile(void *tensor, const i64 *stride, i32 batch, i32 head, i32 token
 // ---------------------------------------------------------------- products of tiles
 
 // Products of tiles held in fp32.
+// Needs: vector.h.
 
 // A left operand: element (i, t) is at[i * row + t * step], so either tile may lie transposed.
 struct Left {
@@ -674,6 +676,7 @@ FN void tile_scores(const struct Attention *p, struct Mask m, i32 head, struct P
 // ---------------------------------------------------------------- weights
 
 // From scores to weights, once lse is known.
+// Needs: vector.h, gen/scores.h.j2. Gives: Weight, weigh.
 
 struct Weight {
     vec p;  // of v in out
@@ -732,6 +735,7 @@ FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
 // ---------------------------------------------------------------- forward
 
 // The forward pass.
+// Needs: multiply.h, storage.h, vector.h, gen/scores.h.j2; Mask and lists of tiles.
 
 #if WITH_ENTMAX
 // The scores of a tile, kept from one pass over its row to the next.
@@ -900,6 +904,7 @@ FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at,
 
 #if WITH_ENTMAX
 // The forward pass over a row with entmax.
+// A part of forward.h.
 
 // A row takes several passes: one for the scores, as many as lse needs, and one with the values of
 // the tiles that have a weight above zero. Scores are kept meanwhile, in longer rows those of the
@@ -1087,6 +1092,8 @@ void attention_forward(const struct Attention *p, i32 threads) {
 // ---------------------------------------------------------------- backward
 
 // The backward pass.
+// Needs: forward.h, weights.h, multiply.h, storage.h, vector.h, gen/scores.h.j2; Mask and lists of
+// tiles.
 
 // A tile is visited once, by the thread that owns its tile column, and gives its share of dk, dv
 // and dq. dk and dv stay with the thread. dq is added up in memory by one thread after another,
@@ -1186,6 +1193,7 @@ FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 h
 }
 
 // What a row's gradients are relative to: delta. ROUNDED_OUT tells whether `out` was rounded.
+// A part of backward.h.
 
 // Sums over a row's keys, each with its u: of u * (dout . v), and of u. It takes a walk over the
 // row's tiles. Loads q and dout.

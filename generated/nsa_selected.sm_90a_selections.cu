@@ -282,7 +282,8 @@ FN i32 heads_alike(const struct Selected &p) {
     return min_i32(p.voters[S::INDEX], p.heads_q / p.heads_kv);
 }
 
-// spec.selections: products of cells of which not all pairs may be chosen; for select_scores.
+// Products of cells of which not all pairs may be chosen; for gen/select_scores.cuh.j2.
+// Needs: Cell and heads_alike.
 
 // ---------------------------------------------------------------- products of some pairs
 

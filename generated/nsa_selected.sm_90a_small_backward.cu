@@ -711,7 +711,7 @@ struct Maps {
 };
 
 // Memory between the launches of a backward pass, and where a warpgroup's numbers belong.
-//
+// Needs: backward_constants.cuh, work.cuh, SPLIT_KEYS. Gives: Workspace, Further, column_of.
 
 // For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
 // as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.
@@ -833,8 +833,10 @@ FN struct Place place_of_row(const struct Attention &p, i32 row) {
 }
 
 // What a backward pass needs of every row before its main launch, and the launch that finds it.
+// Needs: backward_workspace.cuh, work.cuh. Gives: Rows of lse and delta, leave_row.
 
 // Eight numbers in storage precision times eight others.
+// Needs: unpack.cuh. Gives: dot.
 
 FN float dot(uint4 a, uint4 b) {
     const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
@@ -1122,6 +1124,7 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
 
 #if !APART
 // Delta found once more where a call has few pairs.
+// Needs: backward_rows.cuh.
 
 // Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
 // their error, and delta is found once more, by a warp for each query.
@@ -1129,6 +1132,7 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
 // weight, show that: the sum of p dp over its keys has no such error. Where that differs from
 // dout . out by more than the rounding explains, `out` is not of these keys alone, as of a mask in
 // parts, and decides. `size` is the sum of |dout * out|.
+// Needs: dot.cuh.
 FN float settled_delta(float exact, float rounded, float size) {
     return fabsf(exact - rounded) <= ROUNDING * size ? exact : rounded;
 }
@@ -1381,6 +1385,7 @@ FN float cap_slope(float x, const struct Attention &p, const struct Logit &logit
 
 #if WITH_ENTMAX
 // alpha-entmax: from a score to its weight, once the row's level is known.
+// Gives: Alpha, Weight, by_alpha, power.
 
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
@@ -1609,6 +1614,7 @@ FN void store_pairs(u32 tile, const Pairs &x, i32 group) {
 }
 
 // Products of gradients where warpgroups divide the keys of a tile column.
+// Needs: backward_products.cuh, backward_workspace.cuh, gen/wgmma.cuh.j2.
 
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;
@@ -1673,6 +1679,7 @@ FN bool turn_word(i32 &word, const struct Attention &p, const struct TileList &l
 #endif
 
 // Which tile columns a block takes; in deterministic mode also who adds to dq after whom.
+// Needs: work.cuh, backward_workspace.cuh, order_csr.cuh or order_range.cuh. Gives: Item, Turn.
 
 // A tile column, and the query heads that are taken one after another.
 struct alignas(16) Item {
@@ -1814,6 +1821,7 @@ struct Shared {
 static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
 
 // The block's shared memory, once `struct Shared` is known.
+// Gives: shared_memory.
 
 // Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
 // the operands of all products, which then take two moves each.
@@ -1860,6 +1868,7 @@ struct Step {
 };
 
 // The thread that claims tile columns and loads what they need.
+// Needs: backward_order.cuh, backward_workspace.cuh, ptx.cuh; Shared and Maps of the includer.
 
 // ---------------------------------------------------------------- the warp that loads
 
@@ -1999,6 +2008,7 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
 }
 
 // How a warpgroup's share of dq gets to memory.
+// Needs: backward_workspace.cuh, backward_order.cuh, backward_products.cuh, ptx.cuh.
 
 // ---------------------------------------------------------------- dq leaves
 
@@ -2301,6 +2311,7 @@ FN struct Column column_in(const struct Item &item) {
 }
 
 // The end of a tile column: dk and dv, alone or with what others add.
+// Needs: backward_workspace.cuh, backward_dq.cuh, ptx.cuh.
 
 // A warpgroup's share of a tile column's gradients, in storage precision, where boxes are copied
 // from: its own keys, or its own columns of all keys.
@@ -2499,6 +2510,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 
 #if WITH_ENTMAX
 // What a row's gradients with entmax are relative to: a launch over tile rows, before the main one.
+// Needs: backward_products.cuh, backward_load.cuh, entmax_weights.cuh.
 
 // delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
 // then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose

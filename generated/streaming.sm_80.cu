@@ -348,6 +348,7 @@ FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // Rows of a tensor in shared memory: where they lie, and how they get there.
+// Needs: constants.cuh, ptx.cuh.
 
 // Where a 16-byte piece of a row lies in a tile. SPAN neighbouring pieces of a row trade places, so
 // that the same piece of eight consecutive rows lies in eight different groups of banks.
@@ -395,8 +396,10 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
 }
 
 // Which rows a block computes, and what its threads share.
+// Needs: load.cuh; Mask and lists of tiles. Gives: Block.
 
 // What the logits of a head are made of.
+// Gives: Logit, logit_of.
 
 // Whether features need registers that the plain kernel fills with what it loads early.
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
@@ -480,6 +483,7 @@ struct Shared {
 };
 
 // Between the two products: what is seen, the running softmax.
+// Needs: constants.cuh. Gives: Scores, Seen, Output.
 
 // A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
 // and + 1].
@@ -563,6 +567,7 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
 }
 
 // Tiles of consecutive queries and keys: scores to logits, the mask.
+// Needs: logit.cuh, softmax.cuh, work.cuh; keep of the mask.
 
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
@@ -618,6 +623,7 @@ FN struct Seen seen_by(const struct Attention *p, const struct Block &block, str
 }
 
 // nan_safe: rows of v that are not finite reach only the queries that see their keys.
+// Needs: load.cuh, softmax.cuh.
 
 #if WITH_NAN_SAFE
 FN bool is_finite(u32 bits) { return (bits & EXPONENT) != EXPONENT; }
@@ -673,6 +679,7 @@ FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
 #endif
 
 // The first product.
+// Needs: load.cuh, logit.cuh, softmax.cuh, mma.cuh. Gives: Query, score.
 
 // A warp's rows of q: where they lie, and, where registers allow, their fragments.
 struct Query {
@@ -716,6 +723,7 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
 }
 
 // The second product.
+// Needs: load.cuh, softmax.cuh, mma.cuh. Gives: add_values.
 
 // o += p v, sixteen keys at a time: `pair(m, n, i)` makes two weights, register i of fragment m,
 // between the products. `v` is where the lane finds them, in rows.
@@ -855,8 +863,10 @@ FN i32 first_key(const struct Tile &packed) {
 
 #if WITH_ENTMAX
 // alpha-entmax instead of softmax: passes over a row of tiles until its lse is found.
+// Needs: scores.cuh, values.cuh, work.cuh.
 
 // alpha-entmax: from a score to its weight, once the row's level is known.
+// Gives: Alpha, Weight, by_alpha, power.
 
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1: a row's weights are
 //     p = x^(1/a),  u = x^(1/a - 1) = dp/dscore,  x = max(0, 1 + a * score - level)
@@ -911,6 +921,7 @@ enum Pass { DONE, VALUES, SUMS, START };
 typedef float RowScores[TILE_K / 2];  // of the two rows of a fragment
 // alpha-entmax: sums over a row's scores, and the steps by which its level rises until they are 1.
 // The includer says what `RowScores` are, and names the passes DONE < VALUES < SUMS.
+// Needs: entmax_weights.cuh. Gives: Search.
 
 // Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
 struct Search {
