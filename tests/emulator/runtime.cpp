@@ -25,13 +25,16 @@ Index threadIdx, blockIdx, blockDim, gridDim;
 // Saves this fiber's registers on its stack, and goes on where another one saved its own.
 extern "C" void emu_switch(void **from, void *to);
 asm(R"(
+.pushsection .text
 .globl emu_switch
+.type emu_switch, @function
 emu_switch:
     pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
     movq %rsp, (%rdi)
     movq %rsi, %rsp
     popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
     ret
+.popsection
 )");
 
 namespace emu {

@@ -42,12 +42,14 @@ def ranks(unit, folder):
     """rank(block of arguments, head, row, column) of a source."""
     text = unit.text
     own = "FN i32 behind(" if unit.ranges else "FN i32 column_at("
+    own_end = "// The host wrote nothing" if unit.ranges else "// What the host wrote"
     source, library = folder / "order.cpp", folder / "order.so"
     source.write_text("".join([
         _between(text, "typedef int i32;", "\n};\n"), "\n};\n", _SHIMS,
         _between(text, "FN i32 min_i32", "FN i32 keep("),
         _between(text, "struct TileList {", "FN struct Tile tile_at"),
-        "typedef struct TileList List;\n", _between(text, own, "FN struct Turn turn_at("), _DRIVER,
+        "typedef struct TileList List;\n", _between(text, own, own_end),
+        _between(text, "FN i32 rank_of(", "FN struct Turn turn_at("), _DRIVER,
     ]))  # fmt: skip
     command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
     subprocess.run([*command, str(source), "-o", str(library)], check=True)

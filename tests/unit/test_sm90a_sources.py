@@ -230,7 +230,7 @@ def test_the_disassembler_is_there():
 
 
 BROKEN = {
-    "under p v": ("constexpr int SETTLE = ", "constexpr int SETTLE = 0; constexpr int LATER = "),
+    "under p v": ("constexpr int SETTLE =", "constexpr int SETTLE = 0; constexpr int LATER = "),
     "local memory": (
         "    const i32 group = uniform(threadIdx.x / 128);\n",
         "    const i32 group = uniform(threadIdx.x / 128);\n    volatile i32 x[9]; x[group] = 0;\n",
