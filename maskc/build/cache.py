@@ -252,7 +252,8 @@ class Cache:
             return None
         except OSError as error:
             self._store = None
-            return self._give_up(error)
+            self._give_up(error)
+            return None
         payload = entry[_DIGEST:]
         if _digest(key, payload) == entry[:_DIGEST]:
             return payload
