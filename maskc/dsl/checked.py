@@ -87,12 +87,13 @@ def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0)
         found = [_integer(item) for item in values]  # type: ignore[attr-defined]
     except TypeError:
         found = [None]
+    known = [item for item in found if item is not None]
     bound = "" if least is None else f" >= {least}"
-    if any(item is None or (least is not None and item < least) for item in found):
+    if len(known) < len(found) or (least is not None and any(item < least for item in known)):
         return mistake(BadIds(where, bound, shown(values), at=at), ())
-    if any(abs(_narrow(where, item, 0, at)) > INT64 for item in found):
+    if any(abs(_narrow(where, item, 0, at)) > INT64 for item in known):
         return ()
-    return tuple(sorted({item for item in found if item is not None}))
+    return tuple(sorted(set(known)))
 
 
 def choice(

@@ -133,7 +133,7 @@ class Rows:
     def _whole(self, *_: object) -> NoReturn:
         _refuse("it computes with a whole row of a captured array; index it by q or k first")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __iter__ = __bool__ = _whole
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __contains__ = _whole
 

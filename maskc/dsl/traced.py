@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
@@ -60,7 +60,7 @@ def lift(value: object) -> Expr:
     if isinstance(value, Traced):
         return value.expr
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # type: ignore[attr-defined]
+        value = value.item()
     if isinstance(value, bool):
         return E.Truth(value)
     try:
@@ -330,6 +330,10 @@ class Traced:
             _refuse("isinstance() asks what a traced value is, which would be decided for good")
         return Traced
 
+    @__class__.setter
+    def __class__(self, _: type) -> None:
+        _refuse("it changes the class of a traced value")
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -375,9 +379,9 @@ def traced_max(*args: object) -> object:
 
 
 def _extreme(
-    build: Callable[..., Expr], plain: Callable[..., object], args: tuple[object, ...]
+    build: Callable[..., Expr], plain: Callable[..., object], args: tuple[Any, ...]
 ) -> object:
-    items = tuple(args[0]) if len(args) == 1 else args  # type: ignore[call-overload]
+    items = tuple(args[0]) if len(args) == 1 else args
     if not any(isinstance(item, Traced) for item in items):
         return plain(items)
     return Traced(build(*(lift_int(item, plain.__name__) for item in items)))
