@@ -74,8 +74,8 @@ class Asked:
             ir = self.ir(head)
             batches, tables = self.extents(ir)
             key = (ir.keep, batch if batches > 1 else 0, head if tables > 1 else 0)
-            *first, equal = found.get(key, (head, batch, 0))
-            found[key] = (*first, equal + 1)
+            first_head, first_batch, equal = found.get(key, (head, batch, 0))
+            found[key] = (first_head, first_batch, equal + 1)
         yield from found.values()
 
 

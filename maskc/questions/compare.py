@@ -22,7 +22,7 @@ from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
-from maskc.core.source import caller
+from maskc.core.source import SourceLoc, caller
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
@@ -137,10 +137,12 @@ class Both:
         least = _TRIED_HEADS if computed else 1
         count = asked or max(least, *map(head_count, masks))
         inner, held = emptied_together(left, right)
+        of_left, of_right = inner
         pairs = (
-            tuple(_filled(lowered(mask, head, count), held) for mask in inner)
+            (_filled(lowered(of_left, head, count), held),
+             _filled(lowered(of_right, head, count), held))
             for head in range(count if differ else 1)
-        )
+        )  # fmt: skip
         complete = asked is not None or not computed or left == right
         return Both(masks, tuple(pairs), count if differ else None, complete, one_way, held)
 
@@ -307,8 +309,9 @@ def _filled(ir: MaskIR, held: Held | None) -> MaskIR:
     return replace(ir, data=tuple(x if len(x.shape) == decl.rank else decl for decl, x in filled))
 
 
-def _place(mask: Mask) -> object:
-    return getattr(mask, "loc", None)
+def _place(mask: Mask) -> SourceLoc | None:
+    place: SourceLoc | None = getattr(mask, "loc", None)
+    return place
 
 
 def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
@@ -368,7 +371,7 @@ def _loads(keep: Expr) -> list[E.Load]:
 
 
 def _numbers(keep: Expr, params: Mapping[str, int]) -> Expr:
-    known = {
+    known: dict[Expr, Expr] = {
         node: E.const(params[node.name]) for node in E.walk(keep)
         if isinstance(node, E.Param) and node.name in params
     }  # fmt: skip
