@@ -55,7 +55,8 @@ def style() -> AbstractContextManager[None]:
     except ImportError:
         raise ExtraMissing("drawing PNG and SVG", "matplotlib", "figures") from None
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
-    return matplotlib.rc_context(settings)
+    context: AbstractContextManager[None] = matplotlib.rc_context(settings)
+    return context
 
 
 def format_of(path: str | Path) -> str:
@@ -99,9 +100,9 @@ class Page:
         )  # fmt: skip
         return self.figure.add_axes(box)
 
-    def text(self, left: float, top: float, text: str, **look: object) -> None:
+    def text(self, left: float, top: float, text: str, **look: Any) -> None:
         """Text whose baseline starts at a point."""
-        self.figure.text(left / self.width, 1 - top / self.height, text, **look)  # type: ignore
+        self.figure.text(left / self.width, 1 - top / self.height, text, **look)
 
     def swatch(self, left: float, base: float, color: str, side: float = 0.13) -> None:
         """A small filled square that stands on a line of text."""
