@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-CALLS = '''
+CALLS = """
 import numpy as np
 import maskc as mc
 
@@ -34,7 +34,7 @@ reveal_type(local().layout(8).row_ptr)
 reveal_type(local().count(8))
 reveal_type(local().equals(mc.causal()))
 reveal_type(mc.causal() & mc.sinks(4) | ~mc.full())
-'''
+"""
 REVEALED = [
     "Pattern[[left: int =, *, wide: bool =]]", "Mask", "Mask", "CompiledMask",
     "Any", "tuple[Any, Any]", "Any",
@@ -42,7 +42,7 @@ REVEALED = [
     "ndarray", "ndarray", "int", "bool | None", "Mask",
 ]  # fmt: skip
 
-MISTAKES = '''
+MISTAKES = """
 import maskc as mc
 
 @mc.pattern
@@ -55,7 +55,7 @@ local(2, True)
 mc.causal().layout(8, block=128)
 mc.causal().compile()
 mc.attention(1, 2, 3, local)
-'''
+"""
 
 
 def checked(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
