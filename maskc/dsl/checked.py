@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.errors import (
@@ -81,10 +82,10 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
     return _narrow(where, number, least, at)
 
 
-def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
+def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
     """A sorted tuple of distinct plain integers."""
     try:
-        found = [_integer(item) for item in values]  # type: ignore[attr-defined]
+        found = [_integer(item) for item in values]
     except TypeError:
         found = [None]
     known = [item for item in found if item is not None]
@@ -120,10 +121,10 @@ def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
     return mistake(not_a_mask(where, value, at), Full(loc=at))
 
 
-def _integer(value: object) -> int | None:
+def _integer(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)
     except TypeError:
         return None

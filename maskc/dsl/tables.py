@@ -96,7 +96,6 @@ class Rows:
     """An array some of whose dimensions are indexed."""
 
     __slots__ = ("_array", "_index")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, array: Any, index: tuple[Expr | None, ...]) -> None:
         self._array = array
@@ -163,9 +162,8 @@ class Rows:
                 array = array[(_ALL,) * axis + (part,)]
                 if array.ndim < rank:
                     del index[axis]
-        if None in index:
-            return Rows(array, tuple(index))
-        return _load(array, index)  # type: ignore[arg-type]
+        known = [part for part in index if part is not None]
+        return _load(array, known) if len(known) == len(index) else Rows(array, tuple(index))
 
 
 def _load(array: Any, index: list[Expr]) -> Traced:

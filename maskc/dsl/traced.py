@@ -55,7 +55,7 @@ def _asked_by_torch(running: Running) -> bool:
     return any(module.partition(".")[0] == "torch" for module in modules)
 
 
-def lift(value: object) -> Expr:
+def lift(value: Any) -> Expr:
     """The formula of a traced value, a plain integer or boolean, or an array without dimensions."""
     if isinstance(value, Traced):
         return value.expr
@@ -64,7 +64,7 @@ def lift(value: object) -> Expr:
     if isinstance(value, bool):
         return E.Truth(value)
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         shape = getattr(value, "shape", ())
         if shape:
@@ -183,8 +183,8 @@ def _logic(symbol: str, build: _Build) -> _Binary:
     return combine
 
 
-def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> _Binary:
-    """Two integers, or two conditions."""
+def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
+    """Two integers, or two conditions: a formula, where Python expects a boolean."""
 
     def combine(self: Traced, other: object) -> Traced:
         if is_condition(self.expr):
@@ -214,9 +214,9 @@ class Traced:
 
     # ------------------------------------------------------------ functions of other libraries
 
-    def __array_ufunc__(self, ufunc: object, method: str, *args: object, **named: object) -> object:
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: object, **named: object) -> object:
         if method != "__call__":
-            _refuse(f"it uses numpy.{ufunc.__name__}.{method}")  # type: ignore[attr-defined]
+            _refuse(f"it uses numpy.{ufunc.__name__}.{method}")
         return _called("numpy", ufunc, args, named)
 
     def __array_function__(
@@ -240,8 +240,8 @@ class Traced:
     __gt__ = _compare(">", E.gt)
     __le__ = _compare("<=", E.le)
     __lt__ = _compare("<", E.lt)
-    __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))  # type: ignore[assignment]
-    __ne__ = _equality("!=", E.ne, E.xor)  # type: ignore[assignment]
+    __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))
+    __ne__ = _equality("!=", E.ne, E.xor)
     __and__ = __rand__ = _logic("&", E.conj)
     __or__ = __ror__ = _logic("|", E.disj)
     __xor__ = __rxor__ = _logic("^", E.xor)

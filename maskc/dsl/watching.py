@@ -61,10 +61,10 @@ def _torch_function(
     return function(*args, **named)
 
 
-def _is_traced(value: object) -> bool:
+def _is_traced(value: Any) -> bool:
     kind = type(value)
     if kind is tuple or kind is list:
-        return any(map(_is_traced, value))  # type: ignore[call-overload]
+        return any(map(_is_traced, value))
     return kind is Traced or kind is Rows
 
 

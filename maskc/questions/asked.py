@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -150,14 +151,14 @@ def _check_heads(asked: Asked, n_heads: int | None) -> None:
                 raise DataShape(name, f"{shape[-3]} heads", f"{wanted} heads", at=name)
 
 
-def _index(name: str, value: object, count: int | None) -> int:
+def _index(name: str, value: Any, count: int | None) -> int:
     """An index of a head or a sequence.
 
     Raises:
         NoSuchHead, DataRange: there is none.
     """
     last = MAX_LENGTH if count is None else count - 1
-    number = index(value)  # type: ignore[arg-type]
+    number = index(value)
     if 0 <= number <= last:
         return number
     if name == "head":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -180,14 +181,14 @@ class Both:
 
     def question(
         self, head: int, sizes: tuple[int, int] | None = None,
-        params: Mapping[str, object] = _NOTHING,
+        params: Mapping[str, Any] = _NOTHING,
     ) -> Question:  # fmt: skip
         """The difference on one head, at all lengths or at these."""
         left, right = self.irs[head]
         right_keep, apart = _apart(left, right)
         decls = {decl.name: decl for decl in (*left.data, *apart)}
         n_q, n_kv = sizes or (None, None)
-        given = {name: int(x) for name, x in params.items() if name in self.params}  # type: ignore[call-overload]
+        given = {name: int(x) for name, x in params.items() if name in self.params}
         return Question(
             left.keep, right_keep, tuple(decls.values()), self.one_way, n_q, n_kv, given
         )

@@ -210,9 +210,9 @@ def _ranked_heads(scores: np.ndarray) -> int | None:
     return scores.shape[-3] if scores.ndim > 2 and scores.shape[-3] > 1 else None
 
 
-def _length(name: str, value: object) -> int:
+def _length(name: str, value: Any) -> int:
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        found = operator.index(value)
     except TypeError:
         found = -1
     if isinstance(value, bool) or not 0 <= found <= MAX_LENGTH:
@@ -341,14 +341,14 @@ def _scope(n_q: int, n_kv: int, params: set[str], data: Mapping[str, object]) ->
     return scope
 
 
-def _parameter(name: str, value: object) -> int:
+def _parameter(name: str, value: Any) -> int:
     """A parameter's value: what a literal in its place may be.
 
     Raises:
         DataType, DataRange: no integer, or not in 0..2^30.
     """
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        found: int | None = operator.index(value)
     except TypeError:
         found = None
     if found is None or isinstance(value, (bool, np.bool_)):

@@ -55,13 +55,8 @@ def read(decl: DataDecl, raw: object) -> Read:
     return _array(decl, raw)
 
 
-def _is_number(part: object) -> bool:
-    return not isinstance(part, CuSeqlens) and _ndim(part) == 0
-
-
-def _ndim(part: Any) -> int:
-    """Dimensions of an array, a list or a number of any library."""
-    return np.ndim(part)
+def _is_number(part: Any) -> bool:
+    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0
 
 
 def _ids_of(decl: DataDecl, raw: object) -> Read:

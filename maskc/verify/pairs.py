@@ -15,7 +15,7 @@ from maskc import driver
 from maskc.analysis.counts import count_pairs
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.captured import HELD
+from maskc.core.captured import HELD, Held
 from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
@@ -156,8 +156,9 @@ class _Formula:
             ir.data, tuple(ir.params.items()), {k: v for k, v in data.items() if k in mine}
         )
         self.arrays = bind_arrays(ir.data, given, n_q, n_kv)
-        if HELD in data:
-            self.arrays |= held_arrays(data[HELD], self.params, n_q, n_kv)  # type: ignore[arg-type]
+        held = data.get(HELD)
+        if isinstance(held, Held):
+            self.arrays |= held_arrays(held, self.params, n_q, n_kv)
         self.n_q, self.n_kv = n_q, n_kv
         self.recipe = LayoutRecipe(TileShape(128, 128), ir.keep, None)
         self.batch, self.heads = extents(self.recipe, self.arrays)

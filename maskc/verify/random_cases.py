@@ -144,7 +144,8 @@ def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
     """Draw queries and keys: equally many, or a few of one and more of the other."""
     fixed = fixed_lengths(subject.mask)
     if fixed:
-        return tuple(side[draw.integer(0, len(side) - 1)] for side in fixed)  # type: ignore
+        n_q, n_kv = (side[draw.integer(0, len(side) - 1)] for side in fixed)
+        return n_q, n_kv
     near = (0, *subject.lengths.constants)
     pairs = max(_PAIRS // slices, 1)
     one = draw.one_of(near) + draw.integer(1, MARGIN)
