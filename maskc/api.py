@@ -34,6 +34,13 @@ def attention(
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
     deterministic: bool = False, **data: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
+@overload
+def attention(
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool,
+    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+    deterministic: bool = False, **data: Any,
+) -> Any: ...  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
@@ -206,7 +206,7 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
 
 
 def dense(
-    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **options: object
+    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **options: Any
 ) -> np.ndarray:
     """See Mask.dense."""
     from maskc.layout import check_lengths
@@ -216,14 +216,14 @@ def dense(
     return reference(mask, n_q, n_kv, n_heads=n_heads, **options)
 
 
-def layout(mask: Mask, n_q: int, n_kv: int | None = None, **options: object) -> BlockLayout:
+def layout(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> BlockLayout:
     """See Mask.layout."""
     from maskc.questions import layout as tiles
 
     return tiles(mask, n_q, n_kv, **options)
 
 
-def count(mask: Mask, n_q: int, n_kv: int | None = None, **options: object) -> int:
+def count(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> int:
     """See Mask.count."""
     from maskc.questions import count as pairs
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    mask: Mask | Pattern, *, head_dim: int = 64, dtype: str = "float32", target: str | None = None,
-    cases: int = 20, seed: int = 0,
+    mask: Mask | Pattern[...], *, head_dim: int = 64, dtype: str = "float32",
+    target: str | None = None, cases: int = 20, seed: int = 0,
 ) -> int:  # fmt: skip
     """Compile a mask and compare it with dense attention at random lengths, forward and backward.
 

@@ -27,8 +27,8 @@ def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> i
     """
     if E.arrays(keep):
         return None
-    if (found := _count_on_grid(keep, n_q, n_kv, params)) is not None:
-        return found
+    if (counted := _count_on_grid(keep, n_q, n_kv, params)) is not None:
+        return counted
     try:
         with budget():
             values = {**E.params(keep), **params}

@@ -94,10 +94,12 @@ def _ways(question: Question) -> list[tuple[bool, bool | None]]:
             lengths differ; and whether lengths are equal, None where they are given.
     """
     paired = any(decl.kind is DataKind.documents for decl in question.decls)
+    ways: list[tuple[bool, bool | None]]
     if question.n_q is None:
-        return [(False, True), (False, False)] + [(True, False)] * paired
-    differ = question.n_q != question.n_kv
-    return [(False, None)] + [(True, None)] * (paired and differ)
+        ways = [(False, True), (False, False)]
+        return [*ways, (True, False)] if paired else ways
+    ways = [(False, None)]
+    return [*ways, (True, None)] if paired and question.n_q != question.n_kv else ways
 
 
 class _Space:
@@ -116,7 +118,7 @@ class _Space:
         elif square:
             self._known[E.N_KV] = E.N_Q
         self._params = params
-        self._cells: dict[Expr, tuple[str, tuple[Expr, ...]]] = {}
+        self._cells: dict[E.Sym, tuple[str, tuple[Expr, ...]]] = {}
         self._sides = self._read(question.left), self._read(question.right)
         self._free = sorted(
             node.name for node in {n for side in self._sides for n in E.walk(side)}
@@ -213,7 +215,9 @@ class _Space:
 
     def _named(self, formula: Expr) -> Expr:
         """The names of dimensions; parameters are dimensions like others."""
-        names = {p: E.Sym(p.name) for p in E.walk(formula) if isinstance(p, E.Param)}
+        names: dict[Expr, Expr] = {
+            p: E.Sym(p.name) for p in E.walk(formula) if isinstance(p, E.Param)
+        }
         return E.substitute(formula, names) if names else formula
 
     def empty(self) -> bool:
@@ -244,8 +248,8 @@ class _Space:
     def _candidate(self, values: dict[str, int]) -> Candidate:
         from maskc.core.evaluate import evaluate
 
-        known = {node.name: E.as_const(to) for node, to in self._known.items()
-                 if isinstance(node, E.Sym) and E.as_const(to) is not None}  # fmt: skip
+        known = {node.name: number for node, to in self._known.items()
+                 if isinstance(node, E.Sym) and (number := E.as_const(to)) is not None}  # fmt: skip
         values = {**known, **values}
         values.setdefault("n_kv", values["n_q"])
         cells: dict[str, dict[tuple[int, ...], int]] = {}
@@ -275,7 +279,7 @@ def _captured(
         for length, count in zip((n_q, n_kv), decl.shape, strict=True):
             filled = E.floordiv(E.add(length, E.const(decl.block - 1)), decl.block)
             yield E.eq(filled, E.const(count))
-    values = np.frombuffer(decl.values, dtype="<i4").reshape(decl.shape)
+    values = decl.array
     if values.size <= _MOST_VALUES:
         yield E.disj(*(
             E.conj(

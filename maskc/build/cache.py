@@ -252,7 +252,8 @@ class Cache:
             return None
         except OSError as error:
             self._store = None
-            return self._give_up(error)
+            self._give_up(error)
+            return None
         payload = entry[_DIGEST:]
         if _digest(key, payload) == entry[:_DIGEST]:
             return payload
@@ -268,7 +269,7 @@ class Cache:
         entry = _digest(key, payload) + payload
         if self._store is not None and self._writable:
             try:
-                self._write(key, entry)
+                self._write(self._store, key, entry)
                 return
             except OSError as error:
                 if isinstance(error, NotTrusted):
@@ -276,10 +277,10 @@ class Cache:
                 self._give_up(error)
         self._memory[key] = payload
 
-    def _write(self, key: str, entry: bytes) -> None:
+    def _write(self, store: FileStore, key: str, entry: bytes) -> None:
         """Store an entry; in a new folder where the user has removed the one that was opened."""
         try:
-            self._store[key] = entry  # type: ignore[index]
+            store[key] = entry
         except FileNotFoundError:
             self._store = FileStore(self.folder)
             self._store[key] = entry

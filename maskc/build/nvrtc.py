@@ -68,7 +68,8 @@ def _nvrtc(target: str) -> ModuleType:
         from cupy.cuda import nvrtc
     except ImportError:
         raise ExtraMissing(f"target {target}", "CuPy", "cuda13") from None
-    return nvrtc
+    found: ModuleType = nvrtc
+    return found
 
 
 def _supported(nvrtc: ModuleType, arch: str) -> str:
@@ -123,7 +124,7 @@ def _headers() -> str:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:
         raise ExtraMissing("this kernel", "cuda-pathfinder", "cuda13") from None
-    folder = find_nvidia_header_directory("cudart")
+    folder: str | None = find_nvidia_header_directory("cudart")
     if folder is None:
         raise ExtraMissing("this kernel", "nvidia-cuda-runtime", "cuda13")
     return folder

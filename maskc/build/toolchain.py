@@ -148,7 +148,7 @@ def _nvrtc() -> str:
 def _headers() -> str:
     from cuda.pathfinder import find_nvidia_header_directory
 
-    folder = find_nvidia_header_directory("cudart")
+    folder: str | None = find_nvidia_header_directory("cudart")
     if folder is None:
         raise _Missing("the nvidia-cuda-runtime wheel is not installed")
     return folder

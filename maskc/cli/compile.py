@@ -99,6 +99,7 @@ def _modules(
         left_out += without
     for each in left_out:
         click.echo(str(each), err=True)
+    made: list[str] | dict[str, str]
     if check:
         folder = Path(output or FOLDER)
         check_files(files, folder, found)

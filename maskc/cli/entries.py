@@ -91,13 +91,13 @@ def entries(
     return [replace(entry, source=source, whole_folder=whole) for entry in made]
 
 
-def _from_expr(expr: str) -> dict[str, Pattern | Mask]:
+def _from_expr(expr: str) -> dict[str, Pattern[...] | Mask]:
     from maskc.dsl.parser import parse
 
     return {"mask": parse(expr)}
 
 
-def _from_files(path: str) -> dict[str, Pattern | Mask]:
+def _from_files(path: str) -> dict[str, Pattern[...] | Mask]:
     from maskc.dsl.loader import load
 
     place = Path(path)
@@ -109,7 +109,7 @@ def _from_files(path: str) -> dict[str, Pattern | Mask]:
         )  # fmt: skip
         if not files:
             raise NoPattern(at=path)
-    found: dict[str, Pattern | Mask] = {}
+    found: dict[str, Pattern[...] | Mask] = {}
     owner: dict[str, Path] = {}
     wrong: list[MaskcError] = []
     for file in files:
@@ -142,7 +142,7 @@ def _settings(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _with_settings(found: dict[str, Pattern | Mask], settings: dict[str, str]) -> list[Entry]:
+def _with_settings(found: dict[str, Pattern[...] | Mask], settings: dict[str, str]) -> list[Entry]:
     made, known = [], set()
     for name, value in found.items():
         entry, names = _entry(name, value, settings)
@@ -153,22 +153,26 @@ def _with_settings(found: dict[str, Pattern | Mask], settings: dict[str, str]) -
     return made
 
 
-def _entry(name: str, value: Pattern | Mask, settings: dict[str, str]) -> tuple[Entry, set[str]]:
+def _entry(
+    name: str, value: Pattern[...] | Mask, settings: dict[str, str]
+) -> tuple[Entry, set[str]]:
     """The entry with the settings that are its own, and the names it knows."""
     from maskc.dsl.pattern import Pattern
 
     names: set[str] = set()
-    mask, title = value, name
+    title = name
     if isinstance(value, Pattern):
         names = {label for label, _, _ in value.parameters}
         mask = _called(value, {key: text for key, text in settings.items() if key in names})
         title = value.doc.split("\n")[0] or name
+    else:
+        mask = value
     of_call = default_parameters(mask).keys() - names
     params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
     return Entry(name, mask, title, params=params), names | of_call
 
 
-def _called(pattern: Pattern, settings: dict[str, str]) -> Mask:
+def _called(pattern: Pattern[...], settings: dict[str, str]) -> Mask:
     """The pattern's mask; what its own code raises becomes a mistake with its line."""
     from maskc.dsl.loader import failed, undisturbed
 

@@ -23,13 +23,18 @@ from maskc.core.errors import UsageMistake
 if TYPE_CHECKING:
     from maskc.viz.picture import Picture
 
+    _Spans = click.ParamType[tuple[int, int, int, int]]
+    _Tiles = click.ParamType[tuple[int, int]]
+else:  # click had one class for all before 8.3
+    _Spans = _Tiles = click.ParamType
+
 _JSON_CELLS = 64
 """Cells across the raster in JSON, at most."""
 _BESIDE = 48
 """Columns of a terminal that axes and numbers take."""
 
 
-class SpanType(click.ParamType):
+class SpanType(_Spans):
     """Q0:Q1,K0:K1; one range means both."""
 
     name = "range"
@@ -51,7 +56,7 @@ class SpanType(click.ParamType):
         return q0, q1, k0, k1
 
 
-class TileType(click.ParamType):
+class TileType(_Tiles):
     """Q,K; one number means both."""
 
     name = "tile"

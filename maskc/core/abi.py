@@ -198,13 +198,15 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 """The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
 entry for each selection. Of two values the first belongs to queries, the second to keys."""
 
-_CTYPES: dict[str, type] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float}
+_CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
+    "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,
+}  # fmt: skip
 
 
 @cache
 def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
     """An argument block as ctypes sees it; pointers are plain integers."""
-    members = []
+    members: list[tuple[str, type]] = []
     for field in fields:
         kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
         members.append((field.name, kind * field.count if field.count > 1 else kind))

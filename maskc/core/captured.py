@@ -106,13 +106,15 @@ def _version(tensor: Any) -> int | None:
     It is None where nothing counts, as in inference mode.
     """
     try:
-        return tensor._version
+        version: int = tensor._version
     except RuntimeError:
         return None
+    return version
 
 
 def _host(tensor: Any) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array
 
 
 def _int32(array: np.ndarray, at: SourceLoc | None) -> np.ndarray:
@@ -168,12 +170,13 @@ class Held:
         if self.fixed:
             return self
         arrays = tuple(values.array for _, _, values in self.tables)
-        known = self.__dict__.get("_now")
+        known: tuple[tuple[np.ndarray, ...], Held] | None = self.__dict__.get("_now")
         if known is not None and all(a is b for a, b in zip(known[0], arrays, strict=True)):
             return known[1]
         tables = tuple((name, rank, values.now()) for name, rank, values in self.tables)
-        self.__dict__["_now"] = arrays, replace(self, tables=tables)
-        return self.__dict__["_now"][1]
+        made = replace(self, tables=tables)
+        self.__dict__["_now"] = arrays, made
+        return made
 
     def of_call(self, batch: int, heads: int) -> Held:
         """The contents of this moment for so many sequences and query heads.
@@ -202,8 +205,8 @@ class Held:
 
 def _leading(values: Captured, rank: int) -> tuple[int, int]:
     """(sequences, heads) of an array, 1 where it has no such dimension."""
-    front = values.shape[: len(values.shape) - rank]
-    return ((1, 1, *front)[-2:]) if rank > 1 else ((1, *front)[-1], 1)  # type: ignore[return-value]
+    front = (1, 1, *values.shape[: len(values.shape) - rank])
+    return (front[-2], front[-1]) if rank > 1 else (front[-1], 1)
 
 
 def _fitting(values: Captured, rank: int, batch: int, heads: int) -> Captured:

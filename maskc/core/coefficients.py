@@ -30,7 +30,10 @@ _NAMES = {
 @cache
 def measured(target: str) -> Mapping[str, Mapping[str, Any]]:
     """All measured numbers of a target, by the names of its sources; empty where there are none."""
-    return tomllib.loads((files("maskc.core") / "cost.toml").read_text("utf-8")).get(target, {})
+    tables: Mapping[str, Mapping[str, Mapping[str, Any]]] = tomllib.loads(
+        (files("maskc.core") / "cost.toml").read_text("utf-8")
+    )
+    return tables.get(target, {})
 
 
 def card_of(target: str) -> Card | None:

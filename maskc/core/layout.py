@@ -73,11 +73,10 @@ class BlockLayout:
         minor = rows if self.transposed else columns
         dense_rows = self.nnz > 64 * len(self.row_ptr)
         gather = _transposed_by_rows if dense_rows else _transposed_by_sorting
+        row_ptr, col, kind = map(frozen, gather(self.row_ptr, self.col, self.kind, minor))
         return BlockLayout(
-            self.n_q, self.n_kv, self.tile,
-            *map(frozen, gather(self.row_ptr, self.col, self.kind, minor)),
-            transposed=not self.transposed,
-        )  # fmt: skip
+            self.n_q, self.n_kv, self.tile, row_ptr, col, kind, transposed=not self.transposed
+        )
 
     def to_dense(self) -> np.ndarray:
         """The kinds of all tiles as a matrix.

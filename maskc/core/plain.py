@@ -85,10 +85,10 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return {"bytes": b85encode(value).decode()}
-    name = _name(type(value))
+    kind: type = type(value)
     if isinstance(value, Enum):
-        return {name: value.name}
-    return {name: [_plain(getattr(value, field)) for field in _fields(type(value))]}
+        return {_name(kind): value.name}
+    return {_name(kind): [_plain(getattr(value, field)) for field in _fields(kind)]}
 
 
 def _name(kind: type) -> str:
@@ -134,7 +134,7 @@ def _value(found: object) -> object:
         return kind[content]
     if isinstance(content, Mapping):
         return kind(**{field: _value(item) for field, item in content.items()})
-    return kind(**dict(zip(_fields(kind), map(_value, content), strict=True)))
+    return kind(**dict(zip(_fields(_class(name)), map(_value, content), strict=True)))
 
 
 @cache

@@ -176,7 +176,7 @@ def settled(keep: Expr) -> Expr:
     return E.transform(keep, decided)
 
 
-class _Most(dict):
+class _Most(dict[str, int]):
     """The largest magnitude of anything that a name may stand for."""
 
     def __missing__(self, _: str) -> int:

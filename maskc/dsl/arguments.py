@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from maskc.core import expr as E
 from maskc.core.errors import ArgumentOrder, NotTraceable
-from maskc.core.expr import Expr
 from maskc.core.source import SourceLoc
 from maskc.dsl.tables import BATCH
 from maskc.dsl.traced import Traced
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_BY_PLACE: dict[int, tuple[Expr, ...]] = {
+_BY_PLACE: dict[int, tuple[E.Sym, ...]] = {
     2: (E.Q, E.K), 3: (E.H, E.Q, E.K), 4: (BATCH, E.H, E.Q, E.K),
 }  # fmt: skip
 _STEMS = {
@@ -23,7 +22,7 @@ _STEMS = {
 _ENDINGS = ("_idx", "_index", "_i", "_id", "_pos", "idx", "i")
 
 
-def _named(name: str) -> Expr | None:
+def _named(name: str) -> E.Sym | None:
     """The index that a name stands for: `q`, `q_idx`, `kv_idx`, `batch`, `head_index`, ..."""
     name = name.strip("_").lower()
     for ending in ("", *_ENDINGS):
@@ -58,9 +57,10 @@ def arguments(
         raise NotTraceable(what, at=at)
     named = [_named(p.name) for p in needed]
     placed = _BY_PLACE.get(len(needed))
-    known = None not in named and len(set(named)) == len(named) in _BY_PLACE
-    if known and (not by_place or tuple(named) == placed):
-        return tuple(map(Traced, named))  # type: ignore[arg-type]
+    known = [name for name in named if name is not None]
+    whole = len(set(known)) == len(named) in _BY_PLACE
+    if whole and (not by_place or tuple(known) == placed):
+        return tuple(map(Traced, known))
     if placed is None:
         found = f"it takes {len(needed)} arguments, expected (q, k) or (h, q, k)"
         raise NotTraceable(found, at=at)
@@ -70,10 +70,10 @@ def arguments(
     return tuple(map(Traced, placed))
 
 
-def _reading(names: list[str], roles: object) -> str:
+def _reading(names: list[str], roles: Sequence[E.Sym | None]) -> str:
     words = {"b": "sequence", "h": "head", "q": "query", "k": "key"}
     said = [
         f"{name} is {'unknown' if role is None else 'the ' + words[role.name]}"
-        for name, role in zip(names, roles, strict=True)  # type: ignore[call-overload]
+        for name, role in zip(names, roles, strict=True)
     ]
     return ", ".join(said)

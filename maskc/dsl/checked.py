@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.errors import (
@@ -81,18 +82,19 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
     return _narrow(where, number, least, at)
 
 
-def ids(where: str, values: object, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
+def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
     """A sorted tuple of distinct plain integers."""
     try:
-        found = [_integer(item) for item in values]  # type: ignore[attr-defined]
+        found = [_integer(item) for item in values]
     except TypeError:
         found = [None]
+    known = [item for item in found if item is not None]
     bound = "" if least is None else f" >= {least}"
-    if any(item is None or (least is not None and item < least) for item in found):
+    if len(known) < len(found) or (least is not None and any(item < least for item in known)):
         return mistake(BadIds(where, bound, shown(values), at=at), ())
-    if any(abs(_narrow(where, item, 0, at)) > INT64 for item in found):
+    if any(abs(_narrow(where, item, 0, at)) > INT64 for item in known):
         return ()
-    return tuple(sorted({item for item in found if item is not None}))
+    return tuple(sorted(set(known)))
 
 
 def choice(
@@ -119,10 +121,10 @@ def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
     return mistake(not_a_mask(where, value, at), Full(loc=at))
 
 
-def _integer(value: object) -> int | None:
+def _integer(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)
     except TypeError:
         return None

@@ -229,7 +229,7 @@ def _is_dtype(value: Any) -> bool:
     return type(value).__name__ == "dtype"
 
 
-def _to(input: Any, *args: Any, **named: Any) -> object:
+def _to(input: Any, *args: Any, **named: Any) -> Traced:
     value = _own(input)
     for each in (*args, *named.values()):
         if _is_dtype(each):
@@ -270,7 +270,7 @@ def _full_like(input: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Trac
 
 def _filled_with(like: Any, amount: Any, dtype: Any) -> Traced:
     if dtype is None:
-        return _to(amount, like)  # type: ignore[return-value]
+        return _to(amount, like)
     return _cast(_own(amount), _dtype_name(dtype))
 
 

@@ -28,7 +28,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import FILE, Pattern, check_pattern_name, noting_patterns
 
 
-def load(path: str | Path) -> dict[str, Pattern | Mask]:
+def load(path: str | Path) -> dict[str, Pattern[...] | Mask]:
     """Run a pattern file and return its patterns and masks by name, in file order.
 
     The file runs like any Python file, with everything that implies. It may import its
@@ -180,7 +180,7 @@ def _compiled(source: bytes, name: str) -> CodeType:
         raise PatternFailed("SyntaxError", error, at=SourceLoc(name, 1, 1)) from None
 
 
-def _try(pattern: Pattern, name: str) -> None:
+def _try(pattern: Pattern[...], name: str) -> None:
     with _noting(name):
         pattern()
 
@@ -219,9 +219,11 @@ def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -
 # ------------------------------------------------------------------ what a file has
 
 
-def _found(module: ModuleType, file: str, made: list[Pattern]) -> dict[str, Pattern | Mask]:
+def _found(
+    module: ModuleType, file: str, made: list[Pattern[...]]
+) -> dict[str, Pattern[...] | Mask]:
     """The public masks and patterns of a file by name; wrong names are mistakes."""
-    found: dict[str, Pattern | Mask] = {}
+    found: dict[str, Pattern[...] | Mask] = {}
     for name, value in list(vars(module).items()):
         if str(name).startswith("_") or not _defined_here(value, file):
             continue

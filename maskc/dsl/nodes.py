@@ -27,7 +27,7 @@ class Node(Mask):
     @cached_property
     def captures(self) -> bool:
         """Whether some formula of the mask reads captured arrays."""
-        return any(child.captures for child in self.children)  # type: ignore[attr-defined]
+        return any(isinstance(child, Node) and child.captures for child in self.children)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from maskc.core.errors import NotAMask
 from maskc.core.source import SourceLoc
@@ -22,7 +23,7 @@ def not_a_mask(where: str, value: object, at: SourceLoc | str | None) -> NotAMas
     return NotAMask(where, _found(value), _hint(value), at=at)
 
 
-def _found(value: object) -> str:
+def _found(value: Any) -> str:
     """How the message names it."""
     kind = type(value).__name__
     if kind == "Traced":  # which answers to no attribute
@@ -30,7 +31,7 @@ def _found(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return f"{kind} {value}" if value is not None else "None"
     if _is_array(value):
-        return f"{kind} of {value.dtype}"  # type: ignore[attr-defined]
+        return f"{kind} of {value.dtype}"
     name = getattr(value, "__name__", None) or getattr(value, "name", None)
     return f"{kind} {name}" if isinstance(name, str) else kind
 
@@ -39,7 +40,7 @@ def _is_array(value: object) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
 
 
-def _hint(value: object) -> str:
+def _hint(value: Any) -> str:
     """The hint, which says what to write for this kind of value."""
     kind = type(value)
     own = kind.__module__.partition(".")[0] == "maskc"
@@ -59,7 +60,7 @@ def _hint(value: object) -> str:
         case "Traced" if own:
             return "write the formula inside of mc.where(lambda q, k: ...)"
         case "Pattern" if own:
-            return f"call it to get its mask: {value.name}()"  # type: ignore[attr-defined]
+            return f"call it to get its mask: {value.name}()"
         case "CompiledMask" if own:
             return "it is compiled: call it, attn(q, k, v), or pass the mask that it was made of"
     if _is_array(value):
@@ -67,8 +68,8 @@ def _hint(value: object) -> str:
     return _of_callable(value, own) if callable(value) else _OTHERWISE
 
 
-def _of_array(value: object) -> str:
-    dtype = str(value.dtype)  # type: ignore[attr-defined]
+def _of_array(value: Any) -> str:
+    dtype = str(value.dtype)
     if "float" in dtype:
         return (
             "a bias that is added to scores is no set of pairs; mc.block_table(bias == 0, block=1) "

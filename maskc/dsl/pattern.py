@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Generic, ParamSpec
 
 from maskc.core.errors import (
     BadParameter,
@@ -24,16 +25,19 @@ from maskc.core.source import SourceLoc, caller
 from maskc.dsl.mask import Mask
 from maskc.dsl.traced import Traced
 
+P = ParamSpec("P")
+"""The parameters of a decorated function."""
+
 
 @dataclass(frozen=True)
-class Pattern:
+class Pattern(Generic[P]):
     """A named function from parameters to a mask; `@mc.pattern` makes one.
 
-    Call it with keywords to get the mask.
+    Call it like the function to get the mask.
     """
 
     name: str
-    function: Callable[..., Mask] = field(compare=False)
+    function: Callable[P, Mask] = field(compare=False)
     parameters: tuple[tuple[str, type, object], ...]
     """(name, type, default) of each, in order."""
     loc: SourceLoc | None = field(default=None, compare=False)
@@ -43,11 +47,12 @@ class Pattern:
         """The function's docstring, cleaned; '' when it has none."""
         return inspect.getdoc(self.function) or ""
 
-    def __call__(self, **values: object) -> Mask:
+    def __call__(self, *placed: P.args, **values: P.kwargs) -> Mask:
         """The mask for these parameter values; the others keep their defaults.
 
         Args:
-            values: values by parameter name, of the annotated types.
+            placed: values in the order of the function's parameters, of the annotated types.
+            values: values by parameter name.
 
         Raises:
             BadParameter: there is no such parameter (MC204).
@@ -55,20 +60,21 @@ class Pattern:
             NotAMaskReturned: the function returned something else (MC206).
         """
         known = {name: kind for name, kind, _ in self.parameters}
-        for name, value in values.items():
+        given: list[tuple[str, object]] = [*zip(known, placed, strict=False), *values.items()]
+        for name, value in given:
             if name not in known:
                 raise BadParameter(self.name, name, ", ".join(known) or "none", at=self.loc)
             if not _fits(value, known[name]):
                 raise BadParameterValue(self.name, name, known[name].__name__, value, at=self.loc)
-        mask = self.function(**values)
+        mask: object = self.function(*placed, **values)
         if not isinstance(mask, Mask):
             raise NotAMaskReturned(self.name, type(mask).__name__, at=self.loc)
         return mask
 
-    def __copy__(self) -> Pattern:
+    def __copy__(self) -> Pattern[P]:
         return self
 
-    def __deepcopy__(self, memo: object) -> Pattern:
+    def __deepcopy__(self, memo: object) -> Pattern[P]:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -93,7 +99,8 @@ class Pattern:
             BadParameterValue: a text does not read as a value of the parameter's type (MC205).
         """
         kinds = {name: kind for name, kind, _ in self.parameters}
-        return self(**{
+        call: Callable[..., Mask] = self
+        return call(**{
             name: _read(self, name, kinds[name], text) if name in kinds else text
             for name, text in settings.items()
         })  # fmt: skip
@@ -103,17 +110,18 @@ FILE = "maskc_pattern_file"
 """The name of a pattern file as a module, which no import finds."""
 
 
-def _from_file(path: str, name: str) -> Pattern:
+def _from_file(path: str, name: str) -> Pattern[...] | Mask:
     from maskc.dsl.loader import load
 
-    return load(path)[name]  # type: ignore[return-value]
+    return load(path)[name]
 
 
-def _from_module(module: str, name: str) -> Pattern:
-    return getattr(import_module(module), name)
+def _from_module(module: str, name: str) -> Pattern[...]:
+    found: Pattern[...] = getattr(import_module(module), name)
+    return found
 
 
-def pattern(function: Callable[..., Mask]) -> Pattern:
+def pattern(function: Callable[P, Mask]) -> Pattern[P]:
     """Make a pattern of a function whose parameters all have defaults.
 
     Args:
@@ -149,13 +157,13 @@ def pattern(function: Callable[..., Mask]) -> Pattern:
     return made
 
 
-_noted: ContextVar[list[Pattern] | None] = ContextVar("maskc_patterns", default=None)
+_noted: ContextVar[list[Pattern[...]] | None] = ContextVar("maskc_patterns", default=None)
 
 
 @contextmanager
-def noting_patterns() -> Iterator[list[Pattern]]:
+def noting_patterns() -> Iterator[list[Pattern[...]]]:
     """A list to which every pattern is added that is made meanwhile."""
-    made: list[Pattern] = []
+    made: list[Pattern[...]] = []
     token = _noted.set(made)
     try:
         yield made
@@ -197,7 +205,7 @@ def _fits(value: object, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-def _read(owner: Pattern, name: str, kind: type, text: str) -> object:
+def _read(owner: Pattern[...], name: str, kind: type, text: str) -> object:
     try:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]

@@ -40,7 +40,7 @@ class Rebinder:
     """Copies functions, objects and containers, each of them once."""
 
     def __init__(self) -> None:
-        self._done: dict[int, tuple[object, object]] = {}  # originals stay alive: ids are unique
+        self._done: dict[int, tuple[object, Any]] = {}  # originals stay alive: ids are unique
 
     def function(self, fn: Callable[..., object]) -> Callable[..., object]:
         """The copy of a function, a method, a partial function or a callable object."""
@@ -49,12 +49,15 @@ class Rebinder:
             return partial(self.function(fn.func), *map(self.value, fn.args), **named)
         if isinstance(fn, MethodType):
             return MethodType(self.function(fn.__func__), self.value(fn.__self__))
+        known: Callable[..., object]
         if not isinstance(fn, FunctionType):
-            return self.value(fn)  # type: ignore[return-value]
+            known = self.value(fn)
+            return known
         if not users(fn.__module__):
             return fn
         if id(fn) in self._done:
-            return self._done[id(fn)][1]  # type: ignore[return-value]
+            known = self._done[id(fn)][1]
+            return known
         scope = dict(fn.__globals__)
         cells = tuple(CellType() for _ in fn.__closure__ or ())
         copy = FunctionType(fn.__code__, scope, fn.__name__, None, cells or None)
@@ -132,8 +135,9 @@ class Rebinder:
         self._kept(value, copy)
         vars(copy).update((name, self.value(item)) for name, item in held.items())
         own = {name: self.value(item) for name, item in methods.items()}
+        made: Callable[[str, tuple[type, ...], dict[str, Any]], type] = type(kind)
         with suppress(TypeError):  # slots, or a class that nothing may derive from
-            copy.__class__ = type(kind)(kind.__name__, (kind,), {**own, "__module__": "maskc"})
+            copy.__class__ = made(kind.__name__, (kind,), {**own, "__module__": "maskc"})
         return copy
 
 

@@ -65,7 +65,7 @@ class _Slots:
 
     def mask(self, mask: Mask) -> Mask:
         """The mask over arrays without content."""
-        if not mask.captures:  # type: ignore[attr-defined]
+        if not (isinstance(mask, N.Node) and mask.captures):
             return mask
         match mask:
             case N.Where():

@@ -96,7 +96,6 @@ class Rows:
     """An array some of whose dimensions are indexed."""
 
     __slots__ = ("_array", "_index")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, array: Any, index: tuple[Expr | None, ...]) -> None:
         self._array = array
@@ -133,7 +132,7 @@ class Rows:
     def _whole(self, *_: object) -> NoReturn:
         _refuse("it computes with a whole row of a captured array; index it by q or k first")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __iter__ = __bool__ = _whole
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __contains__ = _whole
 
@@ -163,9 +162,8 @@ class Rows:
                 array = array[(_ALL,) * axis + (part,)]
                 if array.ndim < rank:
                     del index[axis]
-        if None in index:
-            return Rows(array, tuple(index))
-        return _load(array, index)  # type: ignore[arg-type]
+        known = [part for part in index if part is not None]
+        return _load(array, known) if len(known) == len(index) else Rows(array, tuple(index))
 
 
 def _load(array: Any, index: list[Expr]) -> Traced:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
@@ -55,16 +55,16 @@ def _asked_by_torch(running: Running) -> bool:
     return any(module.partition(".")[0] == "torch" for module in modules)
 
 
-def lift(value: object) -> Expr:
+def lift(value: Any) -> Expr:
     """The formula of a traced value, a plain integer or boolean, or an array without dimensions."""
     if isinstance(value, Traced):
         return value.expr
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # type: ignore[attr-defined]
+        value = value.item()
     if isinstance(value, bool):
         return E.Truth(value)
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         shape = getattr(value, "shape", ())
         if shape:
@@ -183,8 +183,8 @@ def _logic(symbol: str, build: _Build) -> _Binary:
     return combine
 
 
-def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> _Binary:
-    """Two integers, or two conditions."""
+def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
+    """Two integers, or two conditions: a formula, where Python expects a boolean."""
 
     def combine(self: Traced, other: object) -> Traced:
         if is_condition(self.expr):
@@ -214,9 +214,9 @@ class Traced:
 
     # ------------------------------------------------------------ functions of other libraries
 
-    def __array_ufunc__(self, ufunc: object, method: str, *args: object, **named: object) -> object:
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: object, **named: object) -> object:
         if method != "__call__":
-            _refuse(f"it uses numpy.{ufunc.__name__}.{method}")  # type: ignore[attr-defined]
+            _refuse(f"it uses numpy.{ufunc.__name__}.{method}")
         return _called("numpy", ufunc, args, named)
 
     def __array_function__(
@@ -240,8 +240,8 @@ class Traced:
     __gt__ = _compare(">", E.gt)
     __le__ = _compare("<=", E.le)
     __lt__ = _compare("<", E.lt)
-    __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))  # type: ignore[assignment]
-    __ne__ = _equality("!=", E.ne, E.xor)  # type: ignore[assignment]
+    __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))
+    __ne__ = _equality("!=", E.ne, E.xor)
     __and__ = __rand__ = _logic("&", E.conj)
     __or__ = __ror__ = _logic("|", E.disj)
     __xor__ = __rxor__ = _logic("^", E.xor)
@@ -330,6 +330,10 @@ class Traced:
             _refuse("isinstance() asks what a traced value is, which would be decided for good")
         return Traced
 
+    @__class__.setter
+    def __class__(self, _: type) -> None:
+        _refuse("it changes the class of a traced value")
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -375,9 +379,9 @@ def traced_max(*args: object) -> object:
 
 
 def _extreme(
-    build: Callable[..., Expr], plain: Callable[..., object], args: tuple[object, ...]
+    build: Callable[..., Expr], plain: Callable[..., object], args: tuple[Any, ...]
 ) -> object:
-    items = tuple(args[0]) if len(args) == 1 else args  # type: ignore[call-overload]
+    items = tuple(args[0]) if len(args) == 1 else args
     if not any(isinstance(item, Traced) for item in items):
         return plain(items)
     return Traced(build(*(lift_int(item, plain.__name__) for item in items)))

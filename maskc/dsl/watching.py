@@ -45,26 +45,26 @@ def watched() -> Iterator[None]:
 @cache
 def _mode(torch: Any) -> type:
     """Sees every call of torch, so that plain tensors may be indexed by traced values."""
-
-    class Tracing(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), named: Any = None
-        ) -> object:
-            named = named or {}
-            if any(map(_is_traced, (*args, *named.values()))):
-                return call("torch", function, args, named)
-            moved = getattr(function, "__name__", "") == "to"
-            if moved and any(each is device() for each in (*args, *named.values())):
-                return args[0]
-            return function(*args, **named)
-
-    return Tracing
+    bases = (torch.overrides.TorchFunctionMode,)
+    return type("Tracing", bases, {"__torch_function__": _torch_function})
 
 
-def _is_traced(value: object) -> bool:
+def _torch_function(
+    _: object, function: Any, types: Any, args: Any = (), named: Any = None
+) -> object:
+    named = named or {}
+    if any(map(_is_traced, (*args, *named.values()))):
+        return call("torch", function, args, named)
+    moved = getattr(function, "__name__", "") == "to"
+    if moved and any(each is device() for each in (*args, *named.values())):
+        return args[0]
+    return function(*args, **named)
+
+
+def _is_traced(value: Any) -> bool:
     kind = type(value)
     if kind is tuple or kind is list:
-        return any(map(_is_traced, value))  # type: ignore[call-overload]
+        return any(map(_is_traced, value))
     return kind is Traced or kind is Rows
 
 
@@ -127,7 +127,7 @@ def _identities(code: CodeType) -> tuple[tuple[int, tuple[frozenset[str], ...]],
     """Every `is` but those with None: where it stands, and the local names of its operands."""
     found: list[dis.Instruction] = list(dis.get_instructions(code))
     stored = {i.argval for i in found if i.opname.startswith(("STORE_FAST", "STORE_DEREF"))}
-    answers = []
+    answers: list[tuple[int, tuple[frozenset[str], ...]]] = []
     for number, one in enumerate(found):
         if one.opname != "IS_OP":
             continue

@@ -37,7 +37,15 @@ from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
 from maskc.emit.selecting import select_unit
-from maskc.emit.spec import Cells, Iteration, KernelSpec, Lists, ListsSpec, Shape
+from maskc.emit.spec import (
+    Cells,
+    Iteration,
+    KernelSpec,
+    Lists,
+    ListsSpec,
+    PredicateLine,
+    Shape,
+)
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
@@ -167,7 +175,7 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
     for row in mask.ranges if plan.use_ranges and mask.ranges else ():
         for span in (row.live, row.full):
             yield from reach_of(span)
-    tokens = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K}
+    tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K}
     for each in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
         for span in (each.keys, each.queries):
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
@@ -253,7 +261,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         table_ranks=tuple(decl_of[name].rank for name in reads),
         array_notes=tuple(_array_note(decl_of[name], name) for name in reads),
         selections=tuple(
-            Lists(slot, *decl_of[name].options, decl_of[name].block)
+            Lists(slot, decl_of[name].options[0], decl_of[name].block)
             for slot, name in enumerate(reads)
             if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
         ),
@@ -277,7 +285,8 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
 
 def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape:
     rows, columns = mask.ranges if plan.use_ranges and mask.ranges else (None, None)
-    spared, lines = mask.spared_intervals or (), ()
+    spared = mask.spared_intervals or ()
+    lines: tuple[PredicateLine, ...] = ()
     if mask.spared is not None:
         anyway = replace(mask.lifted, shape=mask.spared)
         lines = predicate_lines(mask.ir, anyway, reads, tiled=False)

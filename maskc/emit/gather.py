@@ -80,6 +80,8 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
     """The source; its lengths, tensors and constants come from calls."""
     (mask,) = plan.masks
     target, scoring = plan.target, family_of(plan.target).scoring
+    if scoring is None:
+        raise TypeError(f"{target.name} has no kernels over gathered keys")
     spec = GatherSpec(
         dtype=plan.problem.dtype,
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),

@@ -11,6 +11,7 @@ from maskc.core.problem import Feature, TileShape
 from maskc.core.target import Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.topk import sizes as choosing
+from maskc.plan.types import Schedule
 
 
 class Iteration(Enum):
@@ -131,7 +132,7 @@ class KernelSpec:
     """Whether it is a backward pass alone."""
     chosen: int | None = None
     """Of a kernel that finds these numbers: the constant that says how many keys are chosen."""
-    schedule: object = None
+    schedule: Schedule | None = None
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
@@ -197,7 +198,7 @@ class KernelSpec:
 
     @property
     def _registers(self) -> int:
-        return self.schedule.row_registers
+        return 255 if self.schedule is None else self.schedule.row_registers
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 from itertools import product
 
@@ -30,7 +31,7 @@ def subset(left: Expr, right: Expr) -> bool | None:
     return _decide(left, right, isl.Set.is_subset)
 
 
-def _decide(left: Expr, right: Expr, test: object) -> bool | None:
+def _decide(left: Expr, right: Expr, test: Callable[[isl.Set, isl.Set], bool]) -> bool | None:
     """Decide a comparison in which conditions that read data are free booleans.
 
     If it is true under every assignment, that is a proof. If it fails under one, that refutes only
@@ -42,10 +43,11 @@ def _decide(left: Expr, right: Expr, test: object) -> bool | None:
     try:
         with budget():
             for values in product((False, True), repeat=len(atoms)):
-                assumed = {a: E.Truth(v) for a, v in zip(atoms, values, strict=True)}
-                assumed |= {E.negate(a): E.Truth(not t.value) for a, t in assumed.items()}
+                pairs = list(zip(atoms, values, strict=True))
+                assumed: dict[Expr, Expr] = {atom: E.Truth(value) for atom, value in pairs}
+                assumed |= {E.negate(atom): E.Truth(not value) for atom, value in pairs}
                 sets = _sets(E.substitute(left, assumed), E.substitute(right, assumed))
-                if not test(*sets):  # type: ignore[operator]
+                if not test(*sets):
                     return None if atoms else False
             return True
     except TooHard:
@@ -95,10 +97,11 @@ class _Scramble:
         self.salt = int.from_bytes(sha256(name.encode()).digest()[:4], "little")
 
     def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
-        mixed = np.int64(self.salt)
+        mixed = np.asarray(self.salt, dtype=np.int64)
         for part, factor in zip(index, (31, 17), strict=False):
             mixed = mixed + np.asarray(part, np.int64) * factor
-        return (mixed % 1000003 * 7919 >> 4) % 3
+        found: np.ndarray = (mixed % 1000003 * 7919 >> 4) % 3
+        return found
 
 
 def _points(n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:

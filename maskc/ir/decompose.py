@@ -167,7 +167,7 @@ class _Decomposer:
 
     def _widened(self, part: isl.BasicSet) -> tuple[isl.Set, Expr]:
         """A conjunction less every comparison without which it stays in the mask."""
-        found = {}
+        found: dict[Expr, tuple[isl.Constraint, isl.Set]] = {}
         for constraint in part.get_constraints():
             points = points_of(constraint)
             if not self.space.inside.is_subset(points):

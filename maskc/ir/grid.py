@@ -57,7 +57,8 @@ def grid_mask(keep: Expr) -> GridMask | None:
     if len(cuts) < 2 or any(b % a for a, b in pairwise(cuts)):
         return None
     ends = [*cuts[1:], None]
-    period, axes = cuts[-1], []
+    period = cuts[-1]
+    axes: list[Expr] = []
     for low, high in zip(cuts, ends, strict=True):
         own = [term for term in terms if _inside(_extent(list(_spans(term))), low, high)]
         found = _over_coordinates(E.conj(*own), low, high, period)

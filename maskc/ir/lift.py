@@ -97,11 +97,12 @@ class _Lifter:
         self.known: dict[Expr, Expr] = {}
         self.inside: dict[Expr, Expr] = {}
 
-    def _argument(self, value: Expr, rest: Expr | None = None) -> Expr:
+    def _argument(self, value: Expr, rest: Expr | None = None) -> E.Sym:
         """A new argument; offsets between lengths alone are shared."""
         if self.blank:
             return E.Sym("c")
-        constant = E.as_const(value) is not None or getattr(value, "const", 0)
+        own: int = getattr(value, "const", 0)
+        constant = E.as_const(value) is not None or own != 0
         shared = not constant and not E.params(value)
         if shared and value in self.args:
             number = self.args.index(value)
@@ -114,10 +115,13 @@ class _Lifter:
     def lifted(self, node: Expr) -> Expr:
         """The comparison in lifted form."""
         if node not in self.known:
-            if isinstance(node, E.Member):
-                made: Expr = self._member(node)
-            else:
-                made = E.Cmp(node.op, self._compared(node))
+            match node:
+                case E.Member():
+                    made = self._member(node)
+                case E.Cmp(op):
+                    made = E.Cmp(op, self._compared(node))
+                case _:
+                    raise TypeError(f"not a comparison: {node!r}")
             self.known[node] = made
             self.sources.setdefault(made, node)
         return self.known[node]
@@ -193,9 +197,10 @@ class _Lifter:
         host, rest = _split(expr)
         if host != E.ZERO:
             known = E.as_const(host) is not None
-            host = self._argument(host)
+            argument = self._argument(host)
+            host = argument
             if below and known:
-                self.counts.add(host.name)
+                self.counts.add(argument.name)
         return E.linear(0, [(1, host), *((c, self._inner(t)) for c, t in rest)])
 
 

@@ -235,7 +235,7 @@ def _on_both_sides(mask: Mask) -> frozenset[str]:
     def collect(node: Mask) -> None:
         if isinstance(node, N.Flags):
             sides[node.on].add(node.decl.name)
-        for child in node.children:  # type: ignore[attr-defined]
+        for child in node.children if isinstance(node, N.Node) else ():
             collect(child)
 
     collect(mask)

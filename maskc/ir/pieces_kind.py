@@ -58,7 +58,7 @@ def _band(pairs: isl.Set, space: Space) -> _Kind | None:
 
 def _lattice(pairs: isl.Set, space: Space) -> _Kind | None:
     found = lattice(pairs, space)
-    return found and (PieceKind.lattice, found)
+    return None if found is None else (PieceKind.lattice, found)
 
 
 # ------------------------------------------------------------------ columns and rows

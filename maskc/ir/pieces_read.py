@@ -99,7 +99,7 @@ class Reader:
         return E.linear(scaled(value.get_constant_val()), terms)
 
     def _named(self, value: isl.Aff, index: int) -> Expr:
-        name = value.get_dim_name(isl.dim_type.param, index)
+        name = value.get_dim_name(isl.dim_type.param, index) or ""
         known = self.defaults.get(name)
         return E.Sym(name) if known is None else E.Param(name, known)
 
@@ -150,8 +150,9 @@ def _with_residues(value: Expr) -> Expr:
 def _bounded(value: Expr) -> Expr:
     """The condition value >= 0, or true where a residue's range proves it."""
     constant, terms = E.split_linear(value)
-    if terms and all(isinstance(term, E.Mod) for _, term in terms):
-        least = constant + sum(c * (term.den - 1) for c, term in terms if c < 0)
+    residues = [(c, term) for c, term in terms if isinstance(term, E.Mod)]
+    if terms and len(residues) == len(terms):
+        least = constant + sum(c * (term.den - 1) for c, term in residues if c < 0)
         if least >= 0:
             return E.ALWAYS
     return E.at_least_zero(value)

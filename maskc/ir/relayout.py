@@ -101,15 +101,16 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
     rest = tuple(piece for piece in ir.pieces if piece not in moved)
     made = [Part(1, _remaining(ir, rest))] if rest else []
     made += [Part(group.stride, _inner(ir, group), group.aligned) for group in found]
-    for piece, masks in lanes.items():
+    for stride, masks in lanes.values():
         for residue, keep in masks.items():
             inner = decompose(MaskIR(keep, (), (), ir.declared))
-            made.append(Part(piece.detail.stride, inner, keys=residue))
+            made.append(Part(stride, inner, keys=residue))
     return tuple(made)
 
 
-def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
-    """For pieces of a few residues of keys, what queries see of the keys of each residue."""
+def _lanes(pieces: list[Piece]) -> dict[Piece, tuple[int, dict[int, Expr]]]:
+    """For pieces of a few residues of keys: the stride, and what queries see of the keys of each
+    residue."""
     found = {}
     for piece in pieces:
         match piece.detail:
@@ -121,8 +122,9 @@ def _lanes(pieces: list[Piece]) -> dict[Piece, dict[int, Expr]]:
                     for lane in range(width)
                 }
                 if _are_lanes(piece, stride, lanes):
-                    inside = {T_Q: E.Q, T_K: E.K, E.N_KV: _N_KV_OF_ALL}
-                    found[piece] = {r: E.substitute(own, inside) for r, own in lanes.items()}
+                    inside: dict[Expr, Expr] = {T_Q: E.Q, T_K: E.K, E.N_KV: _N_KV_OF_ALL}
+                    masks = {r: E.substitute(own, inside) for r, own in lanes.items()}
+                    found[piece] = stride, masks
     return found
 
 
@@ -158,7 +160,9 @@ def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:
 def _inner(ir: MaskIR, group: _Group) -> MaskIR:
     """The pairs that pieces keep inside a class, as a mask of its own."""
     keep = E.substitute(group.near, {_D: _DISTANCE})
-    longer = {name: E.scale(group.stride, name) for name in (E.Q, E.K, E.N_Q, E.N_KV)}
+    longer: dict[Expr, Expr] = {
+        name: E.scale(group.stride, name) for name in (E.Q, E.K, E.N_Q, E.N_KV)
+    }
     scaled = ((E.substitute(atom, longer), origin) for atom, origin in ir.origins)
     return decompose(MaskIR(keep, (), _spoken_of(keep, scaled), ir.declared))
 
@@ -287,8 +291,10 @@ class _Line:
         """The distances that the formula keeps, if nothing but they decide: what it says of the
         first key or the first query, at the least lengths that have the distance."""
         beyond, before = E.add(_D, E.const(1)), E.sub(E.const(1), _D)
-        ahead = {E.Q: _D, E.K: E.ZERO, E.N_Q: beyond, E.N_KV: beyond}
-        behind = {E.Q: E.ZERO, E.K: E.scale(-1, _D), E.N_Q: before, E.N_KV: before}
+        ahead: dict[Expr, Expr] = {E.Q: _D, E.K: E.ZERO, E.N_Q: beyond, E.N_KV: beyond}
+        behind: dict[Expr, Expr] = {
+            E.Q: E.ZERO, E.K: E.scale(-1, _D), E.N_Q: before, E.N_KV: before,
+        }  # fmt: skip
         found = E.disj(
             E.conj(E.ge(_D, E.ZERO), E.substitute(keep, ahead)),
             E.conj(E.lt(_D, E.ZERO), E.substitute(keep, behind)),

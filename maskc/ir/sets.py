@@ -105,11 +105,12 @@ class Universe:
             return self.set(E.Truth(opaque))
         match formula:
             case E.Cmp(op, lhs):
-                value = self.integer(lhs)
-                test = {">=": value.nonneg_set, "==": value.zero_set, "!=": value.non_zero_set}
-                return test[op]()
-            case E.Member(value, ranges, inside):
-                found = self._member(self.integer(value), ranges)
+                side = self.integer(lhs)
+                if op == "!=":
+                    return side.non_zero_set()
+                return side.zero_set() if op == "==" else side.nonneg_set()
+            case E.Member(of, ranges, inside):
+                found = self._member(self.integer(of), ranges)
                 return found if inside else found.complement()
         raise TypeError(f"not a condition: {formula!r}")
 
@@ -161,7 +162,7 @@ def mask_set(
     keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None
 ) -> isl.Set:
     """The mask as a set of [q, k], symbolic in the lengths and in parameters not given."""
-    bound = {
+    bound: dict[Expr, Expr] = {
         node: E.const(params[node.name])
         for node in E.walk(keep)
         if params and isinstance(node, E.Param) and node.name in params

@@ -80,7 +80,7 @@ def most_in_small_tiles(plan: KernelPlan) -> int | None:
     return next(found, 0)
 
 
-def choice(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[KernelPlan, dict[str, int]] | None:
+def choice(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[KernelPlan, dict[str, float]] | None:
     """(the plan whose source a call takes, predicted cycles of each by its tiles); None where there
     is no choice, or it depends on data.
 

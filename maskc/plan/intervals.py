@@ -95,9 +95,8 @@ def _without_floors(term: Expr, token: str) -> Expr:
         if not isinstance(node, E.Cmp) or node.op not in (">=", "=="):
             return None
         if node.op == "==":
-            halves = [E.ge(node.lhs, E.ZERO), E.le(node.lhs, E.ZERO)]
-            parts = [spread(half) for half in halves]
-            return None if None in parts else E.conj(*parts)
+            above, below = spread(E.ge(node.lhs, E.ZERO)), spread(E.le(node.lhs, E.ZERO))
+            return None if above is None or below is None else E.conj(above, below)
         terms = node.lhs.terms if isinstance(node.lhs, E.Sum) else ()
         floors = [
             (sign, x) for sign, x in terms if isinstance(x, E.FloorDiv) and token in E.symbols(x)

@@ -6,7 +6,7 @@ guards and bounds are read off as formulas over ti, n_q, n_kv and parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import islpy as isl
@@ -52,7 +52,7 @@ def tile_loops(
     count = tiles.dim(isl.dim_type.param)
     scanned = tiles.move_dims(isl.dim_type.param, count, isl.dim_type.set, along, 1)
     scanned = scanned.set_dim_name(isl.dim_type.param, count, outer)
-    names = ", ".join(scanned.get_var_names(isl.dim_type.param))
+    names = ", ".join(filter(None, scanned.get_var_names(isl.dim_type.param)))
     inside = f"{tile.q}ti < n_q and ti >= 0" if along == 0 else f"{tile.k}tj < n_kv and tj >= 0"
     counts = "".join(f" and {name} >= 0" for name in defaults)
     context = isl.Set(f"[{names}] -> {{ : n_q >= 1 and n_kv >= 1 and {inside}{counts} }}")
@@ -91,7 +91,8 @@ def _check_effort(tiles: isl.Set, scanned: int) -> None:
 
 def _floors_of(part: isl.BasicSet, dim: int) -> int:
     """How many floors of a conjunction depend on one of its dimensions."""
-    space, found = part.get_local_space(), set()
+    space = part.get_local_space()
+    found: set[int] = set()
     for index in range(space.dim(isl.dim_type.div)):
         floor = space.get_div(index)
         inner = any(floor.involves_dims(isl.dim_type.div, other, 1) for other in found)
@@ -165,6 +166,18 @@ def _loops(
 _Loop = tuple[Expr, Expr, Expr, int]
 
 
+def _name_of(kind: object) -> str:
+    """The name of a kind of nodes or operations: islpy's own types call these integers."""
+    name: str = getattr(kind, "name", "")
+    return name
+
+
+_TESTS = {"eq": E.eq, "le": E.le, "lt": E.lt, "ge": E.ge, "gt": E.gt}
+_SIMPLE: dict[str, Callable[..., Expr]] = {
+    "add": E.add, "sub": E.sub, "min": E.minimum, "max": E.maximum,
+}  # fmt: skip
+
+
 class _Reader:
     """Reads isl's syntax tree."""
 
@@ -172,23 +185,23 @@ class _Reader:
         self.defaults = defaults
 
     def loops(self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]) -> Iterator[_Loop]:
-        kind = node.get_type()
-        if kind == isl.ast_node_type.block:
+        kind = _name_of(node.get_type())
+        if kind == "block":
             children = node.block_get_children()
             for index in range(children.n_ast_node()):
                 yield from self.loops(children.get_at(index), guard, bound)
-        elif kind == isl.ast_node_type.if_:
+        elif kind == "if_":
             test = self.condition(node.if_get_cond())
             yield from self.loops(node.if_get_then_node(), E.conj(guard, test), bound)
             if node.if_has_else_node():
                 other = E.conj(guard, E.negate(test))
                 yield from self.loops(node.if_get_else_node(), other, bound)
-        elif kind == isl.ast_node_type.for_:
+        elif kind == "for_":
             if bound:
                 raise NotALoop("two nested loops scan one row")
             name = node.for_get_iterator().get_id().get_name()
             yield from self.loops(node.for_get_body(), guard, {name: self._range(node, guard)})
-        elif kind == isl.ast_node_type.user:
+        elif kind == "user":
             yield self._user(node, guard, bound)
         else:
             raise NotALoop(f"unexpected node {kind}")
@@ -196,7 +209,7 @@ class _Reader:
     def _user(self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]) -> _Loop:
         call = node.user_get_expr()
         index = call.get_op_arg(1)
-        if index.get_type() == isl.ast_expr_type.id and index.get_id().get_name() in bound:
+        if _name_of(index.get_type()) == "id" and index.get_id().get_name() in bound:
             _, first, last, step = bound[index.get_id().get_name()]
             return guard, first, last, step
         if bound:
@@ -210,9 +223,10 @@ class _Reader:
             return guard, first, first, 1
         test = node.for_get_cond()
         limit = self.integer(test.get_op_arg(1))
-        if test.get_op_type() == isl.ast_expr_op_type.lt:
+        op = _name_of(test.get_op_type())
+        if op == "lt":
             limit = E.sub(limit, E.const(1))
-        elif test.get_op_type() != isl.ast_expr_op_type.le:
+        elif op != "le":
             raise NotALoop("a loop does not count up")
         step = E.as_const(self.integer(node.for_get_inc()))
         if step is None or step < 1:
@@ -224,47 +238,46 @@ class _Reader:
 
     def condition(self, expr: isl.AstExpr) -> Expr:
         """A guard."""
-        if expr.get_type() != isl.ast_expr_type.op:
+        if _name_of(expr.get_type()) != "op":
             value = self.integer(expr)
             return E.ne(value, E.ZERO)
-        kind, op = isl.ast_expr_op_type, expr.get_op_type()
+        op = _name_of(expr.get_op_type())
         args = self._args(expr)
-        if op in (kind.and_, kind.and_then):
+        if op in ("and_", "and_then"):
             return E.conj(*map(self.condition, args))
-        if op in (kind.or_, kind.or_else):
+        if op in ("or_", "or_else"):
             return E.disj(*map(self.condition, args))
-        tests = {kind.eq: E.eq, kind.le: E.le, kind.lt: E.lt, kind.ge: E.ge, kind.gt: E.gt}
-        if op not in tests:
+        if op not in _TESTS:
             raise NotALoop(f"unexpected condition {expr}")
-        return tests[op](*map(self.integer, args))
+        return _TESTS[op](*map(self.integer, args))
 
     def integer(self, expr: isl.AstExpr) -> Expr:
         """A bound."""
-        if expr.get_type() == isl.ast_expr_type.int:
+        kind = _name_of(expr.get_type())
+        if kind == "int":
             return E.const(int(expr.get_val().to_python()))
-        if expr.get_type() == isl.ast_expr_type.id:
+        if kind == "id":
             name = expr.get_id().get_name()
             if name in self.defaults:
                 return E.Param(name, self.defaults[name])
             if name == _COUNTER:
                 raise NotALoop("a guard inside a loop depends on its counter")
             return E.Sym(name)
-        kind, op = isl.ast_expr_op_type, expr.get_op_type()
+        op = _name_of(expr.get_op_type())
         args = [self.integer(arg) for arg in self._args(expr)]
-        simple = {kind.add: E.add, kind.sub: E.sub, kind.min: E.minimum, kind.max: E.maximum}
-        if op in simple:
-            return simple[op](*args)
-        if op == kind.minus:
+        if op in _SIMPLE:
+            return _SIMPLE[op](*args)
+        if op == "minus":
             return E.scale(-1, args[0])
         if len(args) != 2:
             raise NotALoop(f"unexpected expression {expr}")
         numbers = [E.as_const(arg) for arg in args]
-        if op == kind.mul and numbers[0] is not None:
+        if op == "mul" and numbers[0] is not None:
             return E.scale(numbers[0], args[1])
-        if op == kind.mul and numbers[1] is not None:
+        if op == "mul" and numbers[1] is not None:
             return E.scale(numbers[1], args[0])
-        if op in (kind.div, kind.fdiv_q, kind.pdiv_q) and numbers[1]:
+        if op in ("div", "fdiv_q", "pdiv_q") and numbers[1]:
             return E.floordiv(args[0], numbers[1])
-        if op in (kind.pdiv_r, kind.zdiv_r) and numbers[1]:
+        if op in ("pdiv_r", "zdiv_r") and numbers[1]:
             return E.mod(args[0], numbers[1])
         raise NotALoop(f"unexpected expression {expr}")

@@ -176,7 +176,7 @@ class Gathering:
     @property
     def recipe(self) -> Gather:
         """What the runtime needs of it."""
-        values = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
+        values: dict[Expr, Expr] = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
         spans = (each.keys for each in self.beside.spans or ())
         return Gather(self.constants, tuple(
             Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))

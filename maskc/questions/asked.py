@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -74,8 +75,8 @@ class Asked:
             ir = self.ir(head)
             batches, tables = self.extents(ir)
             key = (ir.keep, batch if batches > 1 else 0, head if tables > 1 else 0)
-            *first, equal = found.get(key, (head, batch, 0))
-            found[key] = (*first, equal + 1)
+            first_head, first_batch, equal = found.get(key, (head, batch, 0))
+            found[key] = (first_head, first_batch, equal + 1)
         yield from found.values()
 
 
@@ -150,14 +151,14 @@ def _check_heads(asked: Asked, n_heads: int | None) -> None:
                 raise DataShape(name, f"{shape[-3]} heads", f"{wanted} heads", at=name)
 
 
-def _index(name: str, value: object, count: int | None) -> int:
+def _index(name: str, value: Any, count: int | None) -> int:
     """An index of a head or a sequence.
 
     Raises:
         NoSuchHead, DataRange: there is none.
     """
     last = MAX_LENGTH if count is None else count - 1
-    number = index(value)  # type: ignore[arg-type]
+    number = index(value)
     if 0 <= number <= last:
         return number
     if name == "head":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
-from maskc.core.source import caller
+from maskc.core.source import SourceLoc, caller
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
@@ -137,10 +138,12 @@ class Both:
         least = _TRIED_HEADS if computed else 1
         count = asked or max(least, *map(head_count, masks))
         inner, held = emptied_together(left, right)
+        of_left, of_right = inner
         pairs = (
-            tuple(_filled(lowered(mask, head, count), held) for mask in inner)
+            (_filled(lowered(of_left, head, count), held),
+             _filled(lowered(of_right, head, count), held))
             for head in range(count if differ else 1)
-        )
+        )  # fmt: skip
         complete = asked is not None or not computed or left == right
         return Both(masks, tuple(pairs), count if differ else None, complete, one_way, held)
 
@@ -178,14 +181,14 @@ class Both:
 
     def question(
         self, head: int, sizes: tuple[int, int] | None = None,
-        params: Mapping[str, object] = _NOTHING,
+        params: Mapping[str, Any] = _NOTHING,
     ) -> Question:  # fmt: skip
         """The difference on one head, at all lengths or at these."""
         left, right = self.irs[head]
         right_keep, apart = _apart(left, right)
         decls = {decl.name: decl for decl in (*left.data, *apart)}
         n_q, n_kv = sizes or (None, None)
-        given = {name: int(x) for name, x in params.items() if name in self.params}  # type: ignore[call-overload]
+        given = {name: int(x) for name, x in params.items() if name in self.params}
         return Question(
             left.keep, right_keep, tuple(decls.values()), self.one_way, n_q, n_kv, given
         )
@@ -307,8 +310,9 @@ def _filled(ir: MaskIR, held: Held | None) -> MaskIR:
     return replace(ir, data=tuple(x if len(x.shape) == decl.rank else decl for decl, x in filled))
 
 
-def _place(mask: Mask) -> object:
-    return getattr(mask, "loc", None)
+def _place(mask: Mask) -> SourceLoc | None:
+    place: SourceLoc | None = getattr(mask, "loc", None)
+    return place
 
 
 def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
@@ -368,7 +372,7 @@ def _loads(keep: Expr) -> list[E.Load]:
 
 
 def _numbers(keep: Expr, params: Mapping[str, int]) -> Expr:
-    known = {
+    known: dict[Expr, Expr] = {
         node: E.const(params[node.name]) for node in E.walk(keep)
         if isinstance(node, E.Param) and node.name in params
     }  # fmt: skip

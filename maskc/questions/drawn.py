@@ -58,7 +58,7 @@ def _documents(decl: DataDecl, found: Candidate) -> object:
     if found.paired:
         return _filled((found.n_q,), of_q), _filled((found.n_kv,), of_k)
     count, *first = _tokens(decl, found)
-    moved = [
+    moved: list[dict[tuple[int, ...], int]] = [
         {(at + start,): value for (at,), value in own.items()}
         for own, start in zip((of_q, of_k), first, strict=True)
     ]

@@ -132,7 +132,7 @@ def gradients(
         dq[row.at] = dproducts @ k[row.kv][row.keys]
         dk[row.kv][row.keys] += np.outer(dproducts, q[row.at])
         dv[row.kv][row.keys] += np.outer(row.weights, dout[row.at])
-    found = {"dq": dq, "dk": dk, "dv": dv}
+    found: dict[str, np.ndarray] = {"dq": dq, "dk": dk, "dv": dv}
     if sink_logits is not None:
         found["dsink"] = dsink
     if alibi_slopes is not None:
@@ -144,12 +144,11 @@ def _prepared(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, alpha: float,
     softcap: float | None, slopes: np.ndarray | None, sinks: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, _Options]:  # fmt: skip
-    wide = [
-        None if x is None else np.asarray(x).astype(np.float64) for x in (q, k, v, slopes, sinks)
-    ]
+    own = [None if x is None else np.asarray(x).astype(np.float64) for x in (slopes, sinks)]
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5
-    return wide[0], wide[1], wide[2], _Options(scale, alpha, softcap or None, wide[3], wide[4])
+    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    return q, k, v, _Options(scale, alpha, softcap or None, *own)
 
 
 def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> Iterator[_Row]:

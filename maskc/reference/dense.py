@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def dense(
 
 def row(
     mask: Mask, q: int, n_q: int, n_kv: int, *, n_heads: int | None = None, head: int = 0,
-    batch: int = 0, **data: object,
+    batch: int = 0, **data: Any,
 ) -> np.ndarray:  # fmt: skip
     """One query's row of `dense`, bool [n_kv], without the others.
 
@@ -87,14 +88,17 @@ def row(
     of its mask is made.
     """
     if any(isinstance(node, N.TopK) for node in walk(mask)):
-        return dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)[q]
+        rows = dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
+        of_query: np.ndarray = rows[q]
+        return of_query
     at = _at(mask, n_q, n_kv, n_heads, None, None, data)
     here = at.sequence(batch)
     scope = {**here.scope, "q": np.array([[q]], dtype=np.int64)}
-    return keep(mask, replace(here, head=head, scope=scope))[0]
+    only: np.ndarray = keep(mask, replace(here, head=head, scope=scope))[0]
+    return only
 
 
-def sequences_given(mask: Mask, data: given.Given) -> int:
+def sequences_given(mask: Mask, data: Mapping[str, object]) -> int:
     """How many sequences the arrays of a question have, whether or not the set depends on them.
 
     The number is 1 where no array has a dimension for sequences.
@@ -128,7 +132,7 @@ class _At:
 
 def _at(
     mask: Mask, n_q: int, n_kv: int | None, n_heads: int | None, heads_kv: int | None,
-    scores: object, data: given.Given,
+    scores: object, data: Mapping[str, object],
 ) -> _At:  # fmt: skip
     n_q = _length("n_q", n_q)
     n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
@@ -180,7 +184,7 @@ Rankings = Mapping[N.TopK, np.ndarray]
 """The scores by which each selection ranks."""
 
 
-def _rankings(nodes: list[N.Node], scores: object, data: given.Given) -> Rankings:
+def _rankings(nodes: list[N.Node], scores: object, data: Mapping[str, object]) -> Rankings:
     """The scores of each selection, by its definition where possible, else by the tensor for all.
 
     Raises:
@@ -206,9 +210,9 @@ def _ranked_heads(scores: np.ndarray) -> int | None:
     return scores.shape[-3] if scores.ndim > 2 and scores.shape[-3] > 1 else None
 
 
-def _length(name: str, value: object) -> int:
+def _length(name: str, value: Any) -> int:
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        found = operator.index(value)
     except TypeError:
         found = -1
     if isinstance(value, bool) or not 0 <= found <= MAX_LENGTH:
@@ -243,9 +247,10 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
 
 def walk(mask: Mask) -> Iterator[N.Node]:
     """The mask and, recursively, all masks it is made of."""
-    yield mask  # type: ignore[misc]
-    for child in mask.children:  # type: ignore[attr-defined]
-        yield from walk(child)
+    if isinstance(mask, N.Node):
+        yield mask
+        for child in mask.children:
+            yield from walk(child)
 
 
 def declarations(node: N.Node) -> tuple[DataDecl, ...]:
@@ -261,7 +266,11 @@ def formulas(node: N.Node) -> tuple[Expr, ...]:
     return tuple(field for field in fields if isinstance(field, Expr))
 
 
-def differs_by_head(mask: Mask, data: given.Given, scores: Rankings) -> bool:
+Arrays = Mapping[str, given.Read]
+"""What calls gave, by name."""
+
+
+def differs_by_head(mask: Mask, data: Arrays, scores: Rankings) -> bool:
     """Whether the result has a dimension of heads."""
     for node in walk(mask):
         match node:
@@ -280,14 +289,12 @@ def differs_by_head(mask: Mask, data: given.Given, scores: Rankings) -> bool:
     return False
 
 
-def _table_heads(decl: DataDecl, data: given.Given) -> int | None:
-    shape = np.shape(data[decl.name]) if decl.from_caller else decl.shape  # type: ignore[arg-type]
+def _table_heads(decl: DataDecl, data: Arrays) -> int | None:
+    shape = np.asarray(data[decl.name]).shape if decl.from_caller else decl.shape
     return shape[-3] if len(shape) > 2 and shape[-3] > 1 else None
 
 
-def _heads(
-    nodes: list[N.Node], data: given.Given, scores: Rankings, n_heads: int | None
-) -> int | None:
+def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | None) -> int | None:
     """The number of query heads; None where nothing depends on it."""
     found = n_heads
     for node in nodes:
@@ -297,11 +304,12 @@ def _heads(
                 who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {found}"
                 raise WrongHeads(count, who, at=node.loc)
             found = count
+    own: int | None
     for node in nodes:
-        if isinstance(node, N.BlockTable) and (count := _table_heads(node.decl, data)):
-            found = found or count
-            if count != found:
-                raise DataShape(node.decl.name, f"{count} heads", f"{found} heads")
+        if isinstance(node, N.BlockTable) and (own := _table_heads(node.decl, data)):
+            found = found or own
+            if own != found:
+                raise DataShape(node.decl.name, f"{own} heads", f"{found} heads")
         for decl in node.tables if isinstance(node, N.Where) else ():
             if (count := leading(decl)[1]) > 1:
                 found = found or count
@@ -309,9 +317,9 @@ def _heads(
                     raise DataShape(
                         "a captured array", decl.array.shape, f"{found} heads", at=node.loc
                     )
-        if isinstance(node, N.TopK) and (count := _ranked_heads(scores[node])):
-            found = found or count
-            if count != found:
+        if isinstance(node, N.TopK) and (own := _ranked_heads(scores[node])):
+            found = found or own
+            if own != found:
                 raise DataShape("scores", scores[node].shape, f"[{found}, n_q, n_kv]", at="scores")
     for node in nodes:
         if found is None and differs_by_head(node, data, scores):
@@ -321,26 +329,26 @@ def _heads(
     return found
 
 
-def _scope(n_q: int, n_kv: int, params: set[str], data: given.Given) -> Scope:
-    scope = {
+def _scope(n_q: int, n_kv: int, params: set[str], data: Mapping[str, object]) -> Scope:
+    scope: Scope = {
         "q": np.arange(n_q, dtype=np.int64)[:, None],
         "k": np.arange(n_kv, dtype=np.int64)[None, :],
-        "n_q": np.int64(n_q),
-        "n_kv": np.int64(n_kv),
+        "n_q": np.asarray(n_q, dtype=np.int64),
+        "n_kv": np.asarray(n_kv, dtype=np.int64),
     }
     for name in params.intersection(data):
-        scope[name] = np.int64(_parameter(name, data[name]))
-    return scope  # type: ignore[return-value]
+        scope[name] = np.asarray(_parameter(name, data[name]), dtype=np.int64)
+    return scope
 
 
-def _parameter(name: str, value: object) -> int:
+def _parameter(name: str, value: Any) -> int:
     """A parameter's value: what a literal in its place may be.
 
     Raises:
         DataType, DataRange: no integer, or not in 0..2^30.
     """
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        found: int | None = operator.index(value)
     except TypeError:
         found = None
     if found is None or isinstance(value, (bool, np.bool_)):

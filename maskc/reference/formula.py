@@ -5,6 +5,8 @@ Written apart from the evaluator the compiler uses, which this one judges.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from maskc.core import expr as E
@@ -26,20 +28,23 @@ def integer(expr: Expr, scope: Scope, outside: list[np.ndarray] | None = None) -
             that say so for every pair join this list.
     """
     match expr:
+        case E.Sum(constant, ()):
+            return np.asarray(constant, dtype=np.int64)
         case E.Sum(constant, terms):
-            total = 0
-            for coefficient, term in terms:
-                total = total + coefficient * integer(term, scope, outside)
-            return total + constant if terms else np.int64(constant)
+            products = (c * integer(term, scope, outside) for c, term in terms)
+            total: np.ndarray = reduce(np.add, products)
+            return total + constant
         case E.Sym(name):
             return scope[name]
         case E.Param(name, default):
-            return scope.get(name, np.int64(default))
+            return scope.get(name, np.asarray(default, dtype=np.int64))
         case E.FloorDiv(num, den):
-            return np.floor_divide(integer(num, scope, outside), den)
+            quotient: np.ndarray = np.floor_divide(integer(num, scope, outside), den)
+            return quotient
         case E.Mod(num, den):
             value = integer(num, scope, outside)
-            return value - den * np.floor_divide(value, den)
+            rest: np.ndarray = value - den * np.floor_divide(value, den)
+            return rest
         case E.Min(args) | E.Max(args):
             pick = np.minimum if isinstance(expr, E.Min) else np.maximum
             best = integer(args[0], scope, outside)
@@ -59,7 +64,7 @@ def _element(array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarra
         inside.append(np.clip(part, 0, max(size - 1, 0)).astype(np.int64))
     if not array.size:
         return np.zeros(np.broadcast_shapes(*map(np.shape, inside)), dtype=array.dtype)
-    found = array[tuple(inside)]
+    found: np.ndarray = array[tuple(inside)]
     return found if array.dtype == object else found.astype(np.int64)
 
 
@@ -110,22 +115,26 @@ def _truth(expr: Expr, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
             may, must = join(may, other[0]), join(must, other[1])
         return may, must
     outside: list[np.ndarray] = []
-    holds, unknown = _comparison(expr, scope, outside), np.bool_(False)
-    for part in outside:
-        unknown = unknown | part
+    holds = _comparison(expr, scope, outside)
+    unknown: np.ndarray = reduce(np.logical_or, outside, np.zeros((), dtype=bool))
     return holds | unknown, holds & ~unknown
+
+
+def _is_0(value: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.equal(value, 0)
+    return found
 
 
 def _comparison(expr: Expr, scope: Scope, outside: list[np.ndarray]) -> np.ndarray:
     match expr:
         case E.Truth(value):
-            return np.bool_(value)
+            return np.asarray(value)
         case E.Cmp(">=", lhs):
             return integer(lhs, scope, outside) >= 0
         case E.Cmp("==", lhs):
-            return integer(lhs, scope, outside) == 0
+            return _is_0(integer(lhs, scope, outside))
         case E.Cmp("!=", lhs):
-            return integer(lhs, scope, outside) != 0
+            return ~_is_0(integer(lhs, scope, outside))
         case E.Member(value, ranges, inside):
             found = integer(value, scope, outside)
             within = np.zeros(np.shape(found), dtype=bool)

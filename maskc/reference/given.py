@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
 from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAnArray
 
-Given = dict[str, object]
-"""For each declaration's name, what the caller passed, or what `read` made of it."""
+Read = np.ndarray | CuSeqlens | Parents | tuple["Read", ...]
+"""What `read` makes of the data of one declaration."""
 
 
-def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> None:
+def check_names(wanted: dict[str, DataDecl], params: set[str], data: Mapping[str, object]) -> None:
     """Every array is there, and nothing else but parameters.
 
     Raises:
@@ -28,7 +29,7 @@ def check_names(wanted: dict[str, DataDecl], params: set[str], data: Given) -> N
             raise DataMissing(name, decl.kind.value, at=name)
 
 
-def read(decl: DataDecl, raw: object) -> object:
+def read(decl: DataDecl, raw: object) -> Read:
     """The data that were passed for one declaration, with int64 arrays inside.
 
     Returns:
@@ -54,11 +55,11 @@ def read(decl: DataDecl, raw: object) -> object:
     return _array(decl, raw)
 
 
-def _is_number(part: object) -> bool:
-    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0  # type: ignore[arg-type]
+def _is_number(part: Any) -> bool:
+    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0
 
 
-def _ids_of(decl: DataDecl, raw: object) -> object:
+def _ids_of(decl: DataDecl, raw: object) -> Read:
     if isinstance(raw, CuSeqlens):
         return CuSeqlens(_array(decl, raw.array))
     return _array(decl, raw)
@@ -91,7 +92,8 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
         DataRange: an id, a time or a parent beyond 64 signed bits.
     """
     if array.dtype == bool or decl.kind in (DataKind.flags, DataKind.table):
-        return (array != 0).astype(np.int64)
+        truths: np.ndarray = array != 0
+        return truths.astype(np.int64)
     if array.dtype == np.uint64 and array.size and array.max() > _MOST:
         if decl.kind is not DataKind.intervals:
             found = f"{array.max()} does not fit 64 signed bits"
@@ -100,23 +102,28 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _leaves(value: object) -> list[np.ndarray]:
+def parts(value: Read) -> tuple[Read, ...]:
+    """The two of a pair; the one thing where it is none."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _leaves(value: Read) -> list[np.ndarray]:
     if isinstance(value, tuple):
         return [array for part in value for array in _leaves(part)]
-    return [value.array if isinstance(value, (CuSeqlens, Parents)) else value]  # type: ignore
+    return [np.asarray(value.array) if isinstance(value, (CuSeqlens, Parents)) else value]
 
 
 def _has_batch(decl: DataDecl, array: np.ndarray) -> bool:
     return array.ndim == (4 if decl.kind is DataKind.table else 2)
 
 
-def batch_of(wanted: dict[str, DataDecl], data: Given) -> int | None:
+def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | None:
     """The size of the leading batch dimension, None where nothing has one.
 
     Raises:
         DataShape: two arrays disagree.
     """
-    size = None
+    size: int | None = None
     for name, decl in wanted.items():
         for array in filter(partial(_has_batch, decl), _leaves(data[name])):
             if size not in (None, 1, len(array)) and len(array) != 1:
@@ -125,40 +132,40 @@ def batch_of(wanted: dict[str, DataDecl], data: Given) -> int | None:
     return size
 
 
-def for_sequence(decl: DataDecl, value: object, index: int) -> object:
+def for_sequence(decl: DataDecl, value: Read, index: int) -> Read:
     """The part of one sequence: the same kind of thing without its batch dimension."""
     if isinstance(value, tuple):
         return tuple(for_sequence(decl, part, index) for part in value)
     if isinstance(value, (CuSeqlens, Parents)):
-        return type(value)(for_sequence(decl, value.array, index))
-    if _has_batch(decl, value):  # type: ignore[arg-type]
-        return value[index if len(value) > 1 else 0]  # type: ignore[arg-type,index]
-    return value
+        return type(value)(for_sequence(decl, np.asarray(value.array), index))
+    if not _has_batch(decl, value):
+        return value
+    own: np.ndarray = value[index if len(value) > 1 else 0]
+    return own
 
 
 # ------------------------------------------------------------------ one sequence
 
 
-def vector(name: str, given: object, length: int) -> np.ndarray:
+def vector(name: str, given: Read, length: int) -> np.ndarray:
     """int64 [length].
 
     Raises:
         DataShape: another shape.
     """
-    if np.shape(given) != (length,):  # type: ignore[arg-type]
-        raise DataShape(name, np.shape(given), f"[{length}]", at=name)  # type: ignore[arg-type]
-    return given  # type: ignore[return-value]
+    array = np.asarray(given)
+    if array.shape != (length,):
+        raise DataShape(name, array.shape, f"[{length}]", at=name)
+    return array
 
 
-def pair(name: str, given: object, length: int) -> tuple[np.ndarray, np.ndarray]:
+def pair(name: str, given: Read, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Two int64 [length]."""
-    first, second = given  # type: ignore[misc]
+    first, second = parts(given)
     return vector(name, first, length), vector(name, second, length)
 
 
-def document_ids(
-    decl: DataDecl, given: object, n_q: int, n_kv: int
-) -> tuple[np.ndarray, np.ndarray]:
+def document_ids(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids of the queries [n_q] and of the keys [n_kv]."""
     name = decl.name
     if isinstance(given, tuple):
@@ -172,19 +179,21 @@ def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
     return np.arange(count) + (0 if decl.from_start else of - count)
 
 
-def of_queries(decl: DataDecl, given: object, n_q: int, n_kv: int) -> np.ndarray:
+def of_queries(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> np.ndarray:
     """int64 [n_q], from an entry per query or per token."""
-    if n_q < n_kv and np.shape(given) == (n_kv,):  # type: ignore[arg-type]
-        return given[tokens(decl, n_q, n_kv)]  # type: ignore[index]
-    return vector(decl.name, given, n_q)
+    array = np.asarray(given)
+    if n_q < n_kv and array.shape == (n_kv,):
+        array = array[tokens(decl, n_q, n_kv)]
+    return vector(decl.name, array, n_q)
 
 
-def _ids(name: str, given: object, length: int) -> np.ndarray:
+def _ids(name: str, given: Read, length: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
         return vector(name, given, length)
-    if np.ndim(given.array) != 1:  # type: ignore[arg-type]
-        raise DataShape(name, np.shape(given.array), "[documents + 1]", at=name)  # type: ignore
-    ends = [int(end) for end in given.array]  # type: ignore[attr-defined]
+    array = np.asarray(given.array)
+    if array.ndim != 1:
+        raise DataShape(name, array.shape, "[documents + 1]", at=name)
+    ends = [int(end) for end in array]
     if not ends or ends[0] != 0 or ends[-1] != length or ends != sorted(ends):
         raise DataRange(name, f"{ends} do not rise from 0 to {length}", "", at=name)
     ids = np.empty(length, dtype=np.int64)
@@ -201,7 +210,7 @@ def ancestors(
     Args:
         tokens: of the rows; all of them when None.
     """
-    parent = vector(name, parents.array, length)
+    parent = vector(name, np.asarray(parents.array), length)
     rows = range(length) if tokens is None else tokens.tolist()
     above = np.zeros((len(rows), length), dtype=bool)
     for row, token in enumerate(rows):

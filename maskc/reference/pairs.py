@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from maskc.core.data import DataDecl, Parents
 from maskc.core.errors import DataShape
@@ -31,7 +32,7 @@ class Place:
     head: int
     n_heads: int
     heads_kv: int | None
-    data: given.Given
+    data: Mapping[str, given.Read]
     scope: Scope
     scores: Mapping[N.TopK, np.ndarray]
     """The scores by which each selection ranks: [heads, rows, columns] or, where heads share,
@@ -51,13 +52,16 @@ class Place:
         return self.q + (self.n_kv - self.n_q if align == N.END else 0)
 
 
-def keep(mask: Mask, at: Place) -> np.ndarray:
+Truths = npt.NDArray[np.bool_]
+
+
+def keep(mask: Mask, at: Place) -> Truths:
     """bool [n_q, n_kv], or the rows of the queries that the scope's q lists."""
     result = _algebra(mask, at)
     return np.array(np.broadcast_to(result, (len(at.q), at.n_kv)))
 
 
-def _algebra(mask: Mask, at: Place) -> np.ndarray:
+def _algebra(mask: Mask, at: Place) -> Truths:
     match mask:
         case N.Algebra("&", left, right):
             return keep(left, at) & keep(right, at)
@@ -72,91 +76,97 @@ def _algebra(mask: Mask, at: Place) -> np.ndarray:
         case N.PerHead(masks):
             return keep(masks[at.head], at)
         case N.Heads(ids):
-            return np.bool_(at.head in ids)
+            return np.asarray(at.head in ids)
         case N.TopK():
             return _topk(mask, at)
     return _positions(mask, at)
 
 
-def _positions(mask: Mask, at: Place) -> np.ndarray:
+def _positions(mask: Mask, at: Place) -> Truths:
     k = at.k
     p = at.position(getattr(mask, "align", N.END))
+    found: Truths
     match mask:
         case N.Full():
-            return np.bool_(True)
+            found = np.asarray(True)
         case N.Causal():
-            return k <= p
+            found = k <= p
         case N.Window(left, right):
-            near = np.ones((len(at.q), at.n_kv), dtype=bool)
+            found = np.ones((len(at.q), at.n_kv), dtype=bool)
             if left is not None:
-                near = near & (p - k <= integer(left, at.scope))
+                found = found & (p - k <= integer(left, at.scope))
             if right is not None:
-                near = near & (k - p <= integer(right, at.scope))
-            return near
+                found = found & (k - p <= integer(right, at.scope))
         case N.Dilated(left, right, stride):
             back, ahead = (int(integer(side, at.scope)) * stride for side in (left, right))
-            return (p - k <= back) & (k - p <= ahead) & ((p - k) % stride == 0)
+            found = (p - k <= back) & (k - p <= ahead) & ((p - k) % stride == 0)
         case N.Offsets(ids):
-            return np.isin(p - k, ids)
+            found = np.isin(p - k, ids)
         case N.Strided(stride, phase):
-            return k % stride == phase
+            found = k % stride == phase
         case N.Sinks(n) | N.Prefix(n):
-            return k < integer(n, at.scope)
+            found = k < integer(n, at.scope)
         case N.GlobalTokens(ids, side):
             rows, columns = _among(p, ids, at), _among(k, ids, at)
-            return {"rows": rows, "columns": columns, "both": rows | columns}[side]
+            found = {"rows": rows, "columns": columns, "both": rows | columns}[side]
         case N.BlockDiagonal(size, causal):
-            same = p // size == k // size
-            return same & (k <= p) if causal else same
+            found = p // size == k // size
+            found = found & (k <= p) if causal else found
         case N.RandomBlocks(block, per_row, seed):
-            live = np.zeros((len(at.q), at.n_kv), dtype=bool)
+            found = np.zeros((len(at.q), at.n_kv), dtype=bool)
             for row in range(len(at.q)):
                 drawn = drawn_columns(seed, int(p[row, 0]) // block, -(-at.n_kv // block), per_row)
-                live[row] = np.isin(k[0] // block, drawn)
-            return live
-    return _data_atom(mask, at)
+                found[row] = np.isin(k[0] // block, drawn)
+        case _:
+            found = _data_atom(mask, at)
+    return found
 
 
-def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> np.ndarray:
+def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> Truths:
     """Which of the tokens are global: the listed ones, or the first ones."""
     if isinstance(ids, Expr):
         return (tokens >= 0) & (tokens < integer(ids, at.scope))
     return np.isin(tokens, ids)
 
 
-def _data_atom(mask: Mask, at: Place) -> np.ndarray:
+def _data_atom(mask: Mask, at: Place) -> Truths:
     q, k = at.q, at.k
+    found: Truths
     match mask:
         case N.BlockTable(decl):
-            return _table(decl, at)[q // decl.block, k // decl.block]
+            found = _table(decl, at)[q // decl.block, k // decl.block]
         case N.Flags(decl, "q"):
-            return given.of_queries(decl, at.data[decl.name], at.n_q, at.n_kv)[q] != 0
+            found = given.of_queries(decl, at.data[decl.name], at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):
-            return given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
+            found = given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
         case N.Intervals(decl):
             low, high = (
-                given.of_queries(decl, part, at.n_q, at.n_kv) for part in at.data[decl.name]
+                given.of_queries(decl, part, at.n_q, at.n_kv)
+                for part in given.parts(at.data[decl.name])
             )
-            return (low[q] <= k) & (k < high[q])
+            found = (low[q] <= k) & (k < high[q])
         case N.Documents(decl):
             of_q, of_k = given.document_ids(decl, at.data[decl.name], at.n_q, at.n_kv)
-            return of_q[q] == of_k[k]
+            found = of_q[q] == of_k[k]
         case N.Tree(decl):
             count = max(at.n_q, at.n_kv)
             q, k = (given.tokens(decl, size, count)[x] for size, x in ((at.n_q, q), (at.n_kv, k)))
             walked = at.data[decl.name]
-            if isinstance(walked, Parents):
-                if len(q) < at.n_q:
-                    return given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
-                return given.ancestors(decl.name, walked, count)[q, k]
-            tin, tout = given.pair(decl.name, walked, count)
-            return (tin[k] <= tin[q]) & (tin[q] < tout[k])
+            if not isinstance(walked, Parents):
+                tin, tout = given.pair(decl.name, walked, count)
+                found = (tin[k] <= tin[q]) & (tin[q] < tout[k])
+            elif len(q) < at.n_q:
+                found = given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
+            else:
+                found = given.ancestors(decl.name, walked, count)[q, k]
         case N.Where(formula, tables):
             held = {decl.name: _own(decl, at) for decl in tables}
             places = (getattr(decl.values, "at", None) for decl in tables)
             place = next(filter(None, places), mask.loc)
-            return condition(formula, at.scope | held | {"h": np.int64(at.head)}, place)
-    raise TypeError(f"no meaning for {type(mask).__name__}")
+            found = condition(formula, at.scope | held | {"h": np.asarray(at.head)}, place)
+        case _:
+            raise TypeError(f"no meaning for {type(mask).__name__}")
+    return found
 
 
 def values(decl: DataDecl) -> np.ndarray:
@@ -183,7 +193,7 @@ def _own(decl: DataDecl, at: Place) -> np.ndarray:
     return array
 
 
-def _table(decl: DataDecl, at: Place) -> np.ndarray:
+def _table(decl: DataDecl, at: Place) -> Truths:
     """bool [query blocks, key blocks] of this head."""
     array = at.data[decl.name] if decl.from_caller else values(decl)
     table = np.asarray(array)
@@ -192,10 +202,11 @@ def _table(decl: DataDecl, at: Place) -> np.ndarray:
     expected = (-(-at.n_q // decl.block), -(-at.n_kv // decl.block))
     if table.shape != expected:
         raise DataShape(decl.name, table.shape, expected, at=decl.name)
-    return table != 0
+    found: Truths = table != 0
+    return found
 
 
-def _topk(mask: N.TopK, at: Place) -> np.ndarray:
+def _topk(mask: N.TopK, at: Place) -> Truths:
     per_group = at.n_heads // (at.heads_kv or at.n_heads)
     sharing = {
         "head": [at.head],
@@ -210,4 +221,5 @@ def _topk(mask: N.TopK, at: Place) -> np.ndarray:
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
     own = ranking[None] if ranking.ndim == 2 else ranking
     scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
-    return select(allowed, scores, mask.k, mask.block, mask.q_block) & keep(mask.of, at)
+    found: Truths = select(allowed, scores, mask.k, mask.block, mask.q_block)
+    return found & keep(mask.of, at)

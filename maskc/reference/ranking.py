@@ -39,7 +39,8 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
             if mask.score == "block_mean":
                 q, k = _means(q, mask.q_block), _means(k, mask.block)
             k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-            return q @ k.swapaxes(2, 3)
+            products: np.ndarray = q @ k.swapaxes(2, 3)
+            return products
         case "indexer":
             pair = tensors.get("index_k")
             factors: Any = 1.0
@@ -48,7 +49,8 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
                 factors = 1.0 if pair[1] is None else _wide("factors", tensors)[:, None, None]
             q, k, w = (_wide(name, tensors) for name in TENSORS[2:])
             hits = np.maximum(q @ k[:, None].swapaxes(2, 3), 0)
-            return factors * (w[..., None] * hits).sum(axis=1, keepdims=True)
+            scores: np.ndarray = factors * (w[..., None] * hits).sum(axis=1, keepdims=True)
+            return scores
     raise DataMissing("scores", "what topk ranks", at="scores")
 
 

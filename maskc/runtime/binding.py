@@ -104,8 +104,9 @@ class Binder:
                     return one.bound
         params, given = self._split(keywords)
         arrays = _own(bind_arrays(self._bundle.data, given, n_q, n_kv))
-        if HELD in keywords:
-            arrays |= held_arrays(keywords[HELD], params, n_q, n_kv)  # type: ignore[arg-type]
+        held = keywords.get(HELD)
+        if isinstance(held, Held):
+            arrays |= held_arrays(held, params, n_q, n_kv)
         elif any(decl.held for decl in self._bundle.data):
             raise DataMissing("the captured arrays", "CompiledMask(..., held=...)", at="held")
         longest = self._longest(given)

@@ -124,6 +124,13 @@ class CompiledMask:
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
         deterministic: bool = False, **data: Any,
     ) -> tuple[Any, Any]: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        deterministic: bool = False, **data: Any,
+    ) -> Any: ...  # fmt: skip
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,

@@ -137,7 +137,7 @@ class GeneratedMask:
 
 
 def _restored(kept: Kept) -> GeneratedMask:
-    return GeneratedMask(unpickled(kept, "a generated module"))  # type: ignore[arg-type]
+    return GeneratedMask(unpickled(kept, "a generated module"))
 
 
 def _placed(mask: GeneratedMask, *kernel: Any) -> CompiledMask:

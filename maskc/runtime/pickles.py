@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import overload
 
 from maskc.core.bundle import Bundle
 from maskc.core.errors import StalePickle
@@ -18,6 +19,10 @@ def pickled(bundle: Bundle) -> Kept:
     return contents(), zlib.compress(to_text(bundle).encode(), 1)
 
 
+@overload
+def unpickled(kept: Kept) -> Bundle | None: ...
+@overload
+def unpickled(kept: Kept, what: str) -> Bundle: ...
 def unpickled(kept: Kept, what: str = "") -> Bundle | None:
     """The bundle; None where another state of this package wrote it.
 

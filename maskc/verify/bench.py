@@ -263,6 +263,7 @@ def gradient_of(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], t
 
     def gradient(dout: Any) -> tuple[Any, ...]:
         out, leaves = graph()
-        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        found: tuple[Any, ...] = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        return found
 
     return gradient

@@ -31,7 +31,7 @@ class Case:
     n_kv: int
     head_dim: int
     dtype: DType
-    data: Mapping[str, object] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     """Arrays and parameters the mask reads, by name; arrays on the host."""
     formula: Formula | None = None
     """The mask written a second time, by hand; results are judged by it where there is one."""
@@ -62,7 +62,8 @@ class Case:
     @property
     def scale(self) -> float:
         """Factor of q . k."""
-        return self.head_dim**-0.5
+        factor: float = self.head_dim**-0.5
+        return factor
 
     def flops(self, pairs: int, direction: str) -> int:
         """Floating-point operations of `pairs` (query, key) pairs: two products, or five."""

@@ -118,8 +118,10 @@ def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
 
 def _fitting(fixed: tuple[range, range]) -> tuple[Shape, ...]:
     """The least, the largest and the middle of the lengths that fit."""
-    some = [sorted({side[0], side[len(side) // 2], side[-1]}) if side else [] for side in fixed]
-    return tuple(dict.fromkeys(product(*some)))
+    queries, keys = (
+        sorted({side[0], side[len(side) // 2], side[-1]}) if side else [] for side in fixed
+    )
+    return tuple(dict.fromkeys(product(queries, keys)))
 
 
 # ------------------------------------------------------------------ constants

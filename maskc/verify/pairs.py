@@ -15,7 +15,7 @@ from maskc import driver
 from maskc.analysis.counts import count_pairs
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.captured import HELD
+from maskc.core.captured import HELD, Held
 from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
@@ -72,7 +72,8 @@ class Pairs:
         b = batch if self.batched else 0
         h = head if self.by_head else 0
         if self._dense is not None:
-            return self._dense[b, h][rows]
+            of_rows: np.ndarray = self._dense[b, h][rows]
+            return of_rows
         if (b, h, rows.tobytes()) not in self._known:
             found = defined_rows(self.case, b, h, rows)
             if not np.array_equal(found, self._bound[self._variant(h)].rows(b, h, rows)):
@@ -137,11 +138,11 @@ def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndar
         name: given.for_sequence(decl, given.read(decl, case.data[name]), batch)
         for name, decl in wanted.items()
     }
-    params = {name: np.int64(case.data[name]) for name in case.data if name not in wanted}
-    scope = params | {
-        "q": np.asarray(rows, dtype=np.int64)[:, None], "k": np.arange(case.n_kv)[None],
-        "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
-    }  # fmt: skip
+    numbers = {name: case.data[name] for name in case.data if name not in wanted}
+    numbers |= {"n_q": case.n_q, "n_kv": case.n_kv}
+    scope = {name: np.asarray(np.int64(value)) for name, value in numbers.items()}
+    scope["q"] = np.asarray(rows, dtype=np.int64)[:, None]
+    scope["k"] = np.arange(case.n_kv)[None]
     place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, {}, batch)
     return keep(case.mask, place)
 
@@ -155,8 +156,9 @@ class _Formula:
             ir.data, tuple(ir.params.items()), {k: v for k, v in data.items() if k in mine}
         )
         self.arrays = bind_arrays(ir.data, given, n_q, n_kv)
-        if HELD in data:
-            self.arrays |= held_arrays(data[HELD], self.params, n_q, n_kv)  # type: ignore[arg-type]
+        held = data.get(HELD)
+        if isinstance(held, Held):
+            self.arrays |= held_arrays(held, self.params, n_q, n_kv)
         self.n_q, self.n_kv = n_q, n_kv
         self.recipe = LayoutRecipe(TileShape(128, 128), ir.keep, None)
         self.batch, self.heads = extents(self.recipe, self.arrays)

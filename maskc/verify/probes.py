@@ -82,7 +82,8 @@ class Probe:
             yield self._planted(tensors, "V")
 
     def _call(self, tensors: Tensors, **more: Any) -> Any:
-        return self.attn(*tensors.qkv, **self.case.data, **more)
+        options: dict[str, Any] = {**self.case.data, **more}
+        return self.attn(*tensors.qkv, **options)
 
     # -------------------------------------------------------------- random inputs
 
@@ -94,12 +95,11 @@ class Probe:
             found["backward"] = {
                 name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)
             }
-        judge = FullJudge(
-            *map(host, tensors.qkv), self.keep[None], host(tensors.dout) if self.backward else None,
-            self.case.dtype,
-        )  # fmt: skip
-        for what, parts in found.items():
-            judged = [judge.error(part, values) for part, values in parts.items()]
+        q, k, v = map(host, tensors.qkv)
+        dout = host(tensors.dout) if self.backward else None
+        judge = FullJudge(q, k, v, self.keep[None], dout, self.case.dtype)
+        for what, results in found.items():
+            judged = [judge.error(part, values) for part, values in results.items()]
             error, allowed = max(judged, key=lambda each: _share(*each))
             yield Check(self.label, what, error, allowed, error <= allowed)
 

@@ -144,7 +144,8 @@ def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
     """Draw queries and keys: equally many, or a few of one and more of the other."""
     fixed = fixed_lengths(subject.mask)
     if fixed:
-        return tuple(side[draw.integer(0, len(side) - 1)] for side in fixed)  # type: ignore
+        n_q, n_kv = (side[draw.integer(0, len(side) - 1)] for side in fixed)
+        return n_q, n_kv
     near = (0, *subject.lengths.constants)
     pairs = max(_PAIRS // slices, 1)
     one = draw.one_of(near) + draw.integer(1, MARGIN)
@@ -171,7 +172,7 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
     columns = (case.batch, case.kv_heads, case.n_kv)
     of_q, of_v = problem.head_dim, problem.head_dim_v
     shapes = [(*rows, of_q), (*columns, of_q), (*columns, of_v), (*rows, of_v)]
-    made = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    made: list[np.ndarray] = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
     if _case(case, subject, {}).ranks_by_qk:
         made[:2] = [np.round(x * 16) / 16 for x in made[:2]]
     slopes = rng.uniform(0.01, 0.2, case.heads).astype(np.float32)
@@ -247,13 +248,14 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
     data = data_for(case, subject)
     problem = subject.attn.bundle.problem
     device = "cpu" if subject.attn.target.language == "c" else "cuda"
-    sent = [laid(x, case.strides, problem.dtype, device) for x in (q, k, v, dout)]
-    given = {name: moved(value, device) for name, value in options.items()}
-    out, lse = subject.attn(*sent[:3], return_lse=True, **given, **data)
+    *qkv, sent_dout = (laid(x, case.strides, problem.dtype, device) for x in (q, k, v, dout))
+    own_q, own_k, own_v = qkv
+    more = {name: moved(value, device) for name, value in options.items()} | data
+    out, lse = subject.attn(own_q, own_k, own_v, return_lse=True, **more)
     found = {"out": host(out), "lse": host(lse)}
     backward = Direction.backward in subject.attn.target.directions
     if backward:
-        parts = subject.attn.backward(*sent[:3], out, lse, sent[3], **given, **data)
+        parts = subject.attn.backward(own_q, own_k, own_v, out, lse, sent_dout, **more)
         found |= {name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)}
     keep = _truth(case, subject, data, q, k)
     sent_back = dout if backward else None
@@ -306,7 +308,7 @@ class _Watch:
         if found is None:
             return True
         if self.best is None:
-            self._until: float | None = None  # known after the first case, which builds the kernel
+            self._until = None  # looking for a smaller one has time of its own
         if self.best is None or case.size < self.best.case.size:
             self.best = found
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from maskc.core.data import DataDecl, DataKind, Parents
@@ -56,10 +58,10 @@ def _ranking(
 
 def true_mask(case: Case, tensors: Tensors) -> np.ndarray:
     """bool [n_q, n_kv], after batch and heads where these differ, by the reference."""
-    of_qk = {"q": host(tensors.q), "k": host(tensors.k)} if case.ranks_by_qk else {}
-    return case.mask.dense(
-        case.n_q, case.n_kv, n_heads=case.heads, heads_kv=case.kv_heads, **of_qk, **case.data
-    )
+    reads: dict[str, Any] = {"heads_kv": case.kv_heads, **case.data}
+    if case.ranks_by_qk:
+        reads |= {"q": host(tensors.q), "k": host(tensors.k)}
+    return case.mask.dense(case.n_q, case.n_kv, n_heads=case.heads, **reads)
 
 
 def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> object:

@@ -51,14 +51,15 @@ def make_tensors(case: Case, device: str) -> Tensors:
     columns = (case.batch, case.kv_heads, case.n_kv, case.head_dim)
     shapes = (rows, columns, columns, rows)
     if has_torch():
-        made = _torch_normal(shapes, case.dtype.value, device)
-        return Tensors(*_ranked(case, made), device)
+        q, k, v, dout = _ranked(case, _torch_normal(shapes, case.dtype.value, device))
+        return Tensors(q, k, v, dout, device)
     if device != "cpu":
         raise ExtraMissing("measuring on a GPU", "torch", "torch")
     rng = np.random.default_rng(_SEED)
     dtype = numpy_dtype(case.dtype.value)
     made = [rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes]
-    return Tensors(*_ranked(case, made), device)
+    q, k, v, dout = _ranked(case, made)
+    return Tensors(q, k, v, dout, device)
 
 
 def _ranked(case: Case, made: list[Any]) -> list[Any]:
@@ -86,7 +87,8 @@ def numpy_dtype(name: str) -> np.dtype:
     if name in ("bfloat16", E4M3):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        own: np.dtype = np.dtype(getattr(ml_dtypes, name))
+        return own
     return np.dtype(name)
 
 
@@ -134,7 +136,8 @@ def wide(x: Any, dtype: DType | None) -> Any:
 def host(x: Any) -> np.ndarray:
     """fp32 values on the host, exact for every storage type."""
     if hasattr(x, "detach"):
-        return x.detach().float().cpu().numpy()
+        values: np.ndarray = x.detach().float().cpu().numpy()
+        return values
     return np.asarray(x).astype(np.float32)
 
 

@@ -105,7 +105,8 @@ def _cuda_burst(rival: Timed, calls: int) -> float:
             rival.run()
         end.record()
         end.synchronize()
-    return start.elapsed_time(end) / calls
+    total: float = start.elapsed_time(end)
+    return total / calls
 
 
 def _lead(rival: Timed, once: float) -> float:

@@ -54,7 +54,9 @@ def style() -> AbstractContextManager[None]:
         import matplotlib
     except ImportError:
         raise ExtraMissing("drawing PNG and SVG", "matplotlib", "figures") from None
-    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE})
+    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
+    context: AbstractContextManager[None] = matplotlib.rc_context(settings)
+    return context
 
 
 def format_of(path: str | Path) -> str:
@@ -98,9 +100,9 @@ class Page:
         )  # fmt: skip
         return self.figure.add_axes(box)
 
-    def text(self, left: float, top: float, text: str, **look: object) -> None:
+    def text(self, left: float, top: float, text: str, **look: Any) -> None:
         """Text whose baseline starts at a point."""
-        self.figure.text(left / self.width, 1 - top / self.height, text, **look)  # type: ignore
+        self.figure.text(left / self.width, 1 - top / self.height, text, **look)
 
     def swatch(self, left: float, base: float, color: str, side: float = 0.13) -> None:
         """A small filled square that stands on a line of text."""
@@ -151,7 +153,8 @@ class Drawn:
     def pixels(self) -> float:
         """The shorter side of a cell."""
         rows, columns = self.cells.classes.shape
-        return min(self.width / max(columns, 1), self.height / max(rows, 1)) * DPI
+        inches: float = min(self.width / max(columns, 1), self.height / max(rows, 1))
+        return inches * DPI
 
 
 def sized(shown: Picture, panel: Panel, longest: float) -> Drawn:
@@ -211,10 +214,12 @@ def scales(axes: Axes, drawn: Drawn, per_inch: float, names: bool = True) -> Non
 def _image(cells: Cells, elements: bool) -> np.ndarray:
     """float [rows, columns, 3]: the cells' colours; a share that is live is a strength."""
     empty, partial, full = map(_rgb, (EMPTY, PARTIAL, FULL))
+    share = cells.share[..., None]
+    image: np.ndarray
     if elements:
-        return empty + cells.share[..., None] * (full - empty)
-    strength = _FAINTEST + (1 - _FAINTEST) * cells.share[..., None]
-    image = empty + strength * (partial - empty)
+        image = empty + share * (full - empty)
+        return image
+    image = empty + (_FAINTEST + (1 - _FAINTEST) * share) * (partial - empty)
     image[cells.classes == 0] = empty
     image[cells.classes == 2] = full
     return image

@@ -102,7 +102,8 @@ def _drawing(shown: Picture, panel: Panel, width: int, color: bool) -> _Drawing:
 
 def _looks(cells: Cells) -> np.ndarray:
     partial = np.where(cells.share < 0.5, THIN, PARTIAL)
-    return np.choose(cells.classes, (EMPTY, partial, FULL)).astype(np.uint8)
+    looks = [np.full_like(partial, EMPTY), partial, np.full_like(partial, FULL)]
+    return np.choose(cells.classes, looks).astype(np.uint8)
 
 
 def _panel(shown: Picture, panel: Panel, width: int, color: bool) -> Iterator[str]:

@@ -138,8 +138,8 @@ def views(
     irs, values, arrays = _bound(mask, n_q, n_kv, n_heads, data)
     sequences = max(extents(_recipe(ir), arrays)[0] for ir in irs)
     if not 0 <= batch < max(sequences, batch + 1 if sequences == 1 else 0):
-        found = f"no sequence {batch} among {sequences}"
-        raise DataRange("batch", found, "sequences count from 0", at="batch")
+        there = f"no sequence {batch} among {sequences}"
+        raise DataRange("batch", there, "sequences count from 0", at="batch")
     if len(irs) == 1:  # tables may still tell heads apart
         irs *= extents(_recipe(irs[0]), arrays)[1]
     found: dict[object, tuple[list[int], View]] = {}
@@ -188,7 +188,8 @@ def _moved(keep: Expr, values: Mapping[str, int], span: Span) -> Expr:
     def leaf(node: Expr) -> Expr | None:
         if isinstance(node, E.Sym) and node.name in corner:
             return corner[node.name]
-        named = isinstance(node, (E.Sym, E.Param)) and node.name in values
-        return E.const(values[node.name]) if named else None
+        if isinstance(node, (E.Sym, E.Param)) and node.name in values:
+            return E.const(values[node.name])
+        return None
 
     return E.transform(keep, leaf)

@@ -49,6 +49,22 @@ def test_a_pattern_is_called_with_keywords() -> None:
     assert example(rate=1) == example()
 
 
+@mc.pattern
+def placed(left: int = 4, right: int = 0, *, causal: bool = False) -> mc.Mask:
+    base = mc.window(left, right)
+    return base & mc.causal() if causal else base
+
+
+def test_a_pattern_is_called_like_its_function() -> None:
+    assert placed(2) == placed(left=2) == mc.window(2)
+    assert placed(2, 1, causal=True) == mc.window(2, 1) & mc.causal()
+    with pytest.raises(BadParameterValue, match="right"):
+        placed(2, "1")
+    for wrong in (lambda: placed(1, 2, True), lambda: placed(1, left=2), lambda: example(3)):
+        with pytest.raises(TypeError, match="argument"):
+            wrong()
+
+
 def test_a_pattern_describes_itself() -> None:
     assert example.name == "example"
     assert example.doc == "A window.\n\nAnd more."

@@ -73,8 +73,8 @@ class _Shown(str):
     def __repr__(self) -> str:
         return self.representation
 
-    def __getnewargs__(self) -> tuple[str, str]:
-        return str(self), self.representation
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Shown, (str(self), self.representation)
 
 
 def _portable(value: object) -> object:

@@ -155,13 +155,24 @@ def negate(expr: Expr) -> Expr:
 def alternatives(node: Expr, most: int) -> list[Expr] | None:
     """The formula as an `or` of at most `most` formulas without one; None where there are more."""
     if isinstance(node, Any):
-        parts = [alternatives(term, most) for term in node.terms]
-        if None in parts or sum(map(len, parts)) > most:
+        parts = _each(node.terms, most)
+        if parts is None or sum(map(len, parts)) > most:
             return None
         return [term for part in parts for term in part]
     if isinstance(node, All):
-        choices = [alternatives(term, most) for term in node.terms]
-        if None in choices or prod(map(len, choices)) > most:
+        choices = _each(node.terms, most)
+        if choices is None or prod(map(len, choices)) > most:
             return None
         return [conj(*chosen) for chosen in product(*choices)]
     return [node]
+
+
+def _each(terms: tuple[Expr, ...], most: int) -> list[list[Expr]] | None:
+    """The alternatives of every term; None where one of them has too many."""
+    found = []
+    for term in terms:
+        of_term = alternatives(term, most)
+        if of_term is None:
+            return None
+        found.append(of_term)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -51,12 +52,12 @@ def _length(name: str, value: object) -> int:
     return found
 
 
-def _integer(value: object) -> int | None:
+def _integer(value: Any) -> int | None:
     """The value of anything that is an integer and not a boolean, else None."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)
     except TypeError:
         return None
 
@@ -240,8 +241,8 @@ def _documents(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.n
     return _small_ids(decl.name, of_q, of_k)
 
 
-def _is_number(part: object) -> bool:
-    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0  # type: ignore[arg-type]
+def _is_number(part: Any) -> bool:
+    return not isinstance(part, CuSeqlens) and np.ndim(part) == 0
 
 
 def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -> np.ndarray:

@@ -22,7 +22,7 @@ from maskc.core.errors import DataRange
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
-from maskc.core.layout import MAX_LENGTH
+from maskc.core.layout import MAX_LENGTH, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.source import SourceLoc
 from maskc.layout.tiles.bounds import Analyst, Boxes, whole_box
@@ -279,11 +279,11 @@ def _flattened(formula: Expr, shapes: Mapping[str, tuple[int, ...]]) -> Expr:
 
 
 def _first(
-    layout: object, formula: Expr, arrays: Mapping[str, np.ndarray], n_q: int, n_kv: int
+    layout: BlockLayout, formula: Expr, arrays: Mapping[str, np.ndarray], n_q: int, n_kv: int
 ) -> tuple[int, int]:
     """The first pair of the first live tile."""
-    row = int(np.argmax(np.diff(layout.row_ptr) > 0))  # type: ignore[attr-defined]
-    column = int(layout.col[layout.row_ptr[row]])  # type: ignore[attr-defined]
+    row = int(np.argmax(np.diff(layout.row_ptr) > 0))
+    column = int(layout.col[layout.row_ptr[row]])
     q = np.arange(row * _TILE.q, min(n_q, (row + 1) * _TILE.q))[:, None]
     k = np.arange(column * _TILE.k, min(n_kv, (column + 1) * _TILE.k))[None]
     live = np.broadcast_to(evaluate(formula, {**arrays, "q": q, "k": k}), (q.size, k.size))

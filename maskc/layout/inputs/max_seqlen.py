@@ -4,6 +4,7 @@ is an error."""
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,11 @@ def promised(name: str, given: object) -> int | None:
     """
     if not isinstance(given, CuSeqlens) or given.max_seqlen is None:
         return None
-    value = given.max_seqlen
+    value: Any = given.max_seqlen
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
-        most = operator.index(value)  # type: ignore[arg-type]
+        most = operator.index(value)
     except TypeError:
         wanted = "an integer as max_seqlen"
         raise DataType(name, type(value).__name__, wanted, at=name) from None

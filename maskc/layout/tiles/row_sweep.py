@@ -12,7 +12,7 @@ Where a stretch is all live or all dead, tile rows follow from where stretches b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -378,7 +378,9 @@ def _runs(
     return Runs(rows, columns_of, sizes, kind=kind[inside])
 
 
-def _deep(begin: np.ndarray, end: np.ndarray, least: object) -> tuple[np.ndarray, np.ndarray]:
+def _deep(
+    begin: np.ndarray, end: np.ndarray, least: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Where intervals begin .. end - 1 lie as deep as `least` asks for at their place: the begins
     and the ends of such stretches, ascending."""
     events = np.concatenate([begin * 2 + 1, end * 2])  # ends come before begins
@@ -388,7 +390,7 @@ def _deep(begin: np.ndarray, end: np.ndarray, least: object) -> tuple[np.ndarray
     places = events >> 1
     last = np.append(places[1:] != places[:-1], True) if len(places) else np.zeros(0, bool)
     places, depth = places[last], depth[last]
-    deep = depth >= least(places)  # type: ignore[operator]
+    deep = depth >= least(places)
     before = np.concatenate([[False], deep[:-1]])[: len(deep)]
     return places[deep & ~before], places[~deep & before]
 

@@ -182,8 +182,10 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     lists = min(most - room[1], values) if warpgroups > 1 else 0
     usual = _mode(Grid.items, threads, room[1], form.blocks, "")
     if lists:
-        own = {"grid": Grid.stream, "shared_bytes": room[1] + lists, "feature": Feature.entmax}
-        entmax = replace(usual.launches[0], **own)
+        entmax = replace(
+            usual.launches[0], grid=Grid.stream, shared_bytes=room[1] + lists,
+            feature=Feature.entmax,
+        )  # fmt: skip
         usual = Mode((*usual.launches, entmax))
     modes = [("usual", usual)]
     if room[2] <= most:

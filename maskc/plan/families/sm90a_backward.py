@@ -190,8 +190,10 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     """
     how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
-    work = replace(made.work, uneven_tiles=LONG_COLUMN // _SMALL_BLOCKS, resident=_SMALL_BLOCKS)
-    made = replace(made, work=work)
+    if made.work is not None:
+        uneven = LONG_COLUMN // _SMALL_BLOCKS
+        work = replace(made.work, uneven_tiles=uneven, resident=_SMALL_BLOCKS)
+        made = replace(made, work=work)
     if not apart:
         return made
     tile, keep = made.tile, made.slabs > 1

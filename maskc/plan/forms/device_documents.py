@@ -59,7 +59,9 @@ def listed(plan: KernelPlan) -> KernelPlan:
     Rows are then never cut, wherever lists come from, as the host cannot know in time how much
     memory the parts would take.
     """
-    schedule = replace(plan.schedule, work=replace(plan.schedule.work, uneven_tiles=0))
+    schedule, work = plan.schedule, plan.schedule.work
+    if work is not None:
+        schedule = replace(schedule, work=replace(work, uneven_tiles=0))
     (mask,) = plan.masks
     beside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
     found = None if beside is None else intervals(beside)

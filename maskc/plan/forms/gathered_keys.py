@@ -24,6 +24,7 @@ from maskc.layout.topk import indexer as G
 from maskc.plan.families.table import family_of
 from maskc.plan.intervals import Interval, intervals
 from maskc.plan.masks import mask_for
+from maskc.plan.ranges import TileRange
 from maskc.plan.types import Formula, Gathering, KernelPlan
 
 
@@ -85,23 +86,21 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
     """With its constants numbered from `first` on."""
     lifted = lift(formula, lists=False)
     spans = intervals(lifted.shape)
-    names = {E.Sym(f"c{i}"): E.Sym(f"c{first + i}") for i in range(len(lifted.args))}
+    renamed = {f"c{i}": f"c{first + i}" for i in range(len(lifted.args))}
+    names: dict[Expr, Expr] = {E.Sym(old): E.Sym(new) for old, new in renamed.items()}
 
     def moved(expr: Expr) -> Expr:
         return E.substitute(expr, names)
 
+    def shifted(side: TileRange) -> TileRange:
+        guard, first, last = moved(side.guard), moved(side.first), moved(side.last)
+        return replace(side, guard=guard, first=first, last=last)
+
     shape = moved(lifted.shape)
     sources = tuple((moved(made), found) for made, found in lifted.sources)
     if spans is not None:
-        spans = tuple(
-            Interval(*(
-                replace(side, guard=moved(side.guard), first=moved(side.first),
-                        last=moved(side.last))
-                for side in (span.keys, span.queries)
-            ))
-            for span in spans
-        )  # fmt: skip
-    counts = frozenset(names[E.Sym(name)].name for name in lifted.counts)
+        spans = tuple(Interval(shifted(span.keys), shifted(span.queries)) for span in spans)
+    counts = frozenset(renamed[name] for name in lifted.counts)
     rests = tuple(None if rest is None else moved(rest) for rest in lifted.rests)
     return Formula(name, Lifted(shape, lifted.args, sources, rests, counts), spans)
 

@@ -114,9 +114,9 @@ def in_boxes(plan: KernelPlan) -> KernelPlan | None:
     chosen = boxes_for(found, tuple(by_tile), plan.direction)
     if chosen is None:
         return None
-    tile, *sides = chosen
+    tile, of_q, of_k = chosen
     schedule = by_tile[tile]
-    boxes = Boxes(found[0].extents, *sides, schedule.score_rows if backward else tile.k)
+    boxes = Boxes(found[0].extents, of_q, of_k, schedule.score_rows if backward else tile.k)
     masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
     # Finding a token of a box while dq is at hand takes more registers than there are.
     modes = tuple((name, mode) for name, mode in schedule.modes if name != ONCE)

@@ -42,7 +42,8 @@ def plan_tiles(
     if len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(without_chosen, masks))
     use_ranges = all(mask.ranges for mask in masks)
-    runs = tuple(min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
+    of_k, of_q = (min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
+    runs = of_k, of_q
     by_distance = None
     if family.intervals and form != TINY:  # whose partial tiles test pairs
         by_distance = with_distances(masks)
