@@ -34,6 +34,9 @@ from maskc.dsl.data_atoms import parents as parents
 from maskc.dsl.data_atoms import tree as tree
 from maskc.dsl.loader import load as load
 from maskc.dsl.mask import Mask as Mask
+from maskc.dsl.matrices import DenseWarning as DenseWarning
+from maskc.dsl.matrices import from_block_mask as from_block_mask
+from maskc.dsl.matrices import from_bool as from_bool
 from maskc.dsl.parser import parse as parse
 from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
@@ -42,6 +45,7 @@ from maskc.dsl.traced import n_q as n_q
 from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
+from maskc.flex import flex_attention as flex_attention
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask as CompiledMask

@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.bundle import Bundle
-from maskc.core.captured import Held
+from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
 from maskc.core.errors import DataRange, SelectionNotCompiled
 from maskc.core.expr import NEVER
@@ -188,6 +188,11 @@ def _check_below_0(held: Held) -> None:
     from maskc.ir.simplify import simplify
     from maskc.layout import below_0
 
+    for reading in held.readings:
+        if reading.lengths != ANY_LENGTHS:
+            found = f"a matrix for {reading.lengths} queries and keys"
+            hint = "a module serves all lengths; write the mask with combinators or mc.where"
+            raise DataRange("a captured array", found, hint, at=reading.at)
     for reading, pairs in below_0(held):
         if simplify(pairs) != NEVER:
             found = "an index may be below 0 where nothing in the formula rules it out"

@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "build", "runtime",
     },
     "api": {"dsl", "ir", "questions", "runtime", "integrations", "driver"},
+    "flex": {"dsl", "api"},
     "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
     "verify": {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",

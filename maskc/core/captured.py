@@ -23,6 +23,11 @@ HELD = "_captured"
 with an underscore."""
 
 
+Lengths = tuple[int | None, int | None]
+"""Queries and keys of a call; None stands for any number of them."""
+ANY_LENGTHS: Lengths = (None, None)
+
+
 class Captured:
     """An integer or boolean array and where the mask reads it first."""
 
@@ -136,6 +141,28 @@ class Reading:
     read: Expr
     """The formula as kernels read it: no index is below 0."""
     at: SourceLoc | None = field(default=None, compare=False)
+    lengths: Lengths = ANY_LENGTHS
+    """The queries and keys for which the formula was made."""
+
+    def check(self, n_q: int, n_kv: int) -> None:
+        """Refuse other lengths than those for which the formula was made.
+
+        Raises:
+            DataShape.
+        """
+        check_lengths(self.lengths, n_q, n_kv, self.at)
+
+
+def check_lengths(made: Lengths, n_q: int, n_kv: int, at: SourceLoc | None) -> None:
+    """Refuse other lengths than those for which a mask was made.
+
+    Raises:
+        DataShape.
+    """
+    found = tuple("any" if size is None else size for size in made)
+    if any(size not in (None, n) for size, n in zip(made, (n_q, n_kv), strict=True)):
+        what = f"({n_q}, {n_kv}), the queries and keys of the call"
+        raise DataShape("the mask's matrix", found, what, at=at)
 
 
 @dataclass(frozen=True)

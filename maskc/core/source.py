@@ -124,3 +124,11 @@ def _shown(frame: FrameType) -> str:
         return str(Path(name).relative_to(_base.get() or Path.cwd()))
     except (ValueError, OSError):  # elsewhere, or the working directory was removed
         return name
+
+
+def outside() -> int:
+    """The stack level of the user's own code, counted from the function that asks."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from maskc.core.captured import ANY_LENGTHS, Lengths
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.source import SourceLoc
@@ -178,6 +179,8 @@ class Where(Node):
     """Over q, k, h, n_q, n_kv and parameters."""
     tables: tuple[DataDecl, ...] = ()
     """Arrays the formula captured, by names of its own: table0, table1, ..."""
+    lengths: Lengths = ANY_LENGTHS
+    """The queries and keys for which the formula was made; None: as many as a call has."""
 
     @cached_property
     def captures(self) -> bool:

@@ -56,7 +56,7 @@ def _hint(value: Any) -> str:
         case "list" | "tuple":
             return "mc.per_head([...]) takes one mask per head; | joins masks"
         case "BlockMask":
-            return "mc.from_mask_mod(block_mask.mask_mod) takes the function that it was made of"
+            return "mc.from_block_mask(block_mask) is its mask"
         case "Traced" if own:
             return "write the formula inside of mc.where(lambda q, k: ...)"
         case "Pattern" if own:
@@ -72,11 +72,11 @@ def _of_array(value: Any) -> str:
     dtype = str(value.dtype)
     if "float" in dtype:
         return (
-            "a bias that is added to scores is no set of pairs; mc.block_table(bias == 0, block=1) "
-            "is the mask of a bias of 0 and -inf, and ALiBi goes by alibi_slopes="
+            "a bias that is added to scores is no set of pairs; mc.from_bool(bias == 0) is the "
+            "mask of a bias of 0 and -inf, and ALiBi goes by alibi_slopes="
         )
     return (
-        "mc.block_table(array, block=1) is the mask of a matrix [queries, keys] of booleans, "
+        "mc.from_bool(array) is the mask of a matrix [.., queries, keys] of booleans, "
         "mc.flags('keep') that of a vector given at the call"
     )
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.captured import Captured
+from maskc.core.captured import ANY_LENGTHS, Captured, Lengths
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadExpression, IntegerTooWide, MaskcError
 from maskc.core.expr import Expr
@@ -154,7 +154,9 @@ def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
     if ast.unparse(function.args) not in _PARAMETERS:
         raise BadExpression("where takes lambda q, k: ... or lambda h, q, k: ...")
     known = set(ast.unparse(function.args).split(", ")) | {"n_q", "n_kv"}
-    given = {_keyword(word): _constant_array(word) for word in keywords}
+    made = next((_lengths(word) for word in keywords if word.arg == "made_for"), ANY_LENGTHS)
+    arrays = (word for word in keywords if word.arg != "made_for")
+    given = {_keyword(word): _constant_array(word) for word in arrays}
     formula, tables = _loaded(read_node(function.body), given)
     if unknown := sorted(E.symbols(formula) - known):
         names = ", ".join(sorted(known))
@@ -163,7 +165,18 @@ def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
         raise IntegerTooWide("where", wide[0], at=caller())
     if not E.is_condition(formula):
         raise BadExpression("where needs a condition such as q >= k, found an integer")
-    return N.Where(formula, tables)
+    return N.Where(formula, tables, made)
+
+
+def _lengths(word: ast.keyword) -> Lengths:
+    """The queries and keys for which a formula was made."""
+    try:
+        n_q, n_kv = ast.literal_eval(word.value)
+    except (TypeError, ValueError):
+        n_q = n_kv = -1
+    if not all(n is None or (type(n) is int and n >= 0) for n in (n_q, n_kv)):
+        raise BadExpression("made_for must be (queries, keys), integers or None")
+    return n_q, n_kv
 
 
 def _constant_array(word: ast.keyword) -> Captured:

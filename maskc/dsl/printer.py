@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maskc.core import expr as E
+from maskc.core.captured import ANY_LENGTHS, Lengths
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_python
@@ -73,8 +74,8 @@ def _atom(mask: Mask) -> str:
             return _spell("flags", repr(decl.name), *side, align=align)
         case N.Documents(decl, align) | N.Intervals(decl, align) | N.Tree(decl, align):
             return _spell(decl.kind.value, repr(decl.name), align=align)
-        case N.Where(formula, tables):
-            return _where(formula, tables)
+        case N.Where(formula, tables, lengths):
+            return _where(formula, tables, lengths)
         case N.PerHead(masks):
             return f"per_head([{', '.join(map(print_mask, masks))}])"
         case N.Heads(ids):
@@ -96,10 +97,11 @@ def _count(value: Expr | None) -> str:
     return "None" if value is None else to_python(value)
 
 
-def _where(formula: Expr, tables: tuple[DataDecl, ...]) -> str:
+def _where(formula: Expr, tables: tuple[DataDecl, ...], lengths: Lengths) -> str:
     names = "h, q, k" if "h" in E.symbols(formula) else "q, k"
     held = "".join(f", {decl.name}={_values(decl)}" for decl in tables if decl.values)
-    return f"where(lambda {names}: {to_python(formula)}{held})"
+    made = "" if lengths == ANY_LENGTHS else f", made_for={lengths}"
+    return f"where(lambda {names}: {to_python(formula)}{held}{made})"
 
 
 def _values(decl: DataDecl) -> str:

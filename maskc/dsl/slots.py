@@ -12,7 +12,7 @@ from functools import reduce
 from math import prod
 
 from maskc.core import expr as E
-from maskc.core.captured import HELD, Captured, Held, Reading
+from maskc.core.captured import ANY_LENGTHS, HELD, Captured, Held, Reading
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.core.expr_text import nonnegative
@@ -83,14 +83,14 @@ class _Slots:
         shapes = {names[d.name]: d.array.shape[-d.rank :] for d in mask.tables}
         raw = E.renamed(mask.formula, names)
         read = as_read(raw, shapes)
-        self.readings.append(Reading(raw, read, mask.loc))
+        self.readings.append(Reading(raw, read, mask.loc, mask.lengths))
         used = set(E.arrays(read))
         ranks = {name: min(len(shape), 2) for name, shape in shapes.items() if name in used}
         decls = (
             DataDecl(name, DataKind.constant, (name,), options=(rank,))
             for name, rank in sorted(ranks.items())
         )
-        return replace(mask, formula=read, tables=tuple(decls))
+        return replace(mask, formula=read, tables=tuple(decls), lengths=ANY_LENGTHS)
 
     def _name(self, decl: DataDecl) -> str:
         values = decl.values

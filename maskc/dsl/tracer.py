@@ -82,10 +82,10 @@ def trace(
     formula = lift_bool(result, "the result")
     if BATCH in E.walk(formula):
         raise BatchUsed(at=at)
-    return _numbered(formula, registry)
+    return numbered(formula, registry)
 
 
-def _numbered(formula: Expr, registry: Registry) -> tuple[Expr, tuple[DataDecl, ...]]:
+def numbered(formula: Expr, registry: Registry) -> tuple[Expr, tuple[DataDecl, ...]]:
     """The formula, and the arrays that it reads, numbered in the order of their first index."""
     used = set(E.arrays(formula))
     kept = [decl for name, decl in registry.tables.items() if name in used]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from maskc.core.captured import check_lengths
 from maskc.core.data import DataDecl, Parents
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr
@@ -159,7 +160,8 @@ def _data_atom(mask: Mask, at: Place) -> Truths:
                 found = given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
             else:
                 found = given.ancestors(decl.name, walked, count)[q, k]
-        case N.Where(formula, tables):
+        case N.Where(formula, tables, lengths):
+            check_lengths(lengths, at.n_q, at.n_kv, mask.loc)
             held = {decl.name: _own(decl, at) for decl in tables}
             places = (getattr(decl.values, "at", None) for decl in tables)
             place = next(filter(None, places), mask.loc)

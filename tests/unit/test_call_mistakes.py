@@ -36,9 +36,9 @@ def near(*, width: int = 4) -> mc.Mask:
 # ------------------------------------------------------------------ no mask
 
 NO_MASKS: dict[str, tuple[object, str]] = {
-    "bool array": (np.tri(8, dtype=bool), "mc.block_table(array, block=1)"),
+    "bool array": (np.tri(8, dtype=bool), "mc.from_bool(array)"),
     "integer array": (np.ones(8, int), "mc.flags"),
-    "additive bias": (np.zeros((8, 8)), "mc.block_table(bias == 0, block=1)"),
+    "additive bias": (np.zeros((8, 8)), "mc.from_bool(bias == 0)"),
     "mask_mod": (lambda b, h, q, k: q >= k, "mc.from_mask_mod(f)"),
     "formula's function": (lambda q, k: q >= k, "mc.where(f)"),
     "score_mod": (lambda score, b, h, q, k: score, "a score_mod changes scores"),
@@ -89,20 +89,21 @@ def test_tensors_and_block_masks_are_no_masks(where: str):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     block_mask = flex.create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 8, 8, device="cpu")
     for wrong, hint in (
-        (torch.ones(8, 8, dtype=torch.bool), "mc.block_table(array, block=1)"),
-        (torch.zeros(8, 8), "mc.block_table(bias == 0, block=1)"),
-        (block_mask, "mc.from_mask_mod(block_mask.mask_mod)"),
+        (torch.ones(8, 8, dtype=torch.bool), "mc.from_bool(array)"),
+        (torch.zeros(8, 8), "mc.from_bool(bias == 0)"),
+        (block_mask, "mc.from_block_mask(block_mask)"),
     ):
         with pytest.raises(NotAMask) as caught:
             PLACES[where](wrong)
         assert hint in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore::maskc.DenseWarning")
 def test_what_the_hints_say_works():
     live = np.tri(8, dtype=bool)
     for mask in (
-        mc.block_table(live, block=1),
-        mc.block_table(np.where(live, 0, -np.inf) == 0, block=1),
+        mc.from_bool(live),
+        mc.from_bool(np.where(live, 0, -np.inf) == 0),
         mc.from_mask_mod(lambda b, h, q, k: q >= k),
         mc.where(lambda q, k: q >= k),
         mc.parse("causal()"),

@@ -54,6 +54,7 @@ from maskc.core.errors.language import BadAlign as BadAlign
 from maskc.core.errors.language import BadChoice as BadChoice
 from maskc.core.errors.language import BadExpression as BadExpression
 from maskc.core.errors.language import BadIds as BadIds
+from maskc.core.errors.language import BadMatrix as BadMatrix
 from maskc.core.errors.language import BadParameter as BadParameter
 from maskc.core.errors.language import BadParameterValue as BadParameterValue
 from maskc.core.errors.language import BadPatternName as BadPatternName
@@ -78,6 +79,7 @@ from maskc.core.errors.language import NotTraceable as NotTraceable
 from maskc.core.errors.language import PatternFailed as PatternFailed
 from maskc.core.errors.language import PatternTwice as PatternTwice
 from maskc.core.errors.language import ReservedName as ReservedName
+from maskc.core.errors.language import ScoreModUnsupported as ScoreModUnsupported
 from maskc.core.errors.language import SelectionNotCompiled as SelectionNotCompiled
 from maskc.core.errors.language import Undecided as Undecided
 from maskc.core.errors.language import WrongHeads as WrongHeads

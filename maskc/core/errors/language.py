@@ -206,6 +206,25 @@ class Undecided(MaskcError):
     hint = "give n=, n_heads= and all data: for these the answer is exact"
 
 
+class BadMatrix(MaskcError):
+    """A matrix from which a mask is to be made has another rank or element type."""
+
+    code = "MC127"
+    message = "{0} expects booleans [.., n_q, n_kv] of 2 to 4 dimensions, found {1}"
+    hint = "{2}"
+
+
+class ScoreModUnsupported(MaskcError):
+    """`mc.flex_attention` was given a score_mod."""
+
+    code = "MC128"
+    message = "score_mod is not supported, found {0}"
+    hint = (
+        "a score_mod that hides pairs is a mask_mod; soft-capping and ALiBi are options: "
+        "mc.attention(q, k, v, mc.from_block_mask(block_mask), softcap=30.0, alibi_slopes=slopes)"
+    )
+
+
 # ---------------------------------------------------------------- pattern files
 
 

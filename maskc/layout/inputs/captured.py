@@ -46,7 +46,10 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
 
     Raises:
         DataRange: a formula reads an array outside and that decides whether a pair counts.
+        DataShape: a formula was made for other lengths.
     """
+    for reading in held.readings:
+        reading.check(n_q, n_kv)
     own = {name: values.array for name, _, values in held.tables}
     ranks = {name: rank for name, rank, _ in held.tables}
     arrays = {name: _flat(array, ranks[name]) for name, array in own.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from maskc.build import Binary, BuildReport, build
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import NoCompiler
 from maskc.core.problem import Feature, Features
+from maskc.core.source import outside
 from maskc.core.target import Target
 from maskc.layout import Rank, best
 from maskc.runtime.launch.cpu import CpuKernel
@@ -119,11 +119,3 @@ class Kernels:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
         return {key[:3]: report for key, report in self._reports.items()}
-
-
-def outside() -> int:
-    """The stack level of the user's own code, counted from the function that asks."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
-        frame, level = frame.f_back, level + 1
-    return level

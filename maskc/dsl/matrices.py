@@ -1,0 +1,275 @@
+"""Masks of matrices: `from_bool` of booleans, `from_block_mask` of FlexAttention's BlockMask.
+
+Both become formulas over small captured arrays, which are data as those of any formula: another
+matrix of the same shape needs no other kernel. They hold at the lengths of the matrix only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.captured import Lengths
+from maskc.core.errors import BadMatrix, MaskcError
+from maskc.core.source import SourceLoc, caller, outside
+from maskc.dsl import nodes
+from maskc.dsl.collect import mistake
+from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
+from maskc.dsl.slots import emptied
+from maskc.dsl.tables import BATCH, capturing, read
+from maskc.dsl.traced import Traced
+from maskc.dsl.tracer import from_mask_mod, numbered
+
+
+class DenseWarning(UserWarning):
+    """A matrix leaves so little out that dense attention would be as fast."""
+
+
+_TILE = 64
+_DENSE = 0.75
+"""The share of live tiles above which skipping the others gains next to nothing."""
+
+_Q, _K, _H, _B = (Traced(index) for index in (E.Q, E.K, E.H, BATCH))
+
+
+def _where(formula: Callable[[], Any], lengths: Lengths, at: SourceLoc | None) -> Mask:
+    """The mask of a formula over captured arrays."""
+    with capturing() as registry:
+        traced = formula()
+    expr, tables = numbered(traced.expr, registry)
+    return nodes.Where(expr, tables, lengths, loc=at)
+
+
+def _element(array: np.ndarray, *own: Traced) -> Any:
+    """array[b, h, *own]; one row of sequences or of heads is everybody's."""
+    index: list[Traced] = list(own)
+    for axis, which in ((1, _H), (0, _B)):
+        if array.shape[axis] == 1:
+            array = array.squeeze(axis)
+        else:
+            index.insert(0, which)
+    return read(array, tuple(index))
+
+
+# ------------------------------------------------------------------ matrices of booleans
+
+
+def from_bool(matrix: object) -> Mask:
+    """The mask of a matrix of booleans, True where the query sees the key.
+
+    The matrix is compressed: to the first and last key of each query where these say everything
+    (causal, windows, padding, sorted documents), else to blocks of 64 x 64, of which those that
+    are neither empty nor full are kept once each. The mask holds at the lengths of the matrix
+    only; a dimension of 1 broadcasts, as in scaled_dot_product_attention.
+
+    Args:
+        matrix: booleans, NumPy or torch on any device: [n_q, n_kv], [heads, n_q, n_kv] or
+            [sequences, heads, n_q, n_kv].
+
+    Raises:
+        BadMatrix: it has another rank or element type (MC127).
+
+    Warns:
+        DenseWarning: so many blocks have pairs that dense attention would be as fast.
+    """
+    at = caller()
+    try:
+        given = _four_dimensions(matrix, at)
+    except MaskcError as error:
+        return mistake(error, nodes.Full(loc=at))
+    n_q, n_kv = given.shape[2:]
+    lengths = (None if n_q == 1 else n_q, None if n_kv == 1 else n_kv)
+    if None in lengths:
+        return _where(lambda: _of_vector(given), lengths, at)
+    kinds, tiles = _tiles(given)
+    live = float((kinds > 0).mean())
+    if live > _DENSE:
+        warnings.warn(
+            f"from_bool: {live:.0%} of the blocks of {_TILE} x {_TILE} have pairs, so dense "
+            "attention, such as scaled_dot_product_attention with the matrix, would be as fast",
+            DenseWarning,
+            stacklevel=outside(),
+        )
+    low, high, one_run = _runs(given)
+    if one_run and live:
+        return _where(lambda: (_element(low, _Q) <= _K) & (_element(high, _Q) > _K), lengths, at)
+    return _where(lambda: _of_tiles(kinds, tiles), lengths, at)
+
+
+def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
+    """Booleans [sequences or 1, heads or 1, n_q, n_kv].
+
+    Raises:
+        BadMatrix.
+    """
+    hint = "True keeps a pair; compare first, as in matrix == 0 for a bias of 0 and -inf"
+    if hasattr(matrix, "detach"):
+        matrix = matrix.detach().cpu().numpy() if str(matrix.dtype) == "torch.bool" else matrix
+    elif hasattr(matrix, "get") and hasattr(matrix, "__cuda_array_interface__"):
+        matrix = matrix.get()
+    elif isinstance(matrix, (list, tuple)):
+        matrix = np.array(matrix)
+    dtype, shape = getattr(matrix, "dtype", None), tuple(getattr(matrix, "shape", ()))
+    if dtype is None or str(dtype) != "bool" or not isinstance(matrix, np.ndarray):
+        found = type(matrix).__name__ if dtype is None else f"{dtype} of shape {shape}"
+        raise BadMatrix("from_bool", found, hint, at=at)
+    if not matrix.size:
+        raise BadMatrix("from_bool", f"shape {shape}", "mc.full() has no lengths", at=at)
+    if not 2 <= matrix.ndim <= 4:
+        hint = 'a vector over keys is mc.flags("keep"), called with keep=vector'
+        raise BadMatrix("from_bool", f"shape {shape}", hint, at=at)
+    return matrix.reshape((1,) * (4 - matrix.ndim) + matrix.shape)
+
+
+def _of_vector(given: np.ndarray) -> Any:
+    """A matrix that does not tell queries, or keys, apart."""
+    own = [index for axis, index in ((2, _Q), (3, _K)) if given.shape[axis] > 1]
+    gone = tuple(axis for axis in (2, 3) if given.shape[axis] == 1)
+    found = _element(given.squeeze(gone), *own) if own or given.size > 1 else None
+    return Traced(E.Truth(bool(given.item()))) if found is None else found
+
+
+def _runs(given: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(first key, the one after the last, whether all keys between them are kept too)."""
+    n_kv, count = given.shape[-1], given.sum(-1)
+    low = np.where(count, given.argmax(-1), 0)
+    high = np.where(count, n_kv - given[..., ::-1].argmax(-1), 0)
+    return low, high, bool((high - low == count).all())
+
+
+def _tiles(given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of tiles [sequences, heads, rows, columns], and the tiles [numbers, 64, 64].
+
+    Number 0 is the empty tile and 1 the full one. What is beyond the matrix never counts, so a
+    tile at its end is full where all of its pairs are kept.
+    """
+    *front, n_q, n_kv = given.shape
+    rows, columns = -(-n_q // _TILE), -(-n_kv // _TILE)
+    more = ((0, 0), (0, 0), (0, rows * _TILE - n_q), (0, columns * _TILE - n_kv))
+    cut = np.pad(given, more).reshape(*front, rows, _TILE, columns, _TILE).swapaxes(-3, -2)
+    real = np.pad(np.ones((1, 1, n_q, n_kv), bool), more)
+    real = real.reshape(1, 1, rows, _TILE, columns, _TILE).swapaxes(-3, -2)
+    some, full = cut.any((-2, -1)), (cut == real).all((-2, -1))
+    kinds = np.where(full, 1, np.where(some, 2, 0))
+    packed = np.packbits(cut[kinds == 2].reshape(-1, _TILE * _TILE), axis=1)
+    distinct, which = np.unique(packed, axis=0, return_inverse=True)
+    kinds[kinds == 2] = 2 + which.reshape(-1)
+    constant = np.stack([np.zeros((_TILE, _TILE), bool), np.ones((_TILE, _TILE), bool)])
+    partial = np.unpackbits(distinct, axis=1).reshape(-1, _TILE, _TILE).astype(bool)
+    return kinds, np.concatenate([constant, partial])
+
+
+def _of_tiles(kinds: np.ndarray, tiles: np.ndarray) -> Any:
+    number = _element(kinds, _Q // _TILE, _K // _TILE)
+    if len(tiles) == 2:
+        return number == 1
+    rows = tiles.reshape(-1, _TILE)
+    pair = read(rows, (number * _TILE + _Q % _TILE, _K % _TILE))
+    return (number >= 1) & ((number == 1) | pair)
+
+
+# ------------------------------------------------------------------ FlexAttention's BlockMask
+
+_LARGEST = 65536
+"""The largest side of a layout's tile."""
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What a BlockMask lists, booleans [sequences, heads, rows, columns]."""
+
+    partial: np.ndarray
+    full: np.ndarray
+    size: tuple[int, int]
+    lengths: tuple[int, int]
+
+    def only_skips(self, rule: Mask) -> bool:
+        """Whether the lists say no more than the rule does: all of its pairs are listed, and
+        blocks without a rule have all of theirs."""
+        _, held = emptied(rule)
+        batch, heads = (1, 1) if held is None else held.extents
+        sequences, of_heads = self.partial.shape[:2]
+        by_head = "h" in E.symbols(rule.formula)  # type: ignore[attr-defined]
+        block = tuple(max(1, min(pair)) for pair in zip(self.size, self.lengths, strict=True))
+        if (by_head and of_heads == 1) or max(block) > _LARGEST:
+            return False
+        every = max(heads, of_heads) if by_head or heads > 1 else 1
+        for b in range(batch):
+            for h in range(every):
+                where = {"batch": b} if batch > 1 else {}
+                if every > 1:
+                    where |= {"head": h, "n_heads": every}
+                kinds = rule.layout(*self.lengths, block=block, **where).to_dense()
+                sides = (slice(b, b + 1) if 1 < batch <= sequences else slice(None),
+                         slice(h, h + 1) if 1 < every <= of_heads else slice(None))  # fmt: skip
+                partial, full = self.partial[sides], self.full[sides]
+                if (full & (kinds != 2)).any() or ((kinds != 0) & ~partial & ~full).any():
+                    return False
+        return True
+
+
+def from_block_mask(block_mask: object) -> Mask:
+    """The mask of FlexAttention's BlockMask.
+
+    A pair counts where its block is listed as full, or is listed as partial and the mask_mod
+    keeps the pair. What `create_block_mask` returns is the mask of its mask_mod, at all lengths.
+    Where the lists leave something out or add something, they are captured as data, and the mask
+    holds at the lengths of the BlockMask only.
+
+    Args:
+        block_mask: a torch.nn.attention.flex_attention.BlockMask, on any device; its lists are
+            copied to the host.
+
+    Raises:
+        NotAMask: it is something else (MC106).
+        NotTraceable, BatchUsed, ArgumentOrder: as `from_mask_mod`, of its mask_mod.
+    """
+    at = caller()
+    known = ("kv_num_blocks", "kv_indices", "mask_mod", "seq_lengths", "BLOCK_SIZE")
+    if isinstance(block_mask, Mask) or not all(hasattr(block_mask, name) for name in known):
+        wrong = not_a_mask("from_block_mask", block_mask, at)
+        return mistake(wrong, nodes.Full(loc=at))
+    rule = from_mask_mod(block_mask.mask_mod)  # type: ignore[attr-defined]
+    blocks = _listed(block_mask)
+    if not isinstance(rule, nodes.Where) or blocks.only_skips(rule):
+        return rule
+    kept: Mask | None = None
+    if blocks.partial.any():
+        kept = _of_blocks(blocks.partial, blocks, at) & rule
+    if blocks.full.any() or kept is None:
+        full = _of_blocks(blocks.full, blocks, at)
+        kept = full if kept is None else kept | full
+    return kept
+
+
+def _listed(block_mask: Any) -> _Blocks:
+    n_q, n_kv = map(int, block_mask.seq_lengths)
+    size = tuple(map(int, block_mask.BLOCK_SIZE))
+    shape = (-(-n_q // size[0]), -(-n_kv // size[1]))
+    full = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    partial = _dense(block_mask.kv_num_blocks, block_mask.kv_indices, shape)
+    also = np.zeros_like(partial) if full[0] is None else _dense(*full, shape)
+    return _Blocks(partial & ~also, also, size, (n_q, n_kv))  # type: ignore[arg-type]
+
+
+def _dense(counts: Any, columns: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Booleans [sequences, heads, *shape]: the first `counts` of each row's columns."""
+    counts, columns = (x.detach().cpu().numpy() for x in (counts, columns))
+    found = np.zeros((*counts.shape[:2], *shape), dtype=bool)
+    rows = min(shape[0], counts.shape[2])
+    taken = np.arange(columns.shape[-1]) < counts[:, :, :rows, None]
+    taken &= columns[:, :, :rows] < shape[1]
+    b, h, row, place = np.nonzero(taken)
+    found[b, h, row, columns[b, h, row, place]] = True
+    return found
+
+
+def _of_blocks(table: np.ndarray, blocks: _Blocks, at: SourceLoc | None) -> Mask:
+    rows, columns = blocks.size
+    return _where(lambda: _element(table, _Q // rows, _K // columns), blocks.lengths, at)

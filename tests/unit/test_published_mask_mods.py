@@ -1,0 +1,215 @@
+"""Published mask_mods, verbatim: each against what FlexAttention's create_mask makes of it.
+
+attention-gym's mask files come from the package `attn-gym`; the examples of PyTorch's
+documentation and its paged attention come with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import maskc as mc
+
+torch = pytest.importorskip("torch")
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+SEQUENCES, HEADS, N = 2, 2, 24
+Mod = Callable[..., object]
+
+
+def vmapped(mod: Mod, n_q: int, n_kv: int) -> np.ndarray:
+    """bool [sequences, heads, n_q, n_kv], as FlexAttention evaluates it: scalars under vmap."""
+    return flex.create_mask(mod, SEQUENCES, HEADS, n_q, n_kv, device="cpu").numpy()
+
+
+def check(mod: Mod, n_q: int = N, n_kv: int | None = None) -> mc.Mask:
+    """Every pair of every sequence and head, and the number of pairs."""
+    n_kv = n_q if n_kv is None else n_kv
+    mask, right = mc.from_mask_mod(mod), vmapped(mod, n_q, n_kv)
+    dense = mask.dense(n_q, n_kv, n_heads=HEADS)
+    if dense.ndim == 3:  # sequences or heads, whichever the mask_mod tells apart
+        by_sequence = (right == right[:, :1]).all()
+        dense = dense[:, None] if by_sequence else dense[None]
+    np.testing.assert_array_equal(np.broadcast_to(dense, right.shape), right)
+    assert right.any()
+    assert mask.count(n_q, n_kv, n_heads=HEADS) == dense.sum()
+    return mask
+
+
+def attends(mod: Mod, n_q: int = N, n_kv: int | None = None) -> None:
+    """The result of attention, beside PyTorch's with the dense matrix."""
+    n_kv = n_q if n_kv is None else n_kv
+    right = torch.from_numpy(vmapped(mod, n_q, n_kv))
+    q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (n_q, n_kv, n_kv))
+    scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
+    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    out = mc.attention(q, k, v, mc.from_mask_mod(mod))
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------ attention-gym
+
+
+def gym() -> dict[str, Callable[[], tuple[object, ...]]]:
+    """(mask_mod, queries, keys) of every mask file of attention-gym."""
+    m = pytest.importorskip("attn_gym.masks")
+    from attn_gym.masks.document_mask import length_to_offsets
+    from attn_gym.masks.vsa import generate_vsa_padding_mask_mod
+
+    offsets = length_to_offsets([2, 4, 3, 15], "cpu")
+    images = torch.tensor([[0, 5], [5, 12], [7, 20]])
+    parents = m.build_tree_ancestor_matrix([-1, 0, 0, 1, 1, 2, 5], "cpu")
+    return {
+        "batchify": lambda: (m.batchify_mask_mod(m.causal_mask, 7),),
+        "block_diffusion": lambda: (m.generate_block_diffusion_mask(12, 4),),
+        "causal": lambda: (m.causal_mask,),
+        "dilated_sliding_window": lambda: (m.generate_dilated_sliding_window(6, 2),),
+        "documents": lambda: (m.generate_doc_mask_mod(m.causal_mask, offsets),),
+        "documents_full": lambda: (m.generate_doc_mask_mod(flex.noop_mask, offsets),),
+        "documents_of_windows": lambda: (
+            m.generate_doc_mask_mod(m.generate_sliding_window(3), offsets),
+        ),
+        "documents_packed": lambda: (m.generate_packed_causal_doc_mask_mod(offsets),),
+        "flamingo": lambda: (m.generate_vision_cross_attention_mask_mod(images, 8),),
+        "global_sliding_window": lambda: (
+            m.generate_global_sliding_window(3, torch.arange(N) % 11 == 0),
+        ),
+        "jetspec_tree": lambda: (m.generate_jetspec_tree_causal_mask_mod(17, parents), 7, N),
+        "jetspec_training": lambda: (m.generate_jetspec_training_mask_mod(8, 4), 16, N),
+        "natten": lambda: (m.generate_natten(6, 6, 3, 3), 36),
+        "natten_tiled": lambda: (m.generate_tiled_natten(8, 8, 3, 5, 4, 2), 64),
+        "prefix_lm": lambda: (m.generate_prefix_lm_mask(5),),
+        "shared_prefix": lambda: (
+            m.generate_shared_prefix_mask_mod(offsets, torch.tensor([0, 0, 2, 2])),
+        ),
+        "sliding_window": lambda: (m.generate_sliding_window(5),),
+        "sta_2d": lambda: (m.generate_sta_mask_mod_2d((6, 8), (6, 4), (2, 2), 8), 56),
+        "sta_3d": lambda: (m.generate_sta_mask_mod_3d((2, 4, 4), (2, 4, 4), (2, 2, 2), 4), 36),
+        "svg_spatial": lambda: (m.generate_spatial_head_mask_mod(4, 3, 10, 2, True, 8), 34),
+        "svg_temporal": lambda: (m.generate_temporal_head_mask_mod(4, 3, 10, 2), 34),
+        "vsa_padding": lambda: (generate_vsa_padding_mask_mod(torch.tensor([6, 3, 6, 1]), 6),),
+    }
+
+
+GYM = (
+    "batchify", "block_diffusion", "causal", "dilated_sliding_window", "documents",
+    "documents_full", "documents_of_windows", "documents_packed", "flamingo",
+    "global_sliding_window", "jetspec_tree", "jetspec_training", "natten", "natten_tiled",
+    "prefix_lm", "shared_prefix", "sliding_window", "sta_2d", "sta_3d", "svg_spatial",
+    "svg_temporal", "vsa_padding",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GYM)
+def test_attention_gym(name: str) -> None:
+    check(*gym()[name]())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["natten", "shared_prefix", "flamingo", "jetspec_tree"])
+def test_attention_with_masks_of_attention_gym(name: str) -> None:
+    attends(*gym()[name]())  # type: ignore[arg-type]
+
+
+def test_every_case_of_attention_gym_is_run() -> None:
+    assert set(gym()) == set(GYM)
+
+
+def test_masks_of_attention_gym_are_those_of_combinators() -> None:
+    m = pytest.importorskip("attn_gym.masks")
+    start = {"align": "start"}
+    for mod, mask in (
+        (m.causal_mask, mc.causal(**start)),
+        (m.generate_sliding_window(5), mc.window(5, **start)),
+        (m.generate_prefix_lm_mask(5), mc.prefix(5) | mc.causal(**start)),
+        (m.generate_dilated_sliding_window(6, 2), mc.dilated(3, 3, stride=2, **start)),
+        (m.batchify_mask_mod(m.causal_mask, 7), mc.chunked(7, **start)),
+    ):
+        assert mc.from_mask_mod(mod).equals(mask)
+
+
+# ------------------------------------------------------------------ PyTorch's documentation
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def sliding_window_causal(b, h, q_idx, kv_idx):
+    causal_mask = q_idx >= kv_idx
+    window_mask = q_idx - kv_idx <= 6
+    return causal_mask & window_mask
+
+
+prefix_length = torch.tensor([3, 9], dtype=torch.int32)
+document_id = torch.tensor([0] * 5 + [1] * 7 + [2] * 12)
+seq_len = torch.tensor([24, 13])
+offset = torch.tensor([10, 4])
+
+
+def prefix_mask(b, h, q_idx, kv_idx):
+    return kv_idx < prefix_length[b]
+
+
+def document_causal_mask(b, h, q_idx, kv_idx):
+    causal_mask = q_idx >= kv_idx
+    document_mask = document_id[q_idx] == document_id[kv_idx]
+    return causal_mask & document_mask
+
+
+def padding_mask(b, h, q_idx, kv_idx):
+    return (q_idx < seq_len[b]) & (kv_idx < seq_len[b])
+
+
+def offset_causal(b, h, q_idx, kv_idx):
+    return q_idx + offset[b] >= kv_idx
+
+
+def natten_mask(b, h, q_idx, kv_idx, width=6, kernel=3):
+    q_x, q_y = q_idx // width, q_idx % width
+    kv_x, kv_y = kv_idx // width, kv_idx % width
+    kernel_x = q_x.clamp(kernel // 2, (width - 1) - kernel // 2)
+    kernel_y = q_y.clamp(kernel // 2, (width - 1) - kernel // 2)
+    hori_mask = (kernel_x - kv_x).abs() <= kernel // 2
+    vert_mask = (kernel_y - kv_y).abs() <= kernel // 2
+    return hori_mask & vert_mask
+
+
+DOCUMENTED: dict[str, Mod] = {
+    "causal": causal,
+    "sliding_window_causal": sliding_window_causal,
+    "sliding_window_of_parts": flex.and_masks(lambda b, h, q, kv: q - kv <= 6, causal),
+    "prefix_lm": flex.or_masks(prefix_mask, causal),
+    "document_causal": document_causal_mask,
+    "padding": padding_mask,
+    "padded_causal": flex.and_masks(padding_mask, causal),
+    "offset_causal": offset_causal,
+    "natten": natten_mask,
+    "noop": flex.noop_mask,
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_examples_of_pytorch(name: str) -> None:
+    check(DOCUMENTED[name], 36 if name == "natten" else N)
+
+
+@pytest.mark.parametrize("name", ["offset_causal", "prefix_lm", "padding"])
+def test_examples_of_pytorch_with_other_lengths(name: str) -> None:
+    check(DOCUMENTED[name], 9, N)
+
+
+@pytest.mark.parametrize("name", ["prefix_lm", "padded_causal"])
+def test_attention_with_examples_of_pytorch(name: str) -> None:
+    attends(DOCUMENTED[name])
+
+
+def test_paged_attention_of_pytorch() -> None:
+    """Its mask_mod looks the logical block of a physical one up."""
+    paged = pytest.importorskip("torch.nn.attention.experimental._paged_attention")
+    cache = paged.PagedAttention(n_pages=8, page_size=4, max_batch_size=SEQUENCES, device="cpu")
+    for b in range(SEQUENCES):
+        cache.reserve(torch.tensor(b), torch.tensor(8 + 4 * b))
+    check(cache.get_mask_mod(causal), 12, 32)
