@@ -39,7 +39,8 @@ class PackingLost(MaskcError):
     )
     hint = (
         "transformers packs only without a cache and without a mask: pass use_cache=False and "
-        "attention_mask=None, also in training"
+        "attention_mask=None, also in training; some models never pack, so give them one sequence "
+        "a row"
     )
 
 

@@ -22,8 +22,8 @@ _TOKENS = 24
 class Row:
     """What one attention layer ran."""
 
-    layer: int | None
-    """Its index, where the module knows it."""
+    layer: int
+    """Its index; where the module does not know it, how many calls came before."""
     module: str
     """The class of the attention module."""
     mask: Mask
@@ -63,7 +63,7 @@ class Check:
         head = ("layer", "module", "mask", "live", "heads", "head dim", "kernel", "extras")
         lines = [
             (
-                "" if row.layer is None else str(row.layer), row.module, str(row.mask),
+                str(row.layer), row.module, str(row.mask),
                 f"{row.live:.1%}", "{}/{}".format(*row.heads),
                 "/".join(map(str, dict.fromkeys(row.head_dims))), row.target,
                 ", ".join(row.extras),
@@ -109,7 +109,7 @@ def check(model: Any, **inputs: Any) -> Check:
         difference, eager = difference[real], eager[real]
     half = eager.dtype in (torch.bfloat16, torch.float16)
     return Check(
-        type(model).__name__, tuple(map(_row, seen)), float(difference.max()),
+        type(model).__name__, tuple(map(_row, range(len(seen)), seen)), float(difference.max()),
         float(eager.abs().max()), 2e-2 if half else 1e-4,
     )  # fmt: skip
 
@@ -223,15 +223,16 @@ def _real(inputs: dict[str, Any], output: Any) -> Any:
     return mask.bool() if fits and mask.shape == output.shape[:2] else None
 
 
-def _row(layer: Layer) -> Row:
+def _row(number: int, layer: Layer) -> Row:
     heads, heads_kv, dims = layer.shape[1], layer.shape[2], layer.shape[5:]
     target = "cpu"
     if layer.device[0] != "cpu":
         target = default_target(Problem(*dims, DType.parse(layer.dtype)))
     extras = [f"softcap {layer.softcap:g}"] if layer.softcap is not None else []
     extras += ["sink logits"] if layer.sinks else []
+    index = number if layer.index is None else layer.index
     return Row(
-        layer.index, layer.module, layer.mask, _live(layer), (heads, heads_kv), dims, target,
+        index, layer.module, layer.mask, _live(layer), (heads, heads_kv), dims, target,
         tuple(extras),
     )  # fmt: skip
 

@@ -12,7 +12,6 @@ from maskc.core.errors import ModelArgument, ModelMask, PackingLost
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
-from maskc.integrations.transformers.carried import carrier
 
 HARMLESS = frozenset({
     "sliding_window", "use_cache", "output_router_logits", "output_hidden_states", "deterministic",
@@ -106,7 +105,7 @@ def run(
     if attention_mask is None:
         mask, data = _without(module, query, key, is_causal), {}
     else:
-        if type(attention_mask) is not carrier():
+        if not getattr(attention_mask, "carries_a_mask", False):
             raise ModelMask(_name(module), _described(attention_mask), _TENSOR)
         mask, data, key, value = _with(module, attention_mask, query, key, value, position_ids)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -180,9 +179,13 @@ def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
     Raises:
         PackingLost: see there.
     """
-    if position_ids is carried.checked_positions:
-        return
-    carried.checked_positions = position_ids
+    import torch
+
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # once for all layers of a type
+        if position_ids is carried.checked_positions:
+            return
+        carried.checked_positions = position_ids
     n_q = carried.place.n_q
     if position_ids.ndim != 2 or position_ids.shape[1] != n_q or n_q == 1:
         return
@@ -192,9 +195,14 @@ def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
         tokens = padding[:, -n_q:] if padding.shape[1] < n_q else padding[:, :n_q]
         if tokens.shape[1] == n_q:
             anew = anew & tokens[:, 1:] & tokens[:, :-1]
-    if bool(anew.any()):
+    if compiling:  # a graph cannot wait for the answer
+        torch._assert_async(~anew.any(), f"MC608  {_LOST}")
+    elif bool(anew.any()):
         sequence, token = anew.nonzero()[0].tolist()
         raise PackingLost(_name(module), token + 1, sequence)
+
+
+_LOST = PackingLost.message.format("a model", "some", "some") + "; " + PackingLost.hint
 
 
 def _segmented(

@@ -91,6 +91,8 @@ def carrier() -> Any:
     class CarriedMask(BlockMask):  # type: ignore[misc]
         """A Mask and its data. transformers lets a BlockMask with four dimensions through."""
 
+        carries_a_mask = True
+
         def __init__(
             self, found: Found, place: Place, batch: int, owner: str, padding: Any
         ) -> None:
@@ -138,7 +140,8 @@ def carrier() -> Any:
         "ge",
     )  # fmt: skip
     for name in operators:
-        setattr(CarriedMask, f"__{name}__", refused(f"__{name}__"))
+        shown = "elements ([...])" if name == "getitem" else f"the operator __{name}__"
+        setattr(CarriedMask, f"__{name}__", refused(shown))
     kept = {*vars(CarriedMask)}
     for name in vars(BlockMask):
         if name not in kept and not name.startswith("__"):
