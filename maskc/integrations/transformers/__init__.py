@@ -42,7 +42,8 @@ def register() -> None:
     if NAME in AttentionMaskInterface._global_mapping:
         return
     carrier()
-    AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
+    eager: Any = torch.compiler.disable  # masks are made of closures, which no compiler follows
+    AttentionMaskInterface.register(NAME, eager(make_mask))
     AttentionInterface.register(NAME, run)
     _refuse_others(PreTrainedModel)
 

@@ -132,9 +132,9 @@ def mask_of(model: Any, layer: int = 0, **inputs: Any) -> Mask:
     """
     seen, _ = _seen(model, inputs)
     for row in seen:
-        if row.index == layer:
+        if row.number == layer:
             return row.mask
-    known = [row.index for row in seen]
+    known = [row.number for row in seen]
     if all(index is None for index in known) and 0 <= layer < len(seen):
         return seen[layer].mask
     listed = ", ".join(str(index) for index in dict.fromkeys(known))
@@ -218,9 +218,10 @@ def _output(result: Any) -> Any:
 
 def _real(inputs: dict[str, Any], output: Any) -> Any:
     """bool [B, N], where tokens are no padding; None where nothing says so."""
-    mask = inputs.get("attention_mask")
-    fits = mask is not None and getattr(mask, "ndim", 0) == 2 and output.ndim == 3
-    return mask.bool() if fits and mask.shape == output.shape[:2] else None
+    mask: Any = inputs.get("attention_mask")
+    if getattr(mask, "ndim", 0) != 2 or output.ndim != 3 or mask.shape != output.shape[:2]:
+        return None
+    return mask.bool()
 
 
 def _row(number: int, layer: Layer) -> Row:
@@ -230,7 +231,7 @@ def _row(number: int, layer: Layer) -> Row:
         target = default_target(Problem(*dims, DType.parse(layer.dtype)))
     extras = [f"softcap {layer.softcap:g}"] if layer.softcap is not None else []
     extras += ["sink logits"] if layer.sinks else []
-    index = number if layer.index is None else layer.index
+    index = number if layer.number is None else layer.number
     return Row(
         index, layer.module, layer.mask, _live(layer), (heads, heads_kv), dims, target,
         tuple(extras),

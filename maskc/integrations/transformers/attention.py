@@ -38,7 +38,7 @@ _ADVICE = {
 class Layer(NamedTuple):
     """What one call of an attention module ran."""
 
-    index: int | None
+    number: int | None
     """Of the layer, where the module knows it."""
     module: str
     """Class of the attention module."""
@@ -103,7 +103,7 @@ def run(
         if given is not None and given is not False and name not in HARMLESS:
             _refuse(module, name, given)
     if attention_mask is None:
-        mask, data = _without(module, query, key, is_causal), {}
+        mask, data = _without(module, query, key, is_causal), dict[str, Any]()
     else:
         if not getattr(attention_mask, "carries_a_mask", False):
             raise ModelMask(_name(module), _described(attention_mask), _TENSOR)

@@ -85,10 +85,9 @@ def can_be_set(kind: Any) -> bool:
 @cache
 def carrier() -> Any:
     """The class of what models carry; made on first use, as torch is."""
-    import torch
     from torch.nn.attention.flex_attention import BlockMask
 
-    class CarriedMask(BlockMask):  # type: ignore[misc]
+    class CarriedMask(BlockMask):
         """A Mask and its data. transformers lets a BlockMask with four dimensions through."""
 
         carries_a_mask = True
@@ -156,6 +155,5 @@ def carrier() -> Any:
         mine = next(x for x in (*args, *(named or {}).values()) if isinstance(x, cls))
         raise MaskNotATensor(mine.owner, f"torch.{getattr(function, '__name__', function)}")
 
-    CarriedMask.__torch_function__ = torch_function
-    del torch
+    setattr(CarriedMask, "__torch_function__", torch_function)  # noqa: B010
     return CarriedMask

@@ -174,7 +174,7 @@ class _Tensors:
 
     def __init__(self) -> None:
         self.kept: list[tuple[str, Any]] = []
-        """(what it is, ids or (chunk, left padding, positions or None))."""
+        """(what it is, ids [B, tokens] or Chunks)."""
 
     def name(self, kind: str, held: Any) -> str:
         """The name of the data; `packing`, then `packing_1` and so on."""
@@ -190,7 +190,7 @@ class _Tensors:
             number = numbers.setdefault(kind, 0)
             numbers[kind] += 1
             name = f"{kind}_{number}" if number else kind
-            ids = _chunk_ids(*held, place) if kind == "chunks" else held
+            ids = _chunk_ids(held, place) if kind == "chunks" else held
             if ids.shape[-1] < max(place.kv_offset + place.n_kv, place.q_offset + place.n_q):
                 return None
             data[name] = _sides(ids, place)
@@ -200,10 +200,21 @@ class _Tensors:
         return data
 
 
-def _chunk_ids(size: int, left_padding: Any, positions: Any, place: Place) -> Any:
-    """The chunk of each token, [B, tokens]: chunks begin where a sequence's padding ends."""
+class Chunks(NamedTuple):
+    """Chunks that begin where a sequence's padding ends."""
+
+    size: int
+    left_padding: Any
+    """Tokens of padding, [B]."""
+    positions: Any
+    """[B, N], inside packed sequences; or None."""
+
+
+def _chunk_ids(chunks: Chunks, place: Place) -> Any:
+    """The chunk of each token, [B, tokens]."""
     import torch
 
+    size, left_padding, positions = chunks
     if positions is None:
         end = max(place.kv_offset + place.n_kv, place.q_offset + place.n_q)
         positions = torch.arange(end, device=left_padding.device)
@@ -244,7 +255,7 @@ def _read(
             size, left = held["chunk_size"], held["left_padding"]
             if type(size) is not int or size < 1 or getattr(left, "ndim", 0) != 1:
                 raise _Unknown
-            return "same", tensors.name("chunks", (size, left, positions))
+            return "same", tensors.name("chunks", Chunks(size, left, positions))
         case "and":
             parts = held["mask_functions"]
             if positions is None:
