@@ -44,6 +44,7 @@ from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 
 if TYPE_CHECKING:
+    from maskc import nn as nn
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
 __version__ = "0.1.0"
@@ -51,7 +52,11 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask on demand: importing maskc loads no runtime."""
+    """CompiledMask and nn on demand: importing maskc loads no runtime and no torch."""
+    if name == "nn":
+        from importlib import import_module
+
+        return import_module("maskc.nn")
     if name == "CompiledMask":
         from maskc.runtime.compiled import CompiledMask
 
