@@ -150,6 +150,28 @@ def test_what_does_not_trace_is_refused_with_its_line() -> None:
         mask_of(hf.or_masks(hf.causal_mask_function, odd), None, PLACES["whole"])
 
 
+def test_the_images_of_gemma_4() -> None:
+    """The mask that the model composes is what docs/huggingface.md calls transformers' reading."""
+    from transformers import Gemma4TextConfig
+    from transformers.models.gemma4 import modeling_gemma4 as gemma4
+
+    from maskc.integrations.transformers import register
+
+    register()
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma4TextConfig(sliding_window=4, layer_types=kinds, num_hidden_layers=2)
+    config._attn_implementation_internal = "maskc"
+    masks = gemma4.create_masks_for_vision_model(
+        config=config, inputs_embeds=torch.zeros(B, N, 8), attention_mask=None, cache=None,
+        position_ids=None, block_sequence_ids=IMAGES,
+    )  # fmt: skip
+    image = mc.documents("images") & mc.flags("images_shown")
+    found = masks["sliding_attention"].found
+    assert found.mask.equals((mc.causal() | image) & mc.window(3, None))
+    assert torch.equal(found.data["images"], IMAGES)
+    assert masks["full_attention"].found.mask == mc.causal()
+
+
 def test_names_alone_are_not_trusted() -> None:
     def causal_mask_function(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx <= q_idx + 1
