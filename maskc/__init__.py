@@ -48,6 +48,7 @@ from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
 
 if TYPE_CHECKING:
+    from maskc import nn as nn
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
 __version__ = "0.1.0"
@@ -55,7 +56,11 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask on demand: importing maskc loads no runtime."""
+    """CompiledMask and nn on demand: importing maskc loads no runtime and no torch."""
+    if name == "nn":
+        from importlib import import_module
+
+        return import_module("maskc.nn")
     if name == "CompiledMask":
         from maskc.runtime.compiled import CompiledMask
 

@@ -67,8 +67,10 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
             Path(block.title).write_text(block.text)
         if block.title:
             continue
-        if "import torch" in block.text and find_spec("torch") is None:
-            pytest.skip(f"{page.name} needs PyTorch from line {block.line} on")
+        for module in ("torch", "transformers"):
+            used = f"import {module}" in block.text or f"from {module} import" in block.text
+            if used and find_spec(module) is None:
+                pytest.skip(f"{page.name} needs {module} from line {block.line} on")
         out = io.StringIO()
         with redirect_stdout(out):
             anywhere = 'compile(head_dim=128, target="cpu")'  # with NumPy arrays, beside a GPU too
@@ -80,7 +82,8 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", ["tutorial.md", "porting.md"])
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
+@pytest.mark.parametrize("name", ["tutorial.md", "porting.md", "huggingface.md"])
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(ROOT / "docs" / name, {})

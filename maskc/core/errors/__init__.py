@@ -3,7 +3,8 @@
 A class holds a message template and a hint; the base formats them. Raise as
 `NegativeWidth("left", -3, at=loc)`: positional arguments fill the template in order.
 Codes: MC1xx the mask language, MC2xx pattern files, MC3xx lengths and data at call time,
-MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command line.
+MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command line and models
+of other libraries.
 """
 
 from maskc.core.errors.base import MaskcError as MaskcError
@@ -83,3 +84,8 @@ from maskc.core.errors.language import ScoreModUnsupported as ScoreModUnsupporte
 from maskc.core.errors.language import SelectionNotCompiled as SelectionNotCompiled
 from maskc.core.errors.language import Undecided as Undecided
 from maskc.core.errors.language import WrongHeads as WrongHeads
+from maskc.core.errors.models import MaskNotATensor as MaskNotATensor
+from maskc.core.errors.models import ModelArgument as ModelArgument
+from maskc.core.errors.models import ModelMask as ModelMask
+from maskc.core.errors.models import ModelNotServed as ModelNotServed
+from maskc.core.errors.models import PackingLost as PackingLost

@@ -1,0 +1,258 @@
+"""The attention function that models of transformers call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from maskc.api import attention
+from maskc.core.errors import ModelArgument, ModelMask, PackingLost
+from maskc.dsl.combinators import causal, full
+from maskc.dsl.data_atoms import cu_seqlens, documents
+from maskc.dsl.mask import Mask
+
+HARMLESS = frozenset({
+    "sliding_window", "use_cache", "output_router_logits", "output_hidden_states", "deterministic",
+    "num_items_in_batch", "return_dict", "cache_position", "logits_to_keep", "max_length_q",
+    "max_length_k", "labels", "training",
+})  # fmt: skip
+"""Keywords that say nothing about attention, or what the mask says already."""
+
+EXTRA = "maskc_extra_mask"
+"""The attribute of an attention module with a mask of its own, see `set_mask`."""
+
+_NO_MATRIX = "load the model with attn_implementation='eager' to look at attention weights"
+_EAGER = "load the model with attn_implementation='eager'"
+_ADVICE = {
+    "dropout": "set the dropout of attention in the model's config to 0, or call model.eval()",
+    "output_attentions": _NO_MATRIX,
+    "position_bias": "maskc adds no bias to scores: " + _EAGER,
+    "indices": "the keys chosen by the model's indexer would be ignored: " + _EAGER,
+    "block_indices": "the blocks chosen by the model would be ignored: " + _EAGER,
+    "sinks": _EAGER,
+}
+
+
+class Layer(NamedTuple):
+    """What one call of an attention module ran."""
+
+    number: int | None
+    """Of the layer, where the module knows it."""
+    module: str
+    """Class of the attention module."""
+    mask: Mask
+    data: dict[str, Any]
+    shape: tuple[int, int, int, int, int, int, int]
+    """(B, Hq, Hkv, n_q, n_kv, D, Dv)."""
+    dtype: Any
+    device: tuple[str, int]
+    softcap: float | None
+    sinks: bool
+
+
+_watching: ContextVar[list[Layer] | None] = ContextVar("maskc_layers", default=None)
+
+
+@contextmanager
+def layers() -> Iterator[list[Layer]]:
+    """Collects what attention modules run meanwhile."""
+    seen: list[Layer] = []
+    token = _watching.set(seen)
+    try:
+        yield seen
+    finally:
+        _watching.reset(token)
+
+
+def run(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
+    scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
+    s_aux: Any = None, is_causal: bool | None = None, position_ids: Any = None,
+    cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None, **others: Any,
+) -> tuple[Any, None]:  # fmt: skip
+    """Attention as `AttentionInterface` asks for it.
+
+    Args:
+        module: the attention module; its class and layer index name it in errors.
+        query: [B, Hq, n_q, D]; key: [B, Hkv, n_kv, D]; value: [B, Hkv, n_kv, Dv]; any strides.
+        attention_mask: what `make_mask` made, or None where the model has no mask.
+        scaling: factor of the scores; D^-1/2 when None.
+        dropout: 0; others are refused.
+        softcap: scores become softcap * tanh(score / softcap).
+        s_aux: [Hq], a logit per head in the denominator, with a gradient.
+        is_causal: counts only where there is no mask; None is what the module says.
+        position_ids: [B, n_q]; only read to find packed sequences that the mask ignores.
+        cu_seq_lens_q: int [segments + 1], cumulative lengths of packed segments.
+        cu_seq_lens_k: the same for keys.
+        others: ignored where they are known to say nothing about attention.
+
+    Returns:
+        (out [B, n_q, Hq, Dv] contiguous, None).
+
+    Raises:
+        ModelArgument: an argument would change the result and is not computed (MC606).
+        ModelMask: the mask is a tensor, missing, or of other lengths (MC609).
+        PackingLost: position_ids describe packed sequences that the mask ignores (MC608).
+        MaskcError: see CompiledMask.
+    """
+    if dropout:
+        raise ModelArgument(_name(module), f"dropout={dropout}", _ADVICE["dropout"])
+    for name, given in others.items():
+        if given is not None and given is not False and name not in HARMLESS:
+            _refuse(module, name, given)
+    if attention_mask is None:
+        mask, data = _without(module, query, key, is_causal), dict[str, Any]()
+    else:
+        if not getattr(attention_mask, "carries_a_mask", False):
+            raise ModelMask(_name(module), _described(attention_mask), _TENSOR)
+        mask, data, key, value = _with(module, attention_mask, query, key, value, position_ids)
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        mask, data = _segmented(module, mask, data, query, key, cu_seq_lens_q, cu_seq_lens_k)
+    if (extra := module.__dict__.get(EXTRA)) is not None:
+        mask = _with_extra(module, mask, extra, attention_mask)
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    sinks = None if s_aux is None else s_aux.reshape(-1).float()
+    _note(module, query, key, value, mask, data, softcap, sinks)
+    out = attention(
+        query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, **data
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _name(module: Any) -> str:
+    """The module and its model, for errors."""
+    kind = getattr(getattr(module, "config", None), "model_type", "")
+    return type(module).__name__ + (f" of {kind}" if kind else "")
+
+
+def _refuse(module: Any, name: str, given: Any) -> None:
+    shown = f"{name}={given}" if isinstance(given, (bool, int, float, str)) else name
+    raise ModelArgument(_name(module), shown, _ADVICE.get(name, _EAGER))
+
+
+_TENSOR = "pass a mask of two dimensions, [sequences, tokens], or None: maskc makes the rest itself"
+
+
+def _described(mask: Any) -> str:
+    shape = getattr(mask, "shape", None)
+    what = f"a mask of shape {tuple(shape)}" if shape is not None else f"a {type(mask).__name__}"
+    return f"{what}, made outside of transformers' mask functions"
+
+
+def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
+    """The mask of a call that brings none: full, or causal where the module says so."""
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", False)
+    n_q, n_kv = query.shape[2], key.shape[2]
+    if not is_causal or n_q == 1:
+        return _FULL
+    if n_q == n_kv:
+        return _CAUSAL
+    what = f"is_causal=True, no mask, and {n_q} queries for {n_kv} keys"
+    raise ModelMask(_name(module), what, "nothing says where the queries are: " + _EAGER)
+
+
+_FULL, _CAUSAL = full(), causal()
+
+
+def _with(
+    module: Any, carried: Any, query: Any, key: Any, value: Any, position_ids: Any
+) -> tuple[Mask, dict[str, Any], Any, Any]:
+    """The mask, its data, and the keys and values that can be seen."""
+    found, place = carried.found, carried.place
+    n_q, n_kv = query.shape[2], key.shape[2]
+    if (n_q, n_kv) != place[:2]:
+        what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
+        raise ModelMask(_name(module), what, _EAGER)
+    if position_ids is not None and not found.packed and place.q_offset == place.kv_offset:
+        _check_packing(module, carried, position_ids)
+    if found.n_kv < n_kv:
+        key, value = key[:, :, : found.n_kv], value[:, :, : found.n_kv]
+    return found.mask, dict(found.data), key, value
+
+
+def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
+    """Refuse position ids that start anew between two tokens that are no padding.
+
+    Raises:
+        PackingLost: see there.
+    """
+    import torch
+
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # once for all layers of a type
+        if position_ids is carried.checked_positions:
+            return
+        carried.checked_positions = position_ids
+    n_q = carried.place.n_q
+    if position_ids.ndim != 2 or position_ids.shape[1] != n_q or n_q == 1:
+        return
+    anew = position_ids[:, 1:] <= position_ids[:, :-1]
+    padding = carried.padding
+    if padding is not None:
+        tokens = padding[:, -n_q:] if padding.shape[1] < n_q else padding[:, :n_q]
+        if tokens.shape[1] == n_q:
+            anew = anew & tokens[:, 1:] & tokens[:, :-1]
+    if compiling:  # a graph cannot wait for the answer
+        torch._assert_async(~anew.any(), f"MC608  {_LOST}")
+    elif bool(anew.any()):
+        sequence, token = anew.nonzero()[0].tolist()
+        raise PackingLost(_name(module), token + 1, sequence)
+
+
+_LOST = PackingLost.message.format("a model", "some", "some") + "; " + PackingLost.hint
+
+
+def _segmented(
+    module: Any, mask: Mask, data: dict[str, Any], query: Any, key: Any, of_q: Any, of_k: Any
+) -> tuple[Mask, dict[str, Any]]:
+    """The mask inside segments that cumulative lengths give, as vision towers pack images."""
+    import torch
+
+    same = of_q is of_k or (of_q is not None and of_k is not None and torch.equal(of_q, of_k))
+    if not same or query.shape[2] != key.shape[2] or query.shape[0] != 1:
+        what = "cu_seq_lens of queries and keys that differ, or with several sequences"
+        raise ModelMask(_name(module), what, _EAGER)
+    return _in_segments(mask), {**data, "segments": cu_seqlens(of_q)}
+
+
+def _in_segments(mask: Mask) -> Mask:
+    known = _JOINED.get(mask)
+    if known is None:
+        known = _JOINED[mask] = mask & documents("segments")
+    return known
+
+
+_JOINED: dict[Any, Mask] = {}
+"""Masks that were made of others, so that equal calls find one object."""
+
+
+def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
+    """The model's mask and the one that `set_mask` gave the layer."""
+    if carried is not None and carried.place.kv_offset:
+        what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
+        raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
+    known = _JOINED.get((mask, extra))
+    if known is None:
+        known = _JOINED[mask, extra] = mask & extra
+    return known
+
+
+def _note(
+    module: Any, query: Any, key: Any, value: Any, mask: Mask, data: dict[str, Any],
+    softcap: float | None, sinks: Any,
+) -> None:  # fmt: skip
+    import torch
+
+    if torch.compiler.is_compiling():
+        return
+    seen = _watching.get()
+    if seen is not None:
+        batch, heads, n_q, dim = query.shape
+        shape = batch, heads, key.shape[1], n_q, key.shape[2], dim, value.shape[-1]
+        seen.append(Layer(
+            getattr(module, "layer_idx", None), type(module).__name__, mask, data, shape,
+            query.dtype, (query.device.type, query.device.index or 0), softcap, sinks is not None,
+        ))  # fmt: skip

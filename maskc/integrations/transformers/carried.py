@@ -1,0 +1,159 @@
+"""What travels through a model in place of an attention mask."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from maskc.core.errors import MaskNotATensor, ModelNotServed
+from maskc.integrations.transformers.masks import Found, Place, mask_of
+
+HINTED = "model_type"
+
+
+def make_mask(
+    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+    mask_function: Any = None, attention_mask: Any = None, config: Any = None, device: Any = None,
+    **_: Any,
+) -> Any:  # fmt: skip
+    """The mask of all layers of one type, as `AttentionMaskInterface` asks for it.
+
+    Args:
+        batch_size: sequences.
+        q_length: queries; kv_length: keys.
+        q_offset: position of the first query, an integer or a tensor without dimensions, which is
+            read: on a GPU that waits once per forward pass with a static cache.
+        kv_offset: position of the first key.
+        mask_function: which query sees which key, in absolute positions; None is causal.
+        attention_mask: bool [B, tokens], False where a token is padding; or None.
+        config: of the model.
+        device: of the model.
+
+    Returns:
+        A `BlockMask` in name, which holds a Mask and its data and refuses to be used as a tensor.
+
+    Raises:
+        ModelNotServed: the model never calls the attention function (MC605).
+        NotTraceable: the function cannot be followed exactly (MC107).
+    """
+    from transformers.masking_utils import causal_mask_function
+
+    owner = getattr(config, HINTED, "") or type(config).__name__
+    if config is not None:
+        check_served(type(config))
+    place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
+    found = mask_of(mask_function or causal_mask_function, attention_mask, place)
+    return carrier()(found, place, batch_size, owner, attention_mask)
+
+
+def check_served(config: type) -> None:
+    """Refuse the models of a configuration class if they compute attention by themselves.
+
+    Raises:
+        ModelNotServed: their module never asks for an attention function (MC605).
+    """
+    if (why := _why_not(config)) is not None:
+        raise ModelNotServed(config.__name__.removesuffix("Config"), why)
+
+
+@cache
+def _why_not(config: type) -> str | None:
+    import sys
+
+    module = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
+    if module is None or not config.__module__.startswith("transformers.models."):
+        return None
+    from transformers import PreTrainedModel
+
+    kinds = [
+        kind for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+        and kind.__module__ == module.__name__
+    ]  # fmt: skip
+    return None if all(map(can_be_set, kinds)) else NEVER_ASKS
+
+
+NEVER_ASKS = "it computes attention by itself and never calls transformers' attention interface"
+
+
+def can_be_set(kind: Any) -> bool:
+    """Whether a class of models takes the attention function that its configuration names."""
+    ask = getattr(kind, "_can_set_attn_implementation", None)
+    return True if ask is None else bool(ask())
+
+
+@cache
+def carrier() -> Any:
+    """The class of what models carry; made on first use, as torch is."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    class CarriedMask(BlockMask):
+        """A Mask and its data. transformers lets a BlockMask with four dimensions through."""
+
+        carries_a_mask = True
+
+        def __init__(
+            self, found: Found, place: Place, batch: int, owner: str, padding: Any
+        ) -> None:
+            self.found, self.place, self.batch, self.owner = found, place, batch, owner
+            self.padding = padding
+            self.checked_positions: Any = None
+
+        @property
+        def shape(self) -> tuple[int, int, int, int]:
+            """(sequences, 1, queries, keys)."""
+            return self.batch, 1, self.place.n_q, self.place.n_kv
+
+        @property
+        def ndim(self) -> int:
+            """Four, as transformers expects of a mask that is ready."""
+            return 4
+
+        def dim(self) -> int:
+            """As ndim."""
+            return 4
+
+        def to(self, *_: Any, **__: Any) -> Any:
+            """The mask itself: data are moved when they are read."""
+            return self
+
+        def __repr__(self) -> str:
+            return f"<mask {self.found.mask} of {self.owner}>"
+
+        __str__ = __repr__
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise MaskNotATensor(self.owner, f".{name}")
+
+    def refused(name: str) -> Any:
+        def method(self: Any, *_: Any, **__: Any) -> Any:
+            raise MaskNotATensor(self.owner, name)
+
+        return method
+
+    operators = (
+        "getitem", "setitem", "len", "iter", "bool", "invert", "neg", "abs", "add", "radd", "sub",
+        "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "rand", "or", "ror", "lt", "le", "gt",
+        "ge",
+    )  # fmt: skip
+    for name in operators:
+        shown = "elements ([...])" if name == "getitem" else f"the operator __{name}__"
+        setattr(CarriedMask, f"__{name}__", refused(shown))
+    kept = {*vars(CarriedMask)}
+    for name in vars(BlockMask):
+        if name not in kept and not name.startswith("__"):
+            shown = f".{name}"
+            is_method = callable(getattr(BlockMask, name))
+            setattr(CarriedMask, name, refused(shown) if is_method else property(refused(shown)))
+
+    @classmethod  # type: ignore[misc]
+    def torch_function(
+        cls: Any, function: Any, types: Any, args: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        mine = next(x for x in (*args, *(named or {}).values()) if isinstance(x, cls))
+        raise MaskNotATensor(mine.owner, f"torch.{getattr(function, '__name__', function)}")
+
+    setattr(CarriedMask, "__torch_function__", torch_function)  # noqa: B010
+    return CarriedMask

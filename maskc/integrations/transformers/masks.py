@@ -1,0 +1,390 @@
+"""Mask functions of transformers as masks.
+
+transformers composes a mask of closures: causal, sliding, chunked, packed, images, and whatever a
+user adds. Those of `transformers.masking_utils` are known by their code objects, never by name, and
+become combinators with named data, so that one mask and one kernel serve every step. All others are
+traced, with their tensors as captured data, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from maskc.dsl import data_atoms
+from maskc.dsl.combinators import causal, full, window
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import END, START
+from maskc.dsl.traced import param
+from maskc.dsl.tracer import from_mask_mod, where
+
+SHIFT = "query_offset"
+"""The parameter that says how far the first query is behind the first key."""
+SHIFTED = "shifted"
+"""An alignment beside "start" and "end": by that parameter."""
+
+
+class Place(NamedTuple):
+    """Where the queries and keys of a call lie in the sequence."""
+
+    n_q: int
+    n_kv: int
+    q_offset: int
+    kv_offset: int
+
+
+class Found(NamedTuple):
+    """The mask of a call, in the indices of its own tensors."""
+
+    mask: Mask
+    data: dict[str, Any]
+    n_kv: int
+    """Keys that are not all behind the last query; the others are dead and may be cut off."""
+    packed: bool
+    """Whether the mask separates packed sequences."""
+
+
+class _Unknown(Exception):
+    """A function that is none of transformers' own, or in an unusual place."""
+
+
+Tree = tuple[Any, ...]
+"""What a mask function computes, without its tensors: (word, ...parts or numbers)."""
+_FULL: Tree = ("full",)
+_CAUSAL: Tree = ("causal",)
+
+
+def mask_of(function: Callable[..., Any], padding: Any, place: Place) -> Found:
+    """The mask of a mask function, and the data of this call.
+
+    Args:
+        function: a mask function (batch, head, query, key) in absolute positions.
+        padding: bool [B, tokens], False where a token is padding; or None.
+        place: of this call.
+
+    Raises:
+        NotTraceable: the function cannot be followed exactly (MC107).
+        BatchUsed: the function computes with the batch index (MC108).
+    """
+    tensors = _Tensors()
+    try:
+        tree = _flat(_read(function, tensors, None, ()))
+    except _Unknown:
+        return _traced(function, padding, place)
+    shift = place.q_offset - place.kv_offset
+    n_kv = place.n_kv
+    if _has_causal(tree) and 0 < shift + place.n_q < n_kv:
+        n_kv = shift + place.n_q
+    align = END if not _relative(tree) or shift + place.n_q == n_kv else START if not shift else ""
+    data = tensors.of_call(place._replace(n_kv=n_kv))
+    if data is None:
+        return _traced(function, padding, place)
+    mask = _mask(tree, align or SHIFTED)
+    if not align:
+        data[SHIFT] = shift
+    packed = any(kind == "packing" for kind, _ in tensors.kept)
+    return _padded(Found(mask, data, n_kv, packed), padding, place)
+
+
+def _padded(found: Found, padding: Any, place: Place) -> Found:
+    """The mask without keys that are padding."""
+    import torch
+
+    if padding is None:
+        return found
+    end = place.kv_offset + found.n_kv
+    # What transformers' own prepare_padding_mask does: keys beyond the mask are not there yet.
+    if padding.shape[-1] < end:
+        padding = torch.nn.functional.pad(padding, (0, end - padding.shape[-1]))
+    keys = padding[:, place.kv_offset : end]
+    if bool(keys.all()):
+        return found
+    data = {**found.data, "padding": keys.contiguous()}
+    return found._replace(mask=_without_padding(found.mask), data=data)
+
+
+@lru_cache(maxsize=256)
+def _without_padding(mask: Mask) -> Mask:
+    return mask & data_atoms.flags("padding")
+
+
+def _traced(function: Callable[..., Any], padding: Any, place: Place) -> Found:
+    """The mask of a function that is followed like any mask_mod."""
+    q_offset, kv_offset = place.q_offset, place.kv_offset
+
+    def absolute(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return function(b, h, q + q_offset, k + kv_offset)
+
+    mask = from_mask_mod(absolute if q_offset or kv_offset else function)
+    return _padded(Found(mask, {}, place.n_kv, _packs(function)), padding, place)
+
+
+# ------------------------------------------------------------------ reading closures
+
+
+@cache
+def _known() -> dict[Any, str]:
+    """The code objects of transformers' own mask functions, and what each is."""
+    import torch
+    from transformers import masking_utils as hf
+
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    made = {
+        "and": hf.and_masks(hf.causal_mask_function),
+        "or": hf.or_masks(hf.causal_mask_function),
+        "causal": hf.causal_mask_function,
+        "full": hf.bidirectional_mask_function,
+        "window": hf.sliding_window_overlay(1),
+        "near": hf.sliding_window_bidirectional_overlay(1),
+        "chunks": hf.chunked_overlay(1, ids[0]),
+        "images": hf.blockwise_overlay(ids),
+        "packing": hf.packed_sequence_mask_function(ids),
+        "remapped": hf.remap_positions_for_packed_sequence(hf.causal_mask_function, ids),
+    }
+    return {function.__code__: word for word, function in made.items()}
+
+
+def _word(function: Any) -> str:
+    word = _known().get(getattr(function, "__code__", None))
+    if word is None:
+        raise _Unknown
+    return word
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """What a closure captured, by name."""
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def _packs(function: Any) -> bool:
+    """Whether a composition separates packed sequences at its top."""
+    try:
+        word = _word(function)
+    except _Unknown:
+        return False
+    if word == "and":
+        return any(map(_packs, _cells(function)["mask_functions"]))
+    return word == "packing"
+
+
+class _Tensors:
+    """The tensors that a mask function captured, in the order of the mask's data."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, Any]] = []
+        """(what it is, ids [B, tokens] or Chunks)."""
+
+    def name(self, kind: str, held: Any) -> str:
+        """The name of the data; `packing`, then `packing_1` and so on."""
+        before = sum(kind == other for other, _ in self.kept)
+        self.kept.append((kind, held))
+        return f"{kind}_{before}" if before else kind
+
+    def of_call(self, place: Place) -> dict[str, Any] | None:
+        """The data by name for the tokens of a call; None where a tensor is too short."""
+        data: dict[str, Any] = {}
+        numbers: dict[str, int] = {}
+        for kind, held in self.kept:
+            number = numbers.setdefault(kind, 0)
+            numbers[kind] += 1
+            name = f"{kind}_{number}" if number else kind
+            ids = _chunk_ids(held, place) if kind == "chunks" else held
+            if ids.shape[-1] < max(place.kv_offset + place.n_kv, place.q_offset + place.n_q):
+                return None
+            data[name] = _sides(ids, place)
+            if kind == "images":
+                keys = ids[:, place.kv_offset : place.kv_offset + place.n_kv]
+                data[f"{name}_shown"] = (keys >= 0).contiguous()
+        return data
+
+
+class Chunks(NamedTuple):
+    """Chunks that begin where a sequence's padding ends."""
+
+    size: int
+    left_padding: Any
+    """Tokens of padding, [B]."""
+    positions: Any
+    """[B, N], inside packed sequences; or None."""
+
+
+def _chunk_ids(chunks: Chunks, place: Place) -> Any:
+    """The chunk of each token, [B, tokens]."""
+    import torch
+
+    size, left_padding, positions = chunks
+    if positions is None:
+        end = max(place.kv_offset + place.n_kv, place.q_offset + place.n_q)
+        positions = torch.arange(end, device=left_padding.device)
+    return (positions - left_padding[:, None]) // size
+
+
+def _sides(ids: Any, place: Place) -> Any:
+    """The ids [B, tokens] of a call's keys, which serve its queries; else a pair, for each."""
+    n_q, n_kv, q_offset, kv_offset = place
+    keys = ids[:, kv_offset : kv_offset + n_kv].contiguous()
+    if q_offset + n_q == kv_offset + n_kv and q_offset >= kv_offset:
+        return keys
+    return ids[:, q_offset : q_offset + n_q].contiguous(), keys
+
+
+def _read(
+    function: Any, tensors: _Tensors, positions: Any, segments: tuple[Any, ...]
+) -> Tree:  # fmt: skip
+    """What a mask function computes.
+
+    Args:
+        tensors: takes what it captured.
+        positions: [B, N], where the function is called with the positions inside packed sequences.
+            In a segment positions are consecutive, so there differences of positions are those of
+            indices.
+        segments: ids of packed sequences that stand in a conjunction with the function.
+    """
+    word, held = _word(function), _cells(function)
+    match word:
+        case "causal" | "full":
+            return (word,)
+        case "window" | "near":
+            size = held["sliding_window"]
+            if type(size) is not int or size < 1:
+                raise _Unknown
+            return word, size
+        case "chunks":
+            size, left = held["chunk_size"], held["left_padding"]
+            if type(size) is not int or size < 1 or getattr(left, "ndim", 0) != 1:
+                raise _Unknown
+            return "same", tensors.name("chunks", Chunks(size, left, positions))
+        case "and":
+            parts = held["mask_functions"]
+            if positions is None:
+                segments = segments + tuple(
+                    _cells(part)["packed_sequence_mask"]
+                    for part in parts if _is(part, "packing")
+                )  # fmt: skip
+            return ("and", *(_read(part, tensors, positions, segments) for part in parts))
+        case "or":
+            parts = held["mask_functions"]
+            return ("or", *(_read(part, tensors, positions, segments) for part in parts))
+        case "remapped" if positions is None:
+            inner, position_ids = held["mask_function"], held["position_ids"]
+            if not any(_consecutive(position_ids, ids) for ids in segments):
+                raise _Unknown
+            return _read(inner, tensors, position_ids, segments)
+        case "packing" if positions is None:
+            return "same", tensors.name("packing", _matrix(held["packed_sequence_mask"]))
+        case "images" if positions is None:
+            return "shown", tensors.name("images", _matrix(held["block_sequence_ids"]))
+    raise _Unknown
+
+
+def _is(function: Any, word: str) -> bool:
+    return _known().get(getattr(function, "__code__", None)) == word
+
+
+def _matrix(ids: Any) -> Any:
+    if getattr(ids, "ndim", 0) != 2:
+        raise _Unknown
+    return ids
+
+
+def _consecutive(positions: Any, ids: Any) -> bool:
+    """Whether positions rise by one inside each segment, and segments are runs."""
+    import torch
+
+    if positions.shape != ids.shape or positions.ndim != 2:
+        return False
+    steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+    return torch.equal((steps != 1).cumsum(-1), ids.to(torch.long))
+
+
+# ------------------------------------------------------------------ writing masks
+
+
+def _flat(tree: Tree) -> Tree:
+    """Nested conjunctions as one, without what keeps everything; likewise for disjunctions."""
+    word, *parts = tree
+    if word not in ("and", "or"):
+        return tree
+    flat: dict[Tree, None] = {}
+    for part in map(_flat, parts):
+        for inner in part[1:] if part[0] == word else (part,):
+            flat[inner] = None
+    if word == "or" and _FULL in flat:
+        return _FULL
+    if word == "and" and len(flat) > 1:
+        flat.pop(_FULL, None)
+    return (word, *flat) if len(flat) > 1 else next(iter(flat))
+
+
+def _has_causal(tree: Tree) -> bool:
+    """Whether the mask keeps no key behind the query, by its form."""
+    return tree == _CAUSAL or (
+        (tree[0] == "and" and any(map(_has_causal, tree[1:])))
+        or (tree[0] == "or" and all(map(_has_causal, tree[1:])))
+    )  # fmt: skip
+
+
+def _relative(tree: Tree) -> bool:
+    """Whether the mask compares the positions of queries and keys."""
+    if tree[0] in ("and", "or"):
+        return any(map(_relative, tree[1:]))
+    return tree[0] in ("causal", "window", "near")
+
+
+@lru_cache(maxsize=256)
+def _mask(tree: Tree, align: str) -> Mask:
+    """The mask of a tree; equal trees give one object."""
+    match tree:
+        case ("full",):
+            return full()
+        case ("causal",):
+            return causal(align=align) if align != SHIFTED else _shifted(None, 0)
+        case ("window", size):
+            return _near(size - 1, None, align)
+        case ("near", size):
+            return _near(size, size, align)
+        case ("same", name):
+            return data_atoms.documents(name)
+        case ("shown", name):
+            return data_atoms.documents(name) & data_atoms.flags(f"{name}_shown")
+        case ("or", first, *rest):
+            found = _mask(first, align)
+            for part in rest:
+                found = found | _mask(part, align)
+            return found
+    return _conjunction(tree[1:], align)
+
+
+def _conjunction(parts: tuple[Tree, ...], align: str) -> Mask:
+    """The parts in one mask; a causal window is written as one combinator."""
+    sizes = [part[1] for part in parts if part[0] == "window"]
+    rest = [part for part in parts if part[0] != "window"]
+    masks = []
+    if sizes and _CAUSAL in rest:
+        rest.remove(_CAUSAL)
+        masks.append(_near(min(sizes) - 1, 0, align))
+    else:
+        masks += [_near(size - 1, None, align) for size in sizes]
+    found: Mask | None = None
+    for mask in (*masks, *(_mask(part, align) for part in rest)):
+        found = mask if found is None else found & mask
+    return full() if found is None else found
+
+
+def _near(left: int | None, right: int | None, align: str) -> Mask:
+    if align == SHIFTED:
+        return _shifted(left, right)
+    return window(left, right, align=align)
+
+
+def _shifted(left: int | None, right: int | None) -> Mask:
+    """A window around q + query_offset."""
+    p_offset = param(SHIFT, 0)
+    masks = []
+    if left is not None:
+        masks.append(where(lambda q, k: k >= q + p_offset - left))
+    if right is not None:
+        masks.append(where(lambda q, k: k <= q + p_offset + right))
+    return masks[0] if len(masks) == 1 else masks[0] & masks[1]

@@ -1,0 +1,288 @@
+"""torch.nn modules: attention restricted to a mask, as a part of a model.
+
+`import maskc` does not load this module, and so not torch; `maskc.nn` does, on first use.
+"""
+
+# ruff: noqa: N803 - Q_idx and K_idx are the names of SplashAttention
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+try:
+    import torch
+except ImportError:
+    from maskc.core.errors import ExtraMissing
+
+    raise ExtraMissing("maskc.nn", "torch", "torch") from None
+
+from maskc.api import attention
+from maskc.core.errors import BadOption, BadShape
+from maskc.core.source import caller
+from maskc.dsl.combinators import causal as causal_mask
+from maskc.dsl.combinators import topk
+from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
+from maskc.dsl.tracer import where
+
+__all__ = ["Attention", "SplashAttention"]
+
+_attention: Any = attention
+"""What it returns depends on return_lse, which is only known when it runs."""
+
+
+class Attention(torch.nn.Module):
+    """softmax(scale * q k^T, restricted to a mask) v, as a module without projections.
+
+    The mask belongs to the module as a number does: copies share it, `torch.save` of the whole
+    module keeps it, and a state dict does not. Give each layer a module of its own, with the mask
+    of that layer. Sink logits that are learned and slopes are part of the state dict.
+    """
+
+    alibi_slopes: torch.Tensor | None
+    sink_logits: torch.Tensor | None
+
+    def __init__(
+        self, mask: Mask, *, scale: float | None = None, softcap: float | None = None,
+        n_heads: int | None = None, sink_logits: torch.Tensor | bool = False,
+        alibi_slopes: torch.Tensor | bool = False, normalizer: str = "softmax",
+        alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the module; kernels are built by the first call.
+
+        Args:
+            mask: which query sees which key.
+            scale: factor of q . k; D^-1/2 when None.
+            softcap: scores become softcap * tanh(score / softcap) first.
+            n_heads: query heads, for `sink_logits=True` and `alibi_slopes=True`.
+            sink_logits: fp32 [n_heads], a parameter with these values at first; True begins at 0.
+            alibi_slopes: fp32 [n_heads], a buffer; True takes those of Press, Smith and Lewis
+                (2022). A torch.nn.Parameter is trained.
+            normalizer: "softmax" or "entmax".
+            alpha: of entmax, from 1 to 2; 1.5 when None.
+            nan_safe: non-finite rows of v never reach a query that does not see them.
+            deterministic: gradients have the same bits on every run.
+
+        Raises:
+            NotAMask: `mask` is no mask (MC106).
+            BadOption: a number of heads is needed or contradicted (MC407).
+        """
+        super().__init__()
+        if not isinstance(mask, Mask):
+            raise not_a_mask("mc.nn.Attention", mask, caller() or "mask")
+        self.mask = mask
+        self.scale, self.softcap = scale, softcap
+        self.normalizer, self.alpha = normalizer, alpha
+        self.nan_safe, self.deterministic = nan_safe, deterministic
+        sinks = _of_heads("sink_logits", sink_logits, n_heads)
+        self.register_parameter("sink_logits", None if sinks is None else _parameter(sinks))
+        slopes = _of_heads("alibi_slopes", alibi_slopes, n_heads)
+        if isinstance(slopes, torch.nn.Parameter):
+            self.register_parameter("alibi_slopes", slopes)
+        else:
+            self.register_buffer("alibi_slopes", slopes)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False,
+        **data: Any,
+    ) -> Any:  # fmt: skip
+        """Attention of one call.
+
+        Args:
+            q: [B, Hq, Nq, D].
+            k: [B, Hkv, Nkv, D]; Hq is a multiple of Hkv.
+            v: [B, Hkv, Nkv, Dv].
+            return_lse: also return the log-sum-exp of every row.
+            **data: the mask's data and parameters by name.
+
+        Returns:
+            out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq].
+
+        Raises:
+            MaskcError: as `maskc.attention`.
+        """
+        return _attention(
+            q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
+            alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
+            normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
+            deterministic=self.deterministic, **data,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The mask, and what differs from plain attention."""
+        parts = [str(self.mask)]
+        for name in ("scale", "softcap", "alpha"):
+            if getattr(self, name) is not None:
+                parts.append(f"{name}={getattr(self, name):g}")
+        if self.normalizer != "softmax":
+            parts.append(f"normalizer={self.normalizer!r}")
+        parts += [f"{name}=True" for name in ("nan_safe", "deterministic") if getattr(self, name)]
+        return ", ".join(parts)
+
+
+class SplashAttention(torch.nn.Module):
+    """alpha-entmax over the k best keys of each query: SplashAttention.
+
+    Every head of every query keeps its `k_keep` best keys among those that it may see, and entmax
+    gives weight to some of these. Where entmax over all of them would give weight to at most
+    `k_keep` keys, the result is that of entmax without a selection.
+
+    After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); entmax is that of
+    Peters, Niculae and Martins (2019).
+    """
+
+    def __init__(
+        self, head_dim: int, alpha: float = 1.5, k_keep: int | None = 32,
+        sm_scale: float | None = None, *, causal: bool = True,
+    ) -> None:  # fmt: skip
+        """Make the module.
+
+        Args:
+            head_dim: elements per row of q and k.
+            alpha: of entmax, from 1 (softmax) to 2 (sparsemax).
+            k_keep: keys that are kept for each query; None keeps all.
+            sm_scale: factor of q . k; head_dim^-1/2 when None.
+            causal: whether a query sees only keys whose position is not behind its own.
+
+        Raises:
+            BadOption: a number is out of range (MC407).
+        """
+        super().__init__()
+        if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:
+            raise BadOption("head_dim", "a positive integer", repr(head_dim), at="head_dim")
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha <= 2:
+            raise BadOption("alpha", "a number in 1 .. 2", repr(alpha), at="alpha")
+        if k_keep is not None and (
+            isinstance(k_keep, bool) or not isinstance(k_keep, int) or k_keep < 1
+        ):
+            raise BadOption("k_keep", "a positive integer or None", repr(k_keep), at="k_keep")
+        self.head_dim, self.alpha, self.k_keep, self.causal = head_dim, alpha, k_keep, causal
+        self.sm_scale = head_dim**-0.5 if sm_scale is None else sm_scale
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        Q_idx: torch.Tensor | None = None, K_idx: torch.Tensor | None = None,
+        *, return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        """Attention of one call.
+
+        Args:
+            q: [B, Hq, Nq, head_dim].
+            k: [B, Hkv, Nkv, head_dim].
+            v: [B, Hkv, Nkv, Dv].
+            Q_idx: positions of the queries, integers [Nq] or [B, Nq], where the rows of q are not
+                the last tokens in their order; with K_idx.
+            K_idx: positions of the keys, [Nkv] or [B, Nkv]. With both, a query sees the keys with
+                K_idx[k] <= Q_idx[q].
+            return_lse: also return the log-sum-exp of every row.
+
+        Returns:
+            out [B, Hq, Nq, Dv], or (out, lse).
+
+        Raises:
+            BadShape: q has another head dimension, or positions do not fit the tensors (MC401).
+            BadOption: one of Q_idx and K_idx is missing, or they are floating-point (MC407).
+            MaskcError: as `maskc.attention`.
+        """
+        if q.shape[-1] != self.head_dim:
+            raise BadShape("q", tuple(q.shape), f"head_dim={self.head_dim}", at="q")
+        mask = self.mask(q, k, Q_idx, K_idx)
+        return _attention(
+            q, k, v, mask, scale=self.sm_scale, return_lse=return_lse, normalizer="entmax",
+            alpha=float(self.alpha),
+        )  # fmt: skip
+
+    def mask(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        Q_idx: Any = None,
+        K_idx: Any = None,
+    ) -> Mask:
+        """The mask of a call; arguments and errors as of `forward`."""
+        if (Q_idx is None) != (K_idx is None):
+            missing = "K_idx" if K_idx is None else "Q_idx"
+            raise BadOption(missing, "given where the other one is", "None", at=missing)
+        if Q_idx is None or not self.causal:
+            return _selected(self.k_keep, self.causal)
+        for name, x, tokens in (("Q_idx", Q_idx, q.shape[2]), ("K_idx", K_idx, k.shape[2])):
+            _check_positions(name, x, q.shape[0], tokens)
+        allowed = _allowed(Q_idx, K_idx)
+        return allowed if self.k_keep is None else topk(self.k_keep, of=allowed)
+
+    def extra_repr(self) -> str:
+        """The numbers."""
+        return (
+            f"head_dim={self.head_dim}, alpha={self.alpha:g}, k_keep={self.k_keep}, "
+            f"sm_scale={self.sm_scale:g}, causal={self.causal}"
+        )
+
+
+@lru_cache(maxsize=256)
+def _selected(k_keep: int | None, causal: bool) -> Mask:
+    from maskc.dsl.combinators import full
+
+    allowed = causal_mask() if causal else full()
+    return allowed if k_keep is None else topk(k_keep, of=allowed)
+
+
+def _allowed(q_idx: Any, k_idx: Any) -> Mask:
+    """Keep K_idx[k] <= Q_idx[q], with positions that sequences may have for themselves."""
+    if q_idx.ndim == 1 and k_idx.ndim == 1:
+        return where(lambda q, k: k_idx[k] <= q_idx[q])
+    q_rows, k_rows = (x if x.ndim == 2 else x[None] for x in (q_idx, k_idx))
+    return where(lambda b, h, q, k: k_rows[b, k] <= q_rows[b, q])
+
+
+def _check_positions(name: str, x: Any, batch: int, tokens: int) -> None:
+    if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.is_complex():
+        found = str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
+        raise BadOption(name, "a tensor of integers", found, at=name)
+    shape: Sequence[int] = tuple(x.shape)
+    if (
+        len(shape) not in (1, 2)
+        or shape[-1] != tokens
+        or (len(shape) == 2 and shape[0] not in (1, batch))
+    ):
+        raise BadShape(name, shape, f"[{tokens}] or [{batch}, {tokens}]", at=name)
+
+
+# ------------------------------------------------------------------ values per head
+
+
+def _of_heads(name: str, given: Any, n_heads: int | None) -> torch.Tensor | None:
+    """The values of `sink_logits` or `alibi_slopes`, or None."""
+    if given is None or given is False:
+        return None
+    if given is True:
+        if n_heads is None:
+            raise BadOption("n_heads", f"given beside {name}=True", "None", at="n_heads")
+        return torch.zeros(n_heads) if name == "sink_logits" else torch.tensor(_slopes(n_heads))
+    if not isinstance(given, torch.Tensor) or given.ndim != 1:
+        found = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+        raise BadOption(name, "True, False or a tensor [n_heads]", str(found), at=name)
+    if n_heads is not None and len(given) != n_heads:
+        raise BadOption(name, f"of {n_heads} heads", f"{len(given)}", at=name)
+    return given
+
+
+def _parameter(values: torch.Tensor) -> torch.nn.Parameter:
+    if isinstance(values, torch.nn.Parameter):
+        return values
+    return torch.nn.Parameter(values.detach().to(torch.float32).clone())
+
+
+def _fp32(values: torch.Tensor | None) -> torch.Tensor | None:
+    """fp32, which kernels take, of a module that was moved to half precision."""
+    return None if values is None else values.float()
+
+
+def _slopes(n_heads: int) -> list[float]:
+    """2^(-8 i / n) for i in 1 .. n; for other than powers of two as in the published code."""
+    power = 1 << (n_heads.bit_length() - 1)
+    found = [math.pow(2, -8 * i / power) for i in range(1, power + 1)]
+    found += [math.pow(2, -4 * i / power) for i in range(1, 2 * (n_heads - power) + 1, 2)]
+    return found

@@ -1,0 +1,167 @@
+"""The full text of every refusal around models of transformers (MC605 to MC609)."""
+
+# ruff: noqa: E501 - messages stand here as they are printed
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from maskc.core.errors import MaskcError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.support import models  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def ours(kind: str = "LlamaConfig", auto: str = "AutoModel", **options: Any) -> Any:
+    from maskc.integrations.transformers import register
+
+    register()
+    config = getattr(transformers, kind)(**options)
+    return getattr(transformers, auto).from_config(config, attn_implementation="maskc").eval()
+
+
+def llama(train: bool = False, options: dict[str, Any] | None = None, **inputs: Any) -> None:
+    model = ours("LlamaConfig", "AutoModelForCausalLM", **models.BASE | (options or {}))
+    model.train(train)
+    model(input_ids=IDS, **inputs)
+
+
+def deepseek() -> None:
+    ours(
+        "DeepseekV32Config", vocab_size=64, hidden_size=64, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16,
+        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, n_routed_experts=4,
+        num_experts_per_tok=2, first_k_dense_replace=2, index_topk=4, index_n_heads=2,
+        index_head_dim=16, n_group=1, topk_group=1,
+    )(input_ids=IDS)  # fmt: skip
+
+
+def t5() -> None:
+    model = ours("T5Config", vocab_size=64, d_model=64, d_kv=16, d_ff=64, num_layers=1, num_heads=4)
+    model(input_ids=IDS, decoder_input_ids=IDS)
+
+
+def other_lengths() -> None:
+    """A mask made for other keys than those that come."""
+    from maskc.integrations.transformers.attention import run
+    from maskc.integrations.transformers.carried import make_mask
+
+    q = torch.zeros(1, 2, 3, 16)
+    run(torch.nn.Module(), q, q, q, make_mask(1, 3, 5, 2))
+
+
+def no_mask() -> None:
+    from maskc.integrations.transformers.attention import run
+
+    q, k = torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 5, 16)
+    run(torch.nn.Module(), q, k, k, None, is_causal=True)
+
+
+def as_tensor() -> None:
+    from maskc.integrations.transformers.carried import make_mask
+
+    torch.where(make_mask(1, 3, 3, config=transformers.LlamaConfig()), 1, 0)
+
+
+IDS = torch.arange(3, 27)[None]
+PACKED = torch.cat([torch.arange(10), torch.arange(14)])[None]
+
+TEXTS = {
+    "longformer": (
+        lambda: ours("LongformerConfig", **models.ENCODER, attention_window=8),
+        "MC605  LongformerModel cannot run with attn_implementation='maskc': it computes attention by itself and never calls transformers' attention interface\n"
+        "    hint: load it with attn_implementation='eager'",
+    ),
+    "big_bird": (
+        lambda: ours("BigBirdConfig", **models.ENCODER | {"vocab_size": 99}),
+        "MC605  BigBirdModel cannot run with attn_implementation='maskc': it computes attention by itself and never calls transformers' attention interface\n"
+        "    hint: load it with attn_implementation='eager'",
+    ),
+    "dropout": (
+        lambda: llama(train=True, options={"attention_dropout": 0.1}),
+        "MC606  LlamaAttention of llama calls its attention with dropout=0.1, which maskc does not compute\n"
+        "    hint: set the dropout of attention in the model's config to 0, or call model.eval()",
+    ),
+    "position_bias": (
+        t5,
+        "MC606  T5Attention of t5 calls its attention with position_bias, which maskc does not compute\n"
+        "    hint: maskc adds no bias to scores: load the model with attn_implementation='eager'",
+    ),
+    "output_attentions": (
+        lambda: llama(output_attentions=True),
+        "MC606  LlamaAttention of llama calls its attention with output_attentions=True, which maskc does not compute\n"
+        "    hint: load the model with attn_implementation='eager' to look at attention weights",
+    ),
+    "unknown": (
+        lambda: llama(tree=torch.ones(1)),
+        "MC606  LlamaAttention of llama calls its attention with tree, which maskc does not compute\n"
+        "    hint: load the model with attn_implementation='eager'",
+    ),
+    "deepseek_v32": (
+        deepseek,
+        "MC607  deepseek_v32 takes elements ([...]) of its attention mask, which maskc keeps as a set and not as a tensor\n"
+        "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
+    ),
+    "torch_function": (
+        as_tensor,
+        "MC607  llama takes torch.where of its attention mask, which maskc keeps as a set and not as a tensor\n"
+        "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
+    ),
+    "packed_with_a_cache": (
+        lambda: llama(position_ids=PACKED),
+        "MC608  LlamaAttention of llama gets position_ids that start anew at token 10 of sequence 0, and a mask without packed sequences, so tokens would see other sequences\n"
+        "    hint: transformers packs only without a cache and without a mask: pass use_cache=False and attention_mask=None, also in training; some models never pack, so give them one sequence a row",
+    ),
+    "four_dimensions": (
+        lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.bool)),
+        "MC609  LlamaAttention of llama calls its attention with a mask of shape (1, 1, 24, 24), made outside of transformers' mask functions\n"
+        "    hint: pass a mask of two dimensions, [sequences, tokens], or None: maskc makes the rest itself",
+    ),
+    "lengths": (
+        other_lengths,
+        "MC609  Module calls its attention with 3 queries and 3 keys, and a mask for 3 and 5\n"
+        "    hint: load the model with attn_implementation='eager'",
+    ),
+    "no_mask": (
+        no_mask,
+        "MC609  Module calls its attention with is_causal=True, no mask, and 3 queries for 5 keys\n"
+        "    hint: nothing says where the queries are: load the model with attn_implementation='eager'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_a_refusal(name: str) -> None:
+    run, text = TEXTS[name]
+    with pytest.raises(MaskcError) as raised:
+        run()
+    assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("keyword", ["indices", "block_indices", "sinks"])
+def test_selections_of_the_model_are_never_ignored(keyword: str) -> None:
+    from maskc.core.errors import ModelArgument
+    from maskc.integrations.transformers.attention import run
+
+    q = torch.zeros(1, 2, 3, 16)
+    with pytest.raises(ModelArgument, match=keyword):
+        run(torch.nn.Module(), q, q, q, None, **{keyword: torch.zeros(1, dtype=torch.long)})
+
+
+def test_a_packed_batch_that_the_model_never_packs_is_refused() -> None:
+    """gpt-oss hands no position_ids to its mask, so eager attention leaks here."""
+    from maskc.core.errors import PackingLost
+
+    pair = models.decoder("gpt_oss")
+    with pytest.raises(PackingLost, match="GptOssAttention of gpt_oss"):
+        pair.ours(input_ids=IDS, position_ids=PACKED, use_cache=False)

@@ -1,0 +1,271 @@
+"""mc.nn: modules that state_dict, torch.save, torch.compile, copies and DDP take."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import maskc as mc
+from maskc.core.errors import BadOption, BadShape, NotAMask
+
+torch = pytest.importorskip("torch")
+
+N, H, D = 20, 4, 16
+MASK = mc.causal() & (mc.sinks(2) | mc.window(5))
+
+
+def operands(batch: int = 2, heads_kv: int = 2) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(batch, h, N, D, requires_grad=True) for h in (H, heads_kv, heads_kv))
+
+
+def dense(q: Any, k: Any, v: Any, mask: mc.Mask = MASK, sinks: Any = None) -> Any:
+    """The same in plain PyTorch."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~torch.as_tensor(mask.dense(q.shape[2], k.shape[2])), -torch.inf)
+    if sinks is not None:
+        extra = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, extra], -1).softmax(-1)[..., :-1] @ v
+    return scores.softmax(-1) @ v
+
+
+class Model(torch.nn.Module):
+    """Two layers, each with its own mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.ModuleList([torch.nn.Linear(H * D, 3 * H * D) for _ in range(2)])
+        self.attend = torch.nn.ModuleList([
+            mc.nn.Attention(MASK, n_heads=H, sink_logits=True), mc.nn.Attention(mc.causal())
+        ])  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        for project, attend in zip(self.project, self.attend, strict=True):
+            q, k, v = project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+            x = x + attend(q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_importing_maskc_does_not_import_torch() -> None:
+    script = (
+        "import sys, maskc; print('torch' in sys.modules); maskc.nn; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+def test_results_and_gradients() -> None:
+    q, k, v = operands()
+    sinks = torch.tensor([0.5, -1.0, 0.0, 2.0])
+    module = mc.nn.Attention(MASK, sink_logits=sinks)
+    out = module(q, k, v)
+    mine = torch.autograd.grad(out.pow(2).sum(), (q, k, v, module.sink_logits))
+    given = sinks.clone().requires_grad_()
+    right = dense(q, k, v, sinks=given)
+    torch.testing.assert_close(out, right)
+    theirs = torch.autograd.grad(right.pow(2).sum(), (q, k, v, given))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    with_lse, lse = module(q, k, v, return_lse=True)
+    torch.testing.assert_close(with_lse, out)
+    assert lse.shape == (2, H, N)
+
+
+def test_data_and_options_reach_the_call() -> None:
+    q, k, v = operands()
+    ids = torch.arange(N) // 7
+    module = mc.nn.Attention(mc.causal() & mc.documents("doc"), scale=0.3, softcap=5.0)
+    right = mc.attention(
+        q, k, v, mc.causal() & mc.documents("doc"), scale=0.3, softcap=5.0, doc=ids
+    )
+    assert torch.equal(module(q, k, v, doc=ids), right)
+    assert repr(module) == "Attention(causal() & documents('doc'), scale=0.3, softcap=5)"
+    slopes = mc.nn.Attention(MASK, n_heads=H, alibi_slopes=True)
+    assert slopes.alibi_slopes.tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
+    right = mc.attention(q, k, v, MASK, alibi_slopes=slopes.alibi_slopes)
+    assert torch.equal(slopes(q, k, v), right)
+    assert mc.nn.Attention(MASK, n_heads=12, alibi_slopes=True).alibi_slopes[8] == 2**-0.5
+
+
+def test_what_a_state_dict_holds() -> None:
+    model = Model()
+    assert [n for n in model.state_dict() if "attend" in n] == ["attend.0.sink_logits"]
+    with torch.no_grad():
+        model.attend[0].sink_logits.normal_()
+    other = Model()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, N, H * D)
+    assert torch.equal(model(x), other(x))
+    assert mc.nn.Attention(MASK, n_heads=H, alibi_slopes=True).state_dict().keys() == {
+        "alibi_slopes"
+    }
+
+
+def test_copies_and_files() -> None:
+    model, x = Model(), torch.randn(2, N, H * D)
+    right = model(x)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for twin in (
+        copy.deepcopy(model),
+        torch.load(file, weights_only=False),
+        torch.optim.swa_utils.AveragedModel(model),
+    ):
+        assert torch.equal(twin(x), right)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).keys() == model.state_dict().keys()
+
+
+def test_half_precision_keeps_sinks_in_reach() -> None:
+    q, k, v = (x.detach().bfloat16() for x in operands())
+    module = mc.nn.Attention(MASK, sink_logits=torch.ones(H)).to(torch.bfloat16)
+    right = mc.attention(q, k, v, MASK, sink_logits=torch.ones(H))
+    assert torch.equal(module(q, k, v), right)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_graph_without_breaks() -> None:
+    model, x = Model(), torch.randn(2, N, H * D)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    grads = []
+    for run in (model, compiled):
+        model.zero_grad()
+        run(x).pow(2).mean().backward()
+        grads.append([weight.grad.clone() for weight in model.parameters()])
+    torch.testing.assert_close(*grads)
+
+
+DDP = """
+import os, sys, torch
+import torch.distributed as dist
+sys.path.insert(0, {folder!r})
+from tests.unit.test_nn import Model, H, D, N
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+torch.manual_seed(0)
+alone = Model()
+model = torch.nn.parallel.DistributedDataParallel(Model())
+model.module.load_state_dict(alone.state_dict())
+x = torch.randn(4, N, H * D)
+model(x[2 * rank : 2 * rank + 2]).pow(2).mean().backward()
+alone(x).pow(2).mean().backward()
+for mine, right in zip(model.parameters(), alone.parameters()):
+    torch.testing.assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-6)
+print("equal")
+dist.destroy_process_group()
+"""
+
+
+def test_ddp_on_two_processes(tmp_path: Any) -> None:
+    from pathlib import Path
+
+    script = DDP.format(folder=str(Path(__file__).parents[2]))
+    place = str(tmp_path / "rendezvous")
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", script, str(rank), place],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in both:
+        out, err = process.communicate(timeout=120)
+        assert out.strip() == "equal", err
+
+
+# ---------------------------------------------------------------- SplashAttention
+
+
+def entmax(scores: Any, alpha: float) -> Any:
+    """alpha-entmax by bisection, fp64: p = relu((alpha - 1) s - tau)^(1 / (alpha - 1))."""
+    a = alpha - 1
+    z = scores.double() * a
+    low, high = z.amax(-1, keepdim=True) - 1, z.amax(-1, keepdim=True)
+    for _ in range(100):
+        tau = (low + high) / 2
+        total = (z - tau).clamp(min=0).pow(1 / a).sum(-1, keepdim=True)
+        low, high = torch.where(total >= 1, tau, low), torch.where(total >= 1, high, tau)
+    return (z - low).clamp(min=0).pow(1 / a)
+
+
+def splash(q: Any, k: Any, v: Any, keep: Any, k_keep: int | None, alpha: float) -> Any:
+    """The definition: the best keys among those that are kept, then entmax."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT * D**-0.5).masked_fill(~keep, -torch.inf)
+    if k_keep is not None:
+        best = scores.topk(k_keep, -1).values[..., -1:]
+        scores = scores.masked_fill(scores < best, -torch.inf)
+    weights = entmax(scores, alpha).nan_to_num(0.0)
+    return (weights @ v.double()).float()
+
+
+@pytest.mark.parametrize("k_keep", [None, 6])
+def test_splash_attention(k_keep: int | None) -> None:
+    q, k, v = operands()
+    module = mc.nn.SplashAttention(D, alpha=1.5, k_keep=k_keep)
+    out = module(q, k, v)
+    right = splash(q, k, v, torch.ones(N, N).tril().bool(), k_keep, 1.5)
+    torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-5)
+    mine = torch.autograd.grad(out.pow(2).sum(), (q, k, v))
+    assert all(bool(grad.isfinite().all()) for grad in mine)
+    assert sum(bool(grad.abs().max() > 0) for grad in mine) == 3
+
+
+def test_splash_attention_with_positions_of_its_own() -> None:
+    """Tokens in another order: the result is the permuted one."""
+    q, k, v = operands()
+    module = mc.nn.SplashAttention(D, k_keep=6)
+    order_q, order_k = (torch.stack([torch.randperm(N) for _ in range(2)]) for _ in range(2))
+
+    def permuted(x: Any, order: Any) -> Any:
+        return torch.stack([row[:, places] for row, places in zip(x, order, strict=True)])
+
+    out = module(permuted(q, order_q), permuted(k, order_k), permuted(v, order_k), order_q, order_k)
+    torch.testing.assert_close(out, permuted(module(q, k, v), order_q), rtol=1e-4, atol=1e-5)
+    shared = module(q[:, :, order_q[0]], k, v, order_q[0], torch.arange(N))
+    torch.testing.assert_close(shared, module(q, k, v)[:, :, order_q[0]], rtol=1e-4, atol=1e-5)
+
+
+def test_splash_attention_goes_where_modules_go() -> None:
+    q, k, v = operands()
+    module = mc.nn.SplashAttention(D, alpha=1.5, k_keep=6, sm_scale=0.2)
+    assert repr(module) == (
+        "SplashAttention(head_dim=16, alpha=1.5, k_keep=6, sm_scale=0.2, causal=True)"
+    )
+    assert torch.equal(copy.deepcopy(module)(q, k, v), module(q, k, v))
+    assert not module.state_dict()
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def test_mistakes() -> None:
+    q, k, v = operands()
+    with pytest.raises(NotAMask, match=r"mc\.nn\.Attention"):
+        mc.nn.Attention(torch.ones(3, 3))
+    with pytest.raises(BadOption, match="n_heads must be given beside sink_logits=True"):
+        mc.nn.Attention(MASK, sink_logits=True)
+    with pytest.raises(BadOption, match="sink_logits must be of 2 heads, found 4"):
+        mc.nn.Attention(MASK, n_heads=2, sink_logits=torch.zeros(4))
+    with pytest.raises(BadOption, match="alibi_slopes must be True, False or a tensor"):
+        mc.nn.Attention(MASK, alibi_slopes=3)
+    for options in ({"alpha": 3}, {"k_keep": 0}, {"head_dim": 0}):
+        with pytest.raises(BadOption):
+            mc.nn.SplashAttention(**{"head_dim": D} | options)
+    module = mc.nn.SplashAttention(D)
+    with pytest.raises(BadOption, match="K_idx must be given where the other one is"):
+        module(q, k, v, torch.arange(N))
+    with pytest.raises(BadShape, match="Q_idx"):
+        module(q, k, v, torch.arange(N - 1), torch.arange(N))
+    with pytest.raises(BadOption, match="K_idx must be a tensor of integers"):
+        module(q, k, v, torch.arange(N), torch.rand(N))
+    with pytest.raises(BadShape, match="head_dim=8"):
+        mc.nn.SplashAttention(8)(q, k, v)

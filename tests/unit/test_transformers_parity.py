@@ -1,0 +1,134 @@
+"""Tiny models of transformers against eager attention: forward, backward, generate, packing."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.support import models  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+FORWARD = 2e-6
+"""Of the largest value; eager's own rounding in fp32 is of this size."""
+BACKWARD = 2e-5
+
+
+decoder, encoder = cache(models.decoder), cache(models.encoder)
+
+
+def near(ours: Any, eager: Any, share: float = FORWARD) -> None:
+    worst = (ours - eager).abs().max().item()
+    assert worst <= share * max(eager.abs().max().item(), 1), worst
+
+
+def same_gradients(pair: models.Pair, **inputs: Any) -> None:
+    """The gradient of a sum over all real tokens, of every parameter."""
+    real = inputs.pop("real", None)
+    losses = []
+    for model in pair:
+        model.zero_grad()
+        logits = model(**inputs).logits
+        loss = logits[real].pow(2).mean() if real is not None else logits.pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    theirs = dict(pair.eager.named_parameters())
+    seen = 0
+    for name, weight in pair.ours.named_parameters():
+        grad = theirs[name].grad
+        assert (weight.grad is None) == (grad is None), name
+        if grad is not None:
+            seen += 1
+            scale = max(grad.abs().max().item(), 1e-3)
+            assert (weight.grad - grad).abs().max().item() <= BACKWARD * scale, name
+    assert seen
+
+
+@pytest.mark.parametrize("name", models.DECODERS)
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_logits(name: str, side: str) -> None:
+    pair = decoder(name)
+    ids, mask = models.tokens(side)
+    with torch.no_grad():
+        ours, eager = (m(input_ids=ids, attention_mask=mask).logits for m in pair)
+    near(ours[mask.bool()], eager[mask.bool()])
+
+
+@pytest.mark.parametrize("name", models.DECODERS)
+def test_gradients(name: str) -> None:
+    ids, mask = models.tokens("left")
+    same_gradients(decoder(name), input_ids=ids, attention_mask=mask, real=mask.bool())
+
+
+@pytest.mark.parametrize("name", models.DECODERS)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generated_tokens(name: str, cache: str) -> None:
+    ids, mask = models.tokens("left")
+    if name == "qwen3_next" and cache == "static":
+        pytest.skip("its layers have a cache of their own")
+    ours, eager = (
+        m.generate(
+            ids, attention_mask=mask, max_new_tokens=12, do_sample=False,
+            cache_implementation=cache, disable_compile=True,
+        )
+        for m in decoder(name)
+    )  # fmt: skip
+    assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("name", [n for n in models.DECODERS if n != "gpt_oss"])
+def test_packed_sequences(name: str) -> None:
+    pair = decoder(name)
+    ids, positions = models.packed()
+    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    with torch.no_grad():
+        ours, eager = (m(**inputs).logits for m in pair)
+    near(ours, eager)
+    if name in ("llama", "mistral", "gemma3"):  # each sequence alone
+        with torch.no_grad():
+            alone = pair.ours(input_ids=ids[:1, 9:13], use_cache=False).logits
+        near(ours[:1, 9:13], alone)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "llama4"])
+def test_checkpointing(name: str) -> None:
+    pair = models.decoder(name)
+    for model in pair:
+        model.train()
+        model.gradient_checkpointing_enable()
+    ids, mask = models.tokens("left")
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    same_gradients(pair, real=mask.bool(), **inputs)
+
+
+@pytest.mark.parametrize("name", models.ENCODERS)
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_encoders(name: str, side: str) -> None:
+    pair = encoder(name)
+    ids, mask = models.tokens(side)
+    with torch.no_grad():
+        ours, eager = (m(input_ids=ids, attention_mask=mask).logits for m in pair)
+    near(ours[mask.bool()], eager[mask.bool()])
+    if side == "left":
+        same_gradients(pair, input_ids=ids, attention_mask=mask, real=mask.bool())
+
+
+def test_images() -> None:
+    options = {
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "image_size": 8, "patch_size": 2,
+    }  # fmt: skip
+    pair = models.pair("ViTConfig", "AutoModel", options)
+    pixels = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        ours, eager = (m(pixel_values=pixels).last_hidden_state for m in pair)
+    near(ours, eager)
