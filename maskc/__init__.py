@@ -51,9 +51,15 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask on demand: importing maskc loads no runtime."""
+    """CompiledMask and the patterns on demand: importing maskc loads no runtime."""
     if name == "CompiledMask":
         from maskc.runtime.compiled import CompiledMask
 
         return CompiledMask
-    raise AttributeError(f"module 'maskc' has no attribute {name!r}")
+    if name == "patterns":
+        from importlib import import_module
+
+        return import_module("maskc.patterns")
+    from maskc.dsl.meant import meant
+
+    raise AttributeError(f"module 'maskc' has no attribute {name!r}{meant(name, globals())}")

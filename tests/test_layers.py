@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",
     },
+    "patterns": {"dsl"},
     "testing": {"dsl", "reference", "ir", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
