@@ -56,7 +56,7 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask and nn on demand: importing maskc loads no runtime and no torch."""
+    """CompiledMask, nn and the patterns on demand: importing maskc loads no torch."""
     if name == "nn":
         from importlib import import_module
 
@@ -65,4 +65,10 @@ def __getattr__(name: str) -> object:
         from maskc.runtime.compiled import CompiledMask
 
         return CompiledMask
-    raise AttributeError(f"module 'maskc' has no attribute {name!r}")
+    if name == "patterns":
+        from importlib import import_module
+
+        return import_module("maskc.patterns")
+    from maskc.dsl.meant import meant
+
+    raise AttributeError(f"module 'maskc' has no attribute {name!r}{meant(name, globals())}")

@@ -28,6 +28,7 @@ from maskc.core.expr import NEVER
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import structure
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def compile(
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
     chosen = Target.named(target or default_target(wanted))
     recipe = Recipe(mask, wanted, chosen, name)
-    inputs = (mask, tuple(_places(mask)), wanted, chosen.name, name)
+    inputs = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
 
@@ -118,6 +119,11 @@ class Recipe:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Recipe, self._made_of
+
+    @property
+    def mask(self) -> Mask:
+        """The mask that was compiled, without what its formulas captured."""
+        return self._made_of[0]
 
     @cached_property
     def plan(self) -> KernelPlan:
@@ -219,6 +225,19 @@ def dense(
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
     return reference(mask, n_q, n_kv, n_heads=n_heads, **options)
+
+
+def explained(
+    mask: Mask, *, head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
+    target: str | None,
+) -> str:  # fmt: skip
+    """See Mask.explain."""
+    from maskc.ir.heads import heads_of
+    from maskc.runtime.device import default_target
+
+    mask, _ = emptied(mask)
+    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
+    return Recipe(mask, wanted, Target.named(target or default_target(wanted)), "mask")()
 
 
 def layout(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> BlockLayout:

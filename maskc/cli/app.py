@@ -13,6 +13,8 @@ from maskc.cli.bench import bench
 from maskc.cli.compile import compile_command
 from maskc.cli.doctor import doctor
 from maskc.cli.explain import explain
+from maskc.cli.output import done
+from maskc.cli.patterns import init, patterns
 from maskc.cli.verify import verify
 from maskc.cli.visualize import visualize
 from maskc.core.errors import MaskcError, SeveralErrors
@@ -36,6 +38,7 @@ class Commands(click.Group):
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except MaskcError as error:
+            done()
             _show(error, ctx.meta[_JSON])
             ctx.exit(error.exit_code)
         except click.UsageError as error:
@@ -53,13 +56,14 @@ class Commands(click.Group):
 def main() -> None:
     """Attention masks as sets: exact layouts, readable kernels, importable modules.
 
+    FILE is a pattern file or the name of a published mask (maskc patterns lists them).
     A pattern file is Python and is run; --expr parses a mask expression and runs nothing.
     Results go to stdout, everything else to stderr. Exit codes: 0 fine, 1 the pattern or the
     build failed, 2 usage, 3 drift or a failed check.
     """
 
 
-for command in (compile_command, visualize, explain, verify, bench, doctor):
+for command in (compile_command, visualize, explain, verify, bench, doctor, patterns, init):
     main.add_command(command)
 
 

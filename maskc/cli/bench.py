@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
     HEADS,
+    LENGTH,
     Asked,
-    data_of,
+    data_options,
     json_option,
     length_options,
     mask_source,
     problem_options,
-    seed_option,
 )
-from maskc.cli.output import told, write_json, write_table
+from maskc.cli.output import echo, told, write_json, write_table
 from maskc.core.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from maskc.cli.given import Arrays
 
 Row = dict[str, Any]
 
@@ -27,7 +30,7 @@ Row = dict[str, Any]
 @click.command(short_help="Time the kernel beside what torch has, checked.")
 @mask_source
 @problem_options
-@length_options(4096)
+@length_options("that of --data, else 4096")
 @click.option(
     "--kv-heads", type=click.IntRange(1), metavar="H",
     help="Key/value heads; as --heads, if not given.",
@@ -37,11 +40,11 @@ Row = dict[str, Any]
     "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
 )
 @click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
-@seed_option
+@data_options(LENGTH)
 @json_option
 def bench(
     found: list[Entry], asked: Asked, n: int, n_kv: int, kv_heads: int | None, batch: int,
-    direction: str, repeats: int, seed: int, as_json: bool,
+    direction: str, repeats: int, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Time the mask of FILE, where torch is installed beside its attention; check every result.
 
@@ -62,7 +65,7 @@ def bench(
             problem = asked.problem(entry.mask)
             case = Case(
                 entry.name, entry.mask, batch, heads, kv_heads or heads, n, n_kv, asked.head_dim,
-                problem.dtype, data_of(entry, n, n_kv, seed),
+                problem.dtype, arrays.of(entry, n, n_kv),
             )  # fmt: skip
             target = asked.chosen(problem)
             about = about or environment(device_of(target))
@@ -88,7 +91,7 @@ def _write(rows: list[Row], notes: list[str], about: dict[str, object]) -> None:
         row["impl"] == name for row in rows)] if isinstance(rivals, dict) else []  # fmt: skip
     known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
     lines += [*(f"note: {note}" for note in notes), known]
-    click.echo("\n" + "\n".join(lines))
+    echo("\n" + "\n".join(lines))
 
 
 def _cells(row: Row) -> Iterator[str]:

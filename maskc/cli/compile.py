@@ -19,19 +19,20 @@ from maskc.cli.generated import (
     manifest_text,
 )
 from maskc.cli.options import (
+    LENGTH,
     Asked,
-    data_of,
+    data_options,
     json_option,
     length_options,
     mask_source,
     problem_options,
-    seed_option,
 )
-from maskc.cli.output import one_by_one, write_file, write_json
+from maskc.cli.output import echo, one_by_one, write_file, write_json
 from maskc.cli.stages import STAGES, stage_text
 from maskc.core.errors import ExtraMissing, NoCompiler, UsageMistake
 
 if TYPE_CHECKING:
+    from maskc.cli.given import Arrays
     from maskc.plan.types import KernelPlan
 
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     help="Write each pattern's module and its sources here; - prints them.",
 )  # fmt: skip
 @problem_options
-@length_options(4096)
+@length_options("that of --data, else 4096")
 @click.option("--emit", type=click.Choice(STAGES), help="Print the value at one stage.")
 @click.option(
     "--manifest",
@@ -55,11 +56,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help=f"Compare with --manifest, or with the files in -o (or {FOLDER}); exit 3 on drift.",
 )
-@seed_option
+@data_options(LENGTH)
 @json_option
 def compile_command(
     found: list[Entry], output: str | None, asked: Asked, n: int, n_kv: int, emit: str | None,
-    manifest: Path | None, check: bool, seed: int, as_json: bool,
+    manifest: Path | None, check: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile the patterns of FILE, or of every *.py in a folder.
 
@@ -82,9 +83,9 @@ def compile_command(
             entry.name: stage_text(entry, asked, emit, n, n_kv)
             for entry in one_by_one(found, "compiling")
         }
-        write_json({emit: texts}) if as_json else click.echo(_joined(texts), nl=False)
+        write_json({emit: texts}) if as_json else echo(_joined(texts), nl=False)
     else:
-        _summaries(found, asked, n, n_kv, seed, as_json)
+        _summaries(found, asked, n, n_kv, arrays, as_json)
 
 
 def _modules(
@@ -98,7 +99,7 @@ def _modules(
         files |= own
         left_out += without
     for each in left_out:
-        click.echo(str(each), err=True)
+        echo(str(each), err=True)
     made: list[str] | dict[str, str]
     if check:
         folder = Path(output or FOLDER)
@@ -115,7 +116,7 @@ def _modules(
     if as_json:
         write_json({what: made, "left_out": [each.as_dict() for each in left_out]})
     else:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
 
 
 def _manifest(found: list[Entry], file: Path, asked: Asked, check: bool, as_json: bool) -> None:
@@ -129,7 +130,7 @@ def _manifest(found: list[Entry], file: Path, asked: Asked, check: bool, as_json
     if as_json:
         write_json({"checked" if check else "written": rows})
     else:
-        click.echo(f"{len(rows)} patterns and targets {what} {file}")
+        echo(f"{len(rows)} patterns and targets {what} {file}")
 
 
 def _joined(texts: dict[str, str]) -> str:
@@ -144,14 +145,14 @@ def _joined(texts: dict[str, str]) -> str:
 
 
 def _summaries(
-    found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_json: bool
+    found: list[Entry], asked: Asked, n: int, n_kv: int, arrays: Arrays, as_json: bool
 ) -> None:
     summaries = []
     for entry in one_by_one(found, "compiling"):
-        data = data_of(entry, n, n_kv, seed)
+        data = arrays.of(entry, n, n_kv)
         summaries.append(_summary(entry, asked, n, n_kv, data))
         if not as_json:
-            click.echo(_as_text(summaries[-1]))
+            echo(_as_text(summaries[-1]))
     if as_json:
         write_json({"patterns": summaries})
 

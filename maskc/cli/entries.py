@@ -67,7 +67,8 @@ def entries(
     """All masks the arguments name, in file order.
 
     Args:
-        path: a pattern file, or a folder, which means every *.py in it.
+        path: a pattern file, a folder, which means every *.py in it, or the name of a pattern of
+            the library.
         expr: a mask expression, instead.
         settings: `name=value` texts; each must be a parameter somewhere.
         pattern: only the pattern of this name.
@@ -97,10 +98,30 @@ def _from_expr(expr: str) -> dict[str, Pattern[...] | Mask]:
     return {"mask": parse(expr)}
 
 
+def _place_of(path: str) -> Path:
+    """The path, or that of the library's pattern of this name; what lies here comes first.
+
+    Raises:
+        UsageMistake: there is neither, and it looks like a name (MC603).
+    """
+    from maskc import patterns
+
+    if os.path.exists(path) or not path.isidentifier():
+        return Path(path)
+    if path not in patterns.names():
+        near = get_close_matches(path, patterns.names(), n=2)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageMistake(
+            f"there is neither a file nor a published pattern {path!r}",
+            f"{meant}`maskc patterns` lists them", at="FILE",
+        )  # fmt: skip
+    return patterns.about(path).file
+
+
 def _from_files(path: str) -> dict[str, Pattern[...] | Mask]:
     from maskc.dsl.loader import load
 
-    place = Path(path)
+    place = _place_of(path)
     files = [place]
     if os.path.isdir(path):
         files = sorted(

@@ -8,31 +8,34 @@ import click
 
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
+    LENGTH,
     Asked,
-    data_of,
+    data_options,
     json_option,
     length_options,
     mask_source,
     problem_options,
-    seed_option,
 )
-from maskc.cli.output import one_by_one, write_json
+from maskc.cli.output import echo, one_by_one, write_json
 from maskc.cli.stages import plan_entry
 
 if TYPE_CHECKING:
+    from maskc.cli.given import Arrays
     from maskc.plan.types import KernelPlan
 
 
 @click.command(short_help="Say what was proved, what it costs, and why this plan.")
 @mask_source
 @problem_options
-@length_options(4096)
-@seed_option
+@length_options("that of --data, else 4096")
+@data_options(LENGTH)
 @json_option
-def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_json: bool) -> None:
+def explain(
+    found: list[Entry], asked: Asked, n: int, n_kv: int, arrays: Arrays, as_json: bool
+) -> None:
     """Pieces, facts with their proofs, costs as formulas and at --n tokens, and the plan.
 
-    Costs of a mask that reads data are those of made-up data.
+    Costs of a mask that reads data are those of --data, or of made-up data.
     """
     from maskc.cli.costs import cost_lines, costs
     from maskc.plan import explain as plan_report
@@ -40,14 +43,14 @@ def explain(found: list[Entry], asked: Asked, n: int, n_kv: int, seed: int, as_j
     reports = []
     for entry in one_by_one(found, "explaining"):
         plan = plan_entry(entry, asked)
-        cost = costs(entry.mask, plan, n, n_kv, data_of(entry, n, n_kv, seed))
+        cost = costs(entry.mask, plan, n, n_kv, arrays.of(entry, n, n_kv))
         if as_json:
             times = plan_report.predicted(plan, n, n_kv)
             reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": times})
             continue
         text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n")]
         chosen = plan_report.parts_choice(plan, n, n_kv) + plan_report.time_lines(plan, n, n_kv)
-        click.echo("\n".join([*text, *cost_lines(cost), *chosen, ""]))
+        echo("\n".join([*text, *cost_lines(cost), *chosen, ""]))
     if as_json:
         write_json({"patterns": reports})
 

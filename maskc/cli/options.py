@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from maskc.cli.output import FilePath
+from maskc.cli.output import FilePath, done, echo, now
 from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
@@ -20,14 +22,30 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+LENGTH = 4096
+"""Queries and keys where nothing says how many."""
 HEADS = 8
 """Query heads where a formula computes with the head's number and nobody said how many."""
 
 
-def mask_source(command: Command) -> Command:
-    """FILE, --expr, --set and --pattern; the command gets `found`, a list of Entry."""
+def _names_and_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """What a shell offers for FILE: patterns of the library, and files."""
+    from maskc import patterns
 
-    @click.argument("file", required=False, type=FilePath())
+    names = [name for name in patterns.names() if name.startswith(incomplete)]
+    files = CompletionItem(incomplete, type="file")
+    return [*map(CompletionItem, names if incomplete else []), files]
+
+
+def mask_source(command: Command) -> Command:
+    """FILE, --expr, --set and --pattern; the command gets `found`, a list of Entry.
+
+    FILE is a path, or the name of a pattern of the library.
+    """
+
+    @click.argument("file", required=False, type=FilePath(), shell_complete=_names_and_files)
     @click.option("--expr", metavar="E", help="A mask expression instead of a file; runs no code.")
     @click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a parameter."
@@ -40,9 +58,51 @@ def mask_source(command: Command) -> Command:
     ) -> Any:  # fmt: skip
         from maskc.cli.entries import entries
 
-        return command(found=entries(file, expr, settings, pattern), **rest)
+        now(f"reading {file}" if file else "reading")
+        found = entries(file, expr, settings, pattern)
+        done()
+        return command(found=found, **rest)
 
     return wrapped
+
+
+def tokens(text: str) -> int:
+    """A number of tokens: 4096, 1_000_000, 1e6; 128k = 128 * 1024, 1M = 1024 * 1024.
+
+    Raises:
+        ValueError: the text is no whole number of tokens.
+    """
+    scale = {"k": 1 << 10, "m": 1 << 20}.get(text[-1:].lower(), 1)
+    digits = text[:-1] if scale > 1 else text
+    try:
+        return int(digits) * scale
+    except ValueError:
+        number = Decimal(digits) * scale if digits.isascii() else Decimal("nan")
+        if not number.is_finite() or number.adjusted() > 30 or number != int(number):
+            raise ValueError(text) from None
+        return int(number)
+
+
+class LengthType(click.ParamType[int]):
+    """A number of tokens, see `tokens`."""
+
+    name = "length"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number."""
+        if isinstance(value, int):
+            return value
+        try:
+            number = tokens(str(value).strip())
+        except (ValueError, ArithmeticError):
+            self.fail(
+                f"{value!r} is no number of tokens, such as 4096, 1e6, 128k or 1M", param, ctx
+            )
+        if number < 0:
+            self.fail(f"{value} is not in the range x>=0.", param, ctx)
+        return number
 
 
 @dataclass(frozen=True)
@@ -104,14 +164,17 @@ def problem_options(command: Command) -> Command:
 
     @click.option(
         "--target", "targets", multiple=True, metavar="T",
-        help="cpu, sm_80, ...; what this machine has, if not given.",
+        help="cpu, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not given.",
     )  # fmt: skip
     @wraps(command)
     def wrapped(targets: tuple[str, ...], asked: Asked, **rest: Any) -> Any:
         from maskc.core.target import Target
 
-        named = tuple(Target.named(each).name for each in dict.fromkeys(targets))
-        return command(asked=replace(asked, targets=named), **rest)
+        for each in targets:
+            if (serving := Target.named(each).name) != each:
+                echo(f"{each} runs the kernels of {serving}", err=True)
+        named = dict.fromkeys(Target.named(each).name for each in targets)
+        return command(asked=replace(asked, targets=tuple(named)), **rest)
 
     return cost_options(wrapped)
 
@@ -141,23 +204,21 @@ def cost_options(command: Command) -> Command:
     return wrapped
 
 
-def length_options(default: int | None) -> Callable[[Command], Command]:
-    """--n and --n-kv; the command gets `n` and `n_kv`, the second one filled in."""
-    several = "several lengths" if default is None else True
+def length_options(default: str) -> Callable[[Command], Command]:
+    """--n and --n-kv; the command gets `n` and `n_kv`, both None where neither was given.
+
+    Args:
+        default: what help says happens without --n.
+    """
 
     def decorate(command: Command) -> Command:
         @click.option(
-            "--n",
-            type=click.IntRange(0),
-            default=default,
-            show_default=several,
-            metavar="N",
-            help="Queries.",
-        )
-        @click.option(
-            "--n-kv", type=click.IntRange(0), metavar="N",
-            help="Keys; as many as queries, if not given.",
+            "--n", type=LengthType(), metavar="N",
+            help=f"Queries: 4096, 1e6, 128k (of 1024), 1M.  [default: {default}]",
         )  # fmt: skip
+        @click.option(
+            "--n-kv", type=LengthType(), metavar="N", help="Keys; as many as queries, if not given."
+        )
         @wraps(command)
         def wrapped(n: int | None, n_kv: int | None, **rest: Any) -> Any:
             if n is None and n_kv is not None:
@@ -176,19 +237,37 @@ def json_option(command: Command) -> Command:
     )
 
 
-def seed_option(command: Command) -> Command:
-    """--seed; the command gets `seed`."""
-    return click.option(
-        "--seed", type=int, default=0, show_default=True, help="Of random inputs and made-up data."
-    )(command)
+def data_options(fallback: int | None) -> Callable[[Command], Command]:
+    """--data and --seed; the command gets `arrays`, and lengths that fit those of --data.
 
+    Args:
+        fallback: queries and keys where nothing says how many; None leaves that to the command.
+    """
 
-def data_of(entry: Entry, n_q: int, n_kv: int, seed: int, quiet: bool = False) -> dict[str, object]:
-    """Made-up arrays for the data a mask reads, and the parameters that were set."""
-    from maskc.verify.samples import sample_data
+    def decorate(command: Command) -> Command:
+        @click.option(
+            "--data", "files", multiple=True, metavar="NAME=FILE",
+            help="What the mask reads: *.npy, *.npz, *.json, cu_seqlens:FILE, parents:FILE; "
+            "made up, if not given.",
+        )  # fmt: skip
+        @click.option(
+            "--seed", type=int, default=0, show_default=True,
+            help="Of random inputs and made-up data.",
+        )  # fmt: skip
+        @wraps(command)
+        def wrapped(
+            files: tuple[str, ...], seed: int, found: list[Entry], n: int | None,
+            n_kv: int | None, **rest: Any,
+        ) -> Any:  # fmt: skip
+            from maskc.cli.given import Arrays, read_all
 
-    data = sample_data(entry.mask, n_q, n_kv, seed)
-    if data and not quiet:
-        names = ", ".join(data)
-        click.echo(f"{entry.name}: {names} made up, seed {seed}", err=True)
-    return {**data, **entry.params}
+            arrays = Arrays(seed, read_all(files, found))
+            if n is None and (shape := arrays.shape(found)) is not None:
+                n, n_kv = shape
+            if n is None:
+                n = n_kv = fallback
+            return command(arrays=arrays, found=found, n=n, n_kv=n_kv, **rest)
+
+        return wrapped
+
+    return decorate

@@ -25,7 +25,7 @@ _PLAIN_WIDTH = 112
 
 def write_json(value: object) -> None:
     """Print one JSON document to stdout."""
-    click.echo(json.dumps(value, indent=2))
+    echo(json.dumps(value, indent=2))
 
 
 def columns() -> int:
@@ -40,12 +40,11 @@ def wants_color() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-def _console(stderr: bool = False) -> Console:
+def _console() -> Console:
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
 
 
 def write_table(
@@ -62,22 +61,63 @@ def write_table(
         table.add_column(head, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    _line.clear()
     _console().print(table)
 
 
 _STYLES = {"ok": "green", "FAILED": "bold red", "missing": "yellow"}
 
 
+class _Line:
+    """The line on a terminal's stderr that says what happens now; elsewhere nothing."""
+
+    shown = False
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if sys.stderr.isatty():
+            room = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[2K{text[:room]}")
+            sys.stderr.flush()
+            self.shown = True
+
+    def clear(self) -> None:
+        """Remove it, before anything else is printed."""
+        if self.shown and not sys.stderr.closed:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+        self.shown = False
+
+
+_line = _Line()
+
+
+def echo(text: str, nl: bool = True, err: bool = False) -> None:
+    """Print, in place of the line that says what happens now."""
+    _line.clear()
+    click.echo(text, nl=nl, err=err)
+
+
+def now(text: str) -> None:
+    """Say on a terminal's stderr what happens now, until something else happens."""
+    _line.show(text)
+
+
+def done() -> None:
+    """Nothing happens any more."""
+    _line.clear()
+
+
 def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
-    """The items, with a progress line on stderr where that is a terminal and there are several."""
-    if len(items) < 2 or not sys.stderr.isatty():
-        yield from items
-        return
-    with _console(stderr=True).status("") as status:
+    """The items, with a line on stderr that says which one, where that is a terminal."""
+    try:
         for number, item in enumerate(items, start=1):
             name = getattr(item, "name", item)
-            status.update(f"{doing} {name} ({number} of {len(items)})")
+            which = f" ({number} of {len(items)})" if len(items) > 1 else ""
+            now(f"{doing} {name}{which}")
             yield item
+    finally:
+        done()
 
 
 @contextmanager
@@ -86,8 +126,10 @@ def told() -> Iterator[Teller]:
     if not sys.stderr.isatty():
         yield lambda text: click.echo(text, err=True)
         return
-    with _console(stderr=True).status("") as status:
-        yield status.update
+    try:
+        yield now
+    finally:
+        done()
 
 
 class Teller(Protocol):

@@ -11,17 +11,17 @@ import click
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
     Asked,
-    data_of,
+    data_options,
     json_option,
     length_options,
     mask_source,
     problem_options,
-    seed_option,
 )
-from maskc.cli.output import one_by_one, write_json, write_table
+from maskc.cli.output import echo, now, one_by_one, write_json, write_table
 from maskc.core.errors import CheckFailed, DataRange, DataShape, UsageMistake
 
 if TYPE_CHECKING:
+    from maskc.cli.given import Arrays
     from maskc.runtime.compiled import CompiledMask
     from maskc.verify.lengths import Lengths
     from maskc.verify.probes import Check, Probe
@@ -32,30 +32,30 @@ Report = dict[str, Any]
 @click.command(short_help="Compare the kernel with dense attention.")
 @mask_source
 @problem_options
-@length_options(None)
+@length_options("several lengths")
 @click.option(
     "--cases", type=click.IntRange(0), default=20, show_default=True, metavar="N",
     help="Random cases, besides the lengths that the mask's constants ask for.",
 )  # fmt: skip
-@seed_option
+@data_options(None)
 @json_option
 def verify(
-    found: list[Entry], asked: Asked, n: int | None, n_kv: int | None, cases: int, seed: int,
-    as_json: bool,
+    found: list[Entry], asked: Asked, n: int | None, n_kv: int | None, cases: int,
+    arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
 
     At short lengths, and past the largest window, block and stride of the mask: random inputs,
     forward and (where the target has it) backward; then probes: zero queries read the mask back
     through one-hot values, and a NaN planted in a key stays with the queries that see it. After
-    that, without --n, random cases: lengths around the mask's constants, batches, heads, options,
-    strides, data and parameters. A wrong one is made as small as possible and printed as a program
-    that shows it. Exits with 3 where something differs.
+    that, without --n and --data, random cases: lengths around the mask's constants,
+    batches, heads, options, strides, data and parameters. A wrong one is made as small as possible
+    and printed as a program that shows it. Exits with 3 where something differs.
     """
     shape = None if n is None or n_kv is None else (n, n_kv)
     reports = []
     for entry in one_by_one(found, "verifying"):
-        reports.append(_report(entry, asked, shape, cases, seed))
+        reports.append(_report(entry, asked, shape, cases, arrays))
         if not as_json:
             _write(reports[-1])
     if as_json:
@@ -71,7 +71,11 @@ def verify(
 
 
 def _report(
-    entry: Entry, asked: Asked, shape: tuple[int, int] | None, cases: int, seed: int
+    entry: Entry,
+    asked: Asked,
+    shape: tuple[int, int] | None,
+    cases: int,
+    arrays: Arrays,
 ) -> Report:
     """The checks of one pattern at all lengths that it has, and random cases."""
     from maskc import driver
@@ -89,8 +93,8 @@ def _report(
     if attn.bundle.parts:  # tried at all lengths, whether or not they pay there
         ways[", in parts"] = CompiledMask(attn.bundle, target.name, in_parts=True, held=attn.held)
     lengths = Lengths((shape,), ()) if shape else lengths_for(entry.mask, heads, entry.params)
-    checked = _checked(entry, ways, heads or 2, lengths.shapes, seed)
-    drawn = _drawn(entry, attn, heads, lengths, 0 if shape else cases, seed)
+    checked = _checked(entry, ways, heads or 2, lengths.shapes, arrays)
+    drawn = _drawn(entry, attn, heads, lengths, 0 if shape else cases, arrays.seed)
     return {
         "name": entry.name, "formula": str(entry.mask), "target": target.name,
         "dtype": asked.dtype, "head_dim": asked.head_dim, "heads": heads or 2, **checked,
@@ -100,7 +104,7 @@ def _report(
 
 def _checked(
     entry: Entry, ways: dict[str, CompiledMask], heads: int, shapes: tuple[tuple[int, int], ...],
-    seed: int,
+    arrays: Arrays,
 ) -> Report:  # fmt: skip
     """All checks at these lengths, and what the mask is there."""
     from maskc.dispatch.residue_split import hold
@@ -109,10 +113,11 @@ def _checked(
     rows: list[Check] = []
     skipped, found = [], []
     for n_q, n_kv in shapes:
+        now(f"verifying {entry.name} at {n_q} x {n_kv}")
         try:
             for note, way in ways.items():
                 if not note or hold(way.bundle, n_q, n_kv):
-                    probe = _probe(entry, way, heads, n_q, n_kv, seed, note)
+                    probe = _probe(entry, way, heads, n_q, n_kv, arrays, note)
                     rows += probe.checks()
                     found += [] if note else [asdict(seen(probe.keep, probe.label))]
         except (DataShape, DataRange) as refusal:  # a table of its own fits some lengths only
@@ -139,6 +144,7 @@ def _drawn(
     subject = Subject(
         entry.name, entry.mask, attn, lengths, heads, params, tuple(entry.params.items())
     )
+    now(f"verifying {entry.name}: {cases} random cases")
     done = try_cases(subject, cases, seed) if cases else Outcome(0, 0, "", None, True)
     wrong = done.mismatch
     return {
@@ -151,7 +157,13 @@ def _drawn(
 
 
 def _probe(
-    entry: Entry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, seed: int, note: str
+    entry: Entry,
+    attn: CompiledMask,
+    heads: int,
+    n_q: int,
+    n_kv: int,
+    arrays: Arrays,
+    note: str,
 ) -> Probe:
     import numpy as np
 
@@ -160,7 +172,7 @@ def _probe(
     from maskc.verify.samples import true_mask
     from maskc.verify.tensors import device_of, make_tensors
 
-    data = data_of(entry, n_q, n_kv, seed, quiet=True)
+    data = arrays.of(entry, n_q, n_kv, quiet=True)
     shared = heads // 2 if heads % 2 == 0 else heads
     problem = attn.bundle.problem
     case = Case(
@@ -168,18 +180,18 @@ def _probe(
     )
     keep = true_mask(case, make_tensors(case, device_of(attn.target)))
     keep = np.broadcast_to(keep.reshape(-1, n_q, n_kv), (heads, n_q, n_kv))
-    return Probe(attn, case, keep, seed, note)
+    return Probe(attn, case, keep, arrays.seed, note)
 
 
 def _write(report: Report) -> None:
-    click.echo(
+    echo(
         f"{report['name']}: {report['formula']}\n{report['target']}, {report['dtype']}, "
         f"head_dim {report['head_dim']}, {report['heads']} heads"
     )
     write_table(
         ("queries x keys", "check", "error", "allowed", ""), list(_cells(report)), numbers=(2, 3)
     )
-    click.echo("".join(f"{line}\n" for line in (*_seen(report), *_cases(report))))
+    echo("".join(f"{line}\n" for line in (*_seen(report), *_cases(report))))
 
 
 def _seen(report: Report) -> Iterator[str]:

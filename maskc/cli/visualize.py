@@ -11,16 +11,16 @@ from maskc.cli.entries import Entry
 from maskc.cli.options import (
     Asked,
     cost_options,
-    data_of,
+    data_options,
     json_option,
     length_options,
     mask_source,
-    seed_option,
 )
-from maskc.cli.output import columns, one_by_one, unwritable, wants_color, write_json
+from maskc.cli.output import columns, echo, one_by_one, unwritable, wants_color, write_json
 from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
+    from maskc.cli.given import Arrays
     from maskc.viz.picture import Picture
 
     _Spans = click.ParamType[tuple[int, int, int, int]]
@@ -78,7 +78,7 @@ class TileType(_Tiles):
 @click.command(short_help="Draw the mask in the terminal, or as PNG or SVG.")
 @mask_source
 @click.option("-o", "--output", metavar="PICTURE", help="Write a *.png or *.svg file.")
-@length_options(4096)
+@length_options("where the mask has its shape")
 @click.option(
     "--range", "span", type=SpanType(), metavar="Q0:Q1,K0:K1",
     help="Draw this part only; up to 256 x 256 tokens its elements.",
@@ -90,12 +90,12 @@ class TileType(_Tiles):
     help="Tokens of the tiles; suitable ones, if not given. Doubled while over 2048 a side.",
 )
 @cost_options
-@seed_option
+@data_options(None)
 @json_option
 def visualize(
-    found: list[Entry], output: str | None, n: int, n_kv: int,
-    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: Asked, seed: int,
-    as_json: bool,
+    found: list[Entry], output: str | None, n: int | None, n_kv: int | None,
+    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: Asked,
+    arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Draw the mask of FILE: tiles by class, elements where the range is small.
 
@@ -104,15 +104,11 @@ def visualize(
     """
     from maskc.viz.canvas import format_of
 
-    if span is not None and (span[1] > n or span[3] > n_kv):
-        raise UsageMistake(
-            f"the range reaches {span[1]} queries and {span[3]} keys, there are {n} and {n_kv}",
-            "give the lengths with --n and --n-kv", at="--range",
-        )  # fmt: skip
     if output is not None:
         format_of(output)
     pictures = [
-        _picture(entry, asked, n, n_kv, span, tile, seed) for entry in one_by_one(found, "drawing")
+        _picture(entry, asked, n, n_kv, span, tile, arrays)
+        for entry in one_by_one(found, "drawing")
     ]
     if output is not None:
         _write(pictures, Path(output), as_json)
@@ -123,15 +119,25 @@ def visualize(
 
 
 def _picture(
-    entry: Entry, asked: Asked, n: int, n_kv: int, span: tuple[int, int, int, int] | None,
-    tile: tuple[int, int] | None, seed: int,
+    entry: Entry, asked: Asked, n: int | None, n_kv: int | None,
+    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, arrays: Arrays,
 ) -> Picture:  # fmt: skip
+    from maskc.viz.lengths import showing
     from maskc.viz.picture import picture
 
+    heads = asked.heads_for(entry.mask)
+    if n is None or n_kv is None:
+        n, n_kv = showing(entry.mask, heads, entry.params)
+        if span is not None:
+            n, n_kv = max(n, span[1]), max(n_kv, span[3])
+    if span is not None and (span[1] > n or span[3] > n_kv):
+        raise UsageMistake(
+            f"the range reaches {span[1]} queries and {span[3]} keys, there are {n} and {n_kv}",
+            "give the lengths with --n and --n-kv", at="--range",
+        )  # fmt: skip
     return picture(
-        entry.mask, n, n_kv, name=entry.name, span=span, tile=tile,
-        n_heads=asked.heads_for(entry.mask), head_dim=asked.head_dim, dtype=asked.dtype,
-        data=data_of(entry, n, n_kv, seed),
+        entry.mask, n, n_kv, name=entry.name, span=span, tile=tile, n_heads=heads,
+        head_dim=asked.head_dim, dtype=asked.dtype, data=arrays.of(entry, n, n_kv),
     )  # fmt: skip
 
 
@@ -140,7 +146,7 @@ def _draw(pictures: list[Picture]) -> None:
 
     width = min(max(columns() - _BESIDE, 24), 64)
     for index, shown in enumerate(pictures):
-        click.echo("\n" * bool(index) + render(shown, width, wants_color()), nl=False)
+        echo("\n" * bool(index) + render(shown, width, wants_color()), nl=False)
 
 
 def _write(pictures: list[Picture], path: Path, as_json: bool) -> None:
@@ -156,7 +162,7 @@ def _write(pictures: list[Picture], path: Path, as_json: bool) -> None:
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             raise unwritable(place, error) from None
         if not as_json:
-            click.echo(str(place))
+            echo(str(place))
     if as_json:
         write_json({"written": [str(place) for place in paths]})
 

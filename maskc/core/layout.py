@@ -14,11 +14,13 @@ PARTIAL, FULL = 1, 2
 
 MAX_LENGTH = 1 << 30
 """The most queries, and the most keys."""
+_MOST_DRAWN = 4096
+"""Tile rows or columns of a layout that a notebook draws."""
 MAX_TILES = 1 << 30
 """The most live tiles: lists are indexed with 32 bits."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout:
     """The live tiles of a mask at given lengths, row by row; `Mask.layout` makes one.
 
@@ -46,6 +48,27 @@ class BlockLayout:
         self.__dict__.update(state)
         for array in (self.row_ptr, self.col, self.kind):
             frozen(array)
+
+    def __repr__(self) -> str:
+        """Lengths, tiles and counts."""
+        return "BlockLayout(" + ", ".join(self._facts()) + ")"
+
+    def _repr_html_(self) -> str:
+        from maskc.core.svg import page, panel, shrunk
+
+        if max(self.shape) > _MOST_DRAWN:  # a matrix of so many tiles would be too large
+            return page(repr(self), [], [])
+        picture = panel(*shrunk(self.to_dense()), max(self.n_q, 1) / max(self.n_kv, 1))
+        return page(repr(self), [], [("", picture)])
+
+    def _facts(self) -> list[str]:
+        rows, columns = self.shape
+        full = int(np.count_nonzero(self.kind == FULL))
+        order = ["by columns"] if self.transposed else []
+        return [
+            f"{self.n_q} x {self.n_kv}", f"tiles of {self.tile.q} x {self.tile.k}", f"{full} full",
+            f"{self.nnz - full} partial", f"{rows * columns - self.nnz} empty", *order,
+        ]  # fmt: skip
 
     @property
     def block(self) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+_PUBLISHED = os.path.join(_PACKAGE, "patterns", "published") + os.sep
+"""Pattern files of an installed wheel: their lines are shown like a user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def caller() -> SourceLoc | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, "<string>", "<frozen")):
+        inside = name.startswith((_PACKAGE, "<string>", "<frozen"))
+        if not inside or name.startswith(_PUBLISHED):
             return _position(frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None

@@ -43,6 +43,12 @@ class Target:
 
     @staticmethod
     def named(name: str) -> Target:
+        """The target of this name, or the one that serves this GPU architecture; see SERVED_BY.
+
+        Raises:
+            UnknownTarget: there is neither (MC502).
+        """
+        name = SERVED_BY.get(name, name)
         if name not in TARGETS:
             raise UnknownTarget(name, ", ".join(TARGETS), at="target")
         return TARGETS[name]
@@ -85,3 +91,12 @@ TARGETS: dict[str, Target] = {
         ),
     )
 }  # fmt: skip
+
+_AMPERE_ON = ("86", "87", "88", "89", "100", "101", "103", "110", "120", "121")
+
+SERVED_BY: dict[str, str] = {
+    "sm_90": "sm_90a",
+    **{f"sm_{number}": "sm_80" for number in _AMPERE_ON},
+    **{f"sm_{number}{kind}": "sm_80" for number in _AMPERE_ON[4:] for kind in "af"},
+}
+"""GPU architectures without kernels of their own -> the target whose kernels run there."""

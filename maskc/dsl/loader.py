@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import keyword
 import linecache
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from maskc.core.errors import (
 from maskc.core.source import SourceLoc, keep_text, raised_at, seen_from
 from maskc.dsl.collect import collecting, mistake
 from maskc.dsl.mask import Mask
+from maskc.dsl.meant import closest
 from maskc.dsl.pattern import FILE, Pattern, check_pattern_name, noting_patterns
 
 
@@ -175,9 +178,25 @@ def _compiled(source: bytes, name: str) -> CodeType:
         return compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         at = SourceLoc(name, error.lineno or 1, max(error.offset or 1, 1))
-        raise PatternFailed("SyntaxError", error.msg, at=at) from None
+        raise PatternFailed("SyntaxError", f"{error.msg}{_keyword_meant(error)}", at=at) from None
     except ValueError as error:  # what Python 3.11 makes of null bytes, in its first releases
         raise PatternFailed("SyntaxError", error, at=SourceLoc(name, 1, 1)) from None
+
+
+_ATTRIBUTE = re.compile(r"\b(?:mc|maskc)\.([a-z]+)\b")
+
+
+def _keyword_meant(error: SyntaxError) -> str:
+    """What a word of Python after `mc.` was meant to be, as in mc.global(4)."""
+    words = filter(keyword.iskeyword, _ATTRIBUTE.findall(error.text or ""))
+    for word in words:
+        if ours := closest(word, _WORDS):
+            return f"; `{word}` is a word of Python, did you mean {ours!r}?"
+    return ""
+
+
+_WORDS = ("global_tokens", "window", "from_mask_mod")
+"""What a word of Python may stand for."""
 
 
 def _try(pattern: Pattern[...], name: str) -> None:

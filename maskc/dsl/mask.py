@@ -1,4 +1,4 @@
-"""The public methods of every mask. They call the driver, imported when called."""
+"""The public methods of every mask. They call the driver and viz, imported when called."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from maskc.dsl.collect import mistake
 from maskc.dsl.not_a_mask import not_a_mask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from maskc.core.layout import BlockLayout
@@ -72,6 +74,67 @@ class Mask:
         from maskc.dsl.printer import print_mask
 
         return print_mask(self)
+
+    def __repr__(self) -> str:
+        """The text form; captured arrays of more than a few entries keep only a name in it."""
+        from maskc.dsl.printer import print_short
+
+        return print_short(self)
+
+    def _repr_html_(self) -> str:
+        from maskc.viz.notebook import html
+
+        return html(self)
+
+    # -------------------------------------------------------------- pictures
+
+    def show(
+        self, n: int | None = None, n_kv: int | None = None, *, n_heads: int | None = None,
+        **data: object,
+    ) -> None:  # fmt: skip
+        """Draw the mask: as SVG in a notebook, as text elsewhere.
+
+        Args:
+            n: queries; lengths at which the mask has its shape when None.
+            n_kv: keys; n when None.
+            n_heads: query heads, as in `dense`; 8 where they are needed and nobody says.
+            data: the arrays and parameters that the mask names. Selections without what they
+                choose by show all that they may choose.
+
+        Raises:
+            MaskcError: as `layout`.
+        """
+        from maskc.viz.notebook import show
+
+        show(self, n, n_kv, n_heads, data)
+
+    def save(
+        self, path: str | Path, n: int | None = None, n_kv: int | None = None, *,
+        name: str = "mask", n_heads: int | None = None, **data: object,
+    ) -> None:  # fmt: skip
+        """Draw the mask into a file.
+
+        Args:
+            path: *.png or *.svg.
+            n: queries; lengths at which the mask has its shape when None.
+            n_kv: keys; n when None.
+            name: the title.
+            n_heads, data: as in `show`.
+
+        Raises:
+            UsageMistake: another suffix (MC603).
+            ExtraMissing: matplotlib is not installed (MC507).
+            OSError: the file cannot be written.
+            MaskcError: as `layout`.
+        """
+        from maskc.viz.figure import save
+        from maskc.viz.lengths import showing
+        from maskc.viz.notebook import heads_of
+
+        heads = n_heads or heads_of(self)
+        if n is None:
+            n, n_kv = showing(self, heads)
+        save(self, path, n_q=n, n_kv=n_kv, name=name, n_heads=heads, data=data)
 
     # -------------------------------------------------------------- questions
 
@@ -211,6 +274,28 @@ class Mask:
         if not isinstance(other, Mask):
             raise not_a_mask("subset_of", other, caller())
         return driver.subset_of(self, other)
+
+    def explain(
+        self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,
+        dtype: object = "bfloat16", target: str | None = None,
+    ) -> str:  # fmt: skip
+        """What was proved about the mask, which kernel it gets and why, and what it costs.
+
+        Args:
+            head_dim, head_dim_v, n_heads, dtype, target: as in `compile`; nothing is built.
+
+        Returns:
+            Lines of text.
+
+        Raises:
+            MaskcError: as `compile`.
+        """
+        from maskc import driver
+
+        return driver.explained(
+            self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
+            target=target,
+        )  # fmt: skip
 
     def compile(
         self,

@@ -196,7 +196,8 @@ class _Blocks:
         batch, heads = (1, 1) if held is None else held.extents
         sequences, of_heads = self.partial.shape[:2]
         by_head = "h" in E.symbols(rule.formula)  # type: ignore[attr-defined]
-        block = tuple(max(1, min(pair)) for pair in zip(self.size, self.lengths, strict=True))
+        q, k = (max(1, min(pair)) for pair in zip(self.size, self.lengths, strict=True))
+        block = q, k
         if (by_head and of_heads == 1) or max(block) > _LARGEST:
             return False
         every = max(heads, of_heads) if by_head or heads > 1 else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from maskc.core.captured import ANY_LENGTHS, Lengths
@@ -14,7 +14,7 @@ from maskc.dsl.mask import Mask
 END, START = "end", "start"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Node(Mask):
     """Base: where the user wrote it. Positions never take part in equality."""
 
@@ -31,19 +31,19 @@ class Node(Mask):
         return any(isinstance(child, Node) and child.captures for child in self.children)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Full(Node):
     """Every pair."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Causal(Node):
     """k <= p."""
 
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Window(Node):
     """p - left <= k <= p + right; None is unbounded."""
 
@@ -52,7 +52,7 @@ class Window(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dilated(Node):
     """p - left * stride <= k <= p + right * stride and (p - k) mod stride == 0."""
 
@@ -62,7 +62,7 @@ class Dilated(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Offsets(Node):
     """p - k in ids."""
 
@@ -70,7 +70,7 @@ class Offsets(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Strided(Node):
     """k mod stride == phase."""
 
@@ -78,21 +78,21 @@ class Strided(Node):
     phase: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sinks(Node):
     """k < n."""
 
     n: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prefix(Node):
     """k < n, in the words of prefix language models."""
 
     n: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GlobalTokens(Node):
     """p in G or k in G; one side only for `rows` and `columns`."""
 
@@ -112,7 +112,7 @@ class GlobalTokens(Node):
         return GlobalTokens(self.ids, "columns", self.align, loc=self.loc)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockDiagonal(Node):
     """p // size == k // size; `causal` adds k <= p (then it prints as chunked)."""
 
@@ -121,7 +121,7 @@ class BlockDiagonal(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomBlocks(Node):
     """k // block in R(p // block): `per_row` block columns drawn by splitmix64(seed, ., .)."""
 
@@ -131,14 +131,14 @@ class RandomBlocks(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockTable(Node):
     """table[q // block, k // block]."""
 
     decl: DataDecl
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Flags(Node):
     """flag[k], or flag[p]."""
 
@@ -147,7 +147,7 @@ class Flags(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Intervals(Node):
     """lo[p] <= k < hi[p]."""
 
@@ -155,7 +155,7 @@ class Intervals(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Documents(Node):
     """doc[p] == doc[k]."""
 
@@ -163,7 +163,7 @@ class Documents(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tree(Node):
     """tin[k] <= tin[p] < tout[k]: k is p or an ancestor of p."""
 
@@ -171,7 +171,7 @@ class Tree(Node):
     align: str = END
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Where(Node):
     """Keeps the pairs for which a traced formula holds."""
 
@@ -187,7 +187,7 @@ class Where(Node):
         return any(decl.values for decl in self.tables)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PerHead(Node):
     """Holds one mask per query head."""
 
@@ -198,14 +198,14 @@ class PerHead(Node):
         return self.masks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Heads(Node):
     """Every pair, on these heads only."""
 
     ids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopK(Node):
     """The k best-scored keys (or key blocks) of `of` for each query; see dsl.combinators.topk."""
 
@@ -221,7 +221,7 @@ class TopK(Node):
         return (self.of,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Algebra(Node):
     """left op right, op one of & | - ^."""
 
@@ -234,7 +234,7 @@ class Algebra(Node):
         return self.left, self.right
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Complement(Node):
     """The pairs not in `of`."""
 
@@ -243,3 +243,14 @@ class Complement(Node):
     @property
     def children(self) -> tuple[Mask, ...]:
         return (self.of,)
+
+
+def structure(value: object) -> object:
+    """A mask as nested tuples, places aside: its repr tells apart what differs in any way.
+
+    The text of a mask shows what it means; arrays without content have no more than names there.
+    """
+    if isinstance(value, Node):
+        parts = [structure(getattr(value, part.name)) for part in fields(value) if part.repr]
+        return (type(value).__name__, *parts)
+    return tuple(map(structure, value)) if isinstance(value, tuple) else value

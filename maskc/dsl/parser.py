@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable
-from difflib import get_close_matches
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from maskc.dsl import combinators as C
 from maskc.dsl import data_atoms as D
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
+from maskc.dsl.meant import closest
 from maskc.dsl.traced import Traced
 
 _CALLS: dict[str, Callable[..., Mask]] = {
@@ -108,8 +108,8 @@ def _call(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> 
     if name == "where" and len(args) == 1 and isinstance(args[0], ast.Lambda):
         return _where(args[0], keywords)
     if name not in _CALLS:
-        near = get_close_matches(name, _CALLS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        near = closest(name, _CALLS)
+        meant = f"did you mean {near}? " if near else ""
         known = f"{meant}known: {', '.join(sorted(_CALLS))}"
         raise BadExpression(f"{name!r} is not a combinator; {known}")
     return _apply(_CALLS[name], args, keywords)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, Lengths
 from maskc.core.data import DataDecl
@@ -16,6 +18,30 @@ _STRENGTH = {"|": 1, "^": 2, "&": 3, "-": 4, "~": 5, "call": 6}
 def print_mask(mask: Mask) -> str:
     """Text that `parse` reads back to an equal mask."""
     return _print(mask)[0]
+
+
+_MOST_ENTRIES = 64
+"""Entries of captured arrays that the short form of a mask shows."""
+
+
+def print_short(mask: Mask) -> str:
+    """The text of `print_mask`, with no more than names of large captured arrays."""
+    if _entries(mask) <= _MOST_ENTRIES:
+        return print_mask(mask)
+    from maskc.dsl.slots import emptied
+
+    return print_mask(emptied(mask)[0])
+
+
+def _entries(mask: Mask) -> int:
+    """Entries of all arrays that formulas of the mask captured."""
+    own = mask.tables if isinstance(mask, N.Where) else ()
+    entries = sum(_size(decl) for decl in own)
+    return entries + sum(map(_entries, getattr(mask, "children", ())))
+
+
+def _size(decl: DataDecl) -> int:
+    return prod(decl.shape if isinstance(decl.values, bytes) else decl.values.shape)
 
 
 def _print(mask: Mask) -> tuple[str, int]:

@@ -437,6 +437,25 @@ class CompiledMask:
         plan = self._last[1]
         return () if plan is None else plan.sources
 
+    def __repr__(self) -> str:
+        """The mask where it is known, and the kernel."""
+        problem, tile = self.bundle.problem, self.unit.tile
+        dims = f"head_dim {problem.head_dim}"
+        if problem.head_dim_v != problem.head_dim:
+            dims += f"/{problem.head_dim_v}"
+        mask = getattr(self._report, "mask", None)
+        return (
+            f"CompiledMask({self.bundle.name if mask is None else repr(mask)}, "
+            f"{self.target.name}, {problem.dtype.value}, {dims}, tiles of {tile.q} x {tile.k})"
+        )
+
+    def _repr_html_(self) -> str:
+        from maskc.core.svg import page
+
+        mask = getattr(self._report, "mask", None)
+        drawn = "" if mask is None else mask._repr_html_()
+        return page(repr(self), [], []) + drawn
+
     def explain(self) -> str:
         """A report: why this plan, what it costs, and when dense attention would be faster."""
         return self._report() if self._report else self.bundle.report

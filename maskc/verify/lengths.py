@@ -7,19 +7,17 @@ limit of the mask, by more than two tiles: then full, partial and empty tiles al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from maskc.core import expr as E
-from maskc.core.expr import Expr
+from maskc.questions.lengths import constants, fixed_lengths
 
 if TYPE_CHECKING:
     import numpy as np
 
     from maskc.dsl.mask import Mask
-    from maskc.ir.types import MaskIR
 
 Shape = tuple[int, int]
 """(queries, keys)."""
@@ -94,85 +92,12 @@ def _ranks(mask: Mask) -> bool:
     return bool(driver.selects(mask))
 
 
-# ------------------------------------------------------------------ masks with a table of their own
-
-
-def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
-    """The lengths that fit the tables written in a mask; None where it has none."""
-    from maskc.core.data import DataKind
-    from maskc.reference.dense import declarations, walk
-
-    tables = [
-        decl for node in walk(mask) for decl in declarations(node)
-        if decl.kind is DataKind.table and decl.values
-    ]  # fmt: skip
-    if not tables:
-        return None
-    sides = []
-    for axis in (-2, -1):
-        least = max((decl.shape[axis] - 1) * decl.block + 1 for decl in tables)
-        most = min(decl.shape[axis] * decl.block for decl in tables)
-        sides.append(range(least, most + 1))
-    return sides[0], sides[1]
-
-
 def _fitting(fixed: tuple[range, range]) -> tuple[Shape, ...]:
     """The least, the largest and the middle of the lengths that fit."""
     queries, keys = (
         sorted({side[0], side[len(side) // 2], side[-1]}) if side else [] for side in fixed
     )
     return tuple(dict.fromkeys(product(queries, keys)))
-
-
-# ------------------------------------------------------------------ constants
-
-
-def constants(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Iterator[int]:
-    """Positions and distances, in tokens, at which a formula of the mask can change."""
-    from maskc import driver
-    from maskc.ir.heads import differs_by_head
-
-    heads = range(n_heads or 1) if differs_by_head(mask) else range(1)
-    for head in heads:
-        yield from _of_head(driver.lowered(mask, head, n_heads), params)
-
-
-def _of_head(ir: MaskIR, params: Mapping[str, int]) -> Iterator[int]:
-    for decl in ir.data:
-        yield decl.block * (decl.options[0] + 1 if decl.kind.value == "random" else 1)
-    for each in ir.selections:
-        yield each.block * (each.k + 2)  # one more than are chosen, beside the query's own
-        yield each.q_block
-        for formula in each.allowed:
-            yield from _of_formula(formula, params)
-    yield from _of_formula(ir.keep, params)
-
-
-def _of_formula(formula: Expr, params: Mapping[str, int]) -> Iterator[int]:
-    for node in E.walk(formula):
-        match node:
-            case E.Sum(terms=terms):
-                yield abs(_value(node, params)) * max((_unit(term) for _, term in terms), default=1)
-            case E.FloorDiv() | E.Mod():
-                yield _unit(node) if isinstance(node, E.FloorDiv) else node.den * _unit(node.num)
-            case E.Member(value, ranges):
-                ends = [abs(end) for bounds in ranges for end in bounds]
-                yield from (end * _unit(value) for end in ends)
-
-
-def _value(total: E.Sum, params: Mapping[str, int]) -> int:
-    """The constant part, parameters included."""
-    return total.const + sum(
-        factor * params.get(term.name, term.default)
-        for factor, term in total.terms
-        if isinstance(term, E.Param)
-    )
-
-
-def _unit(expr: Expr) -> int:
-    """The number of tokens for which 1 of this number stands: 64 for k // 64."""
-    inner = max(map(_unit, expr.parts), default=1)
-    return expr.den * inner if isinstance(expr, E.FloorDiv) else inner
 
 
 # ------------------------------------------------------------------ what is seen

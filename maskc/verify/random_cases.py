@@ -18,7 +18,8 @@ from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.verify.case import Case
 from maskc.verify.full_judge import FullJudge
-from maskc.verify.lengths import MARGIN, Lengths, fixed_lengths
+from maskc.questions.lengths import fixed_lengths
+from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.strides import STRIDES, laid, moved
 from maskc.verify.tensors import Tensors, host, numpy_dtype

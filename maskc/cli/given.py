@@ -1,0 +1,203 @@
+"""The arrays that a mask reads: files named with --data, and made-up ones for the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+from maskc.cli.output import echo
+from maskc.core.errors import UsageMistake
+
+if TYPE_CHECKING:
+    from maskc.cli.entries import Entry
+    from maskc.core.data import DataDecl
+
+_HOW = "give *.npy, *.npz, *.npz:NAME or *.json, for example --data doc=ids.npy"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Where a mask's data come from."""
+
+    seed: int
+    """Of what is made up."""
+    given: Mapping[str, object] = field(default_factory=dict)
+    """Data by name, as a call of the mask takes them."""
+
+    def of(self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False) -> dict[str, object]:
+        """The arrays that a mask reads, made up where none were given, and parameters set.
+
+        Args:
+            entry: the mask.
+            n_q, n_kv: lengths of what is made up.
+            quiet: do not say what was made up.
+        """
+        from maskc.verify.samples import sample_data
+
+        made = sample_data(entry.mask, n_q, n_kv, self.seed)
+        read = {name: self.given[name] for name in names(entry) if name in self.given}
+        without = [name for name in made if name not in read]
+        if without and not quiet:
+            echo(f"{entry.name}: {', '.join(without)} made up, seed {self.seed}", err=True)
+        return {**{name: made[name] for name in without}, **read, **entry.params}
+
+    def shape(self, found: Sequence[Entry]) -> tuple[int, int] | None:
+        """Queries and keys that the given arrays are for; None where they do not say.
+
+        Arrays with an entry per token, a query or a key speak of both where nothing else does.
+        """
+        n_q = n_kv = None
+        for entry in found:
+            for decl in _declarations(entry):
+                if decl.name in self.given:
+                    of_q, of_kv = _lengths_of(decl, self.given[decl.name])
+                    n_q, n_kv = n_q or of_q, n_kv or of_kv
+        if n_q is None and n_kv is None:
+            return None
+        return (n_q or n_kv or 0), (n_kv or n_q or 0)
+
+
+def read_all(texts: Sequence[str], found: Sequence[Entry]) -> dict[str, object]:
+    """The arrays of all --data options.
+
+    Args:
+        texts: NAME=FILE each.
+        found: the masks; every name must be that of data of one of them.
+
+    Raises:
+        UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
+    """
+    declared = {decl.name: decl for entry in found for decl in _declarations(entry)}
+    known = sorted({name for entry in found for name in names(entry)})
+    given: dict[str, object] = {}
+    for text in texts:
+        name, equals, source = (part.strip() for part in text.partition("="))
+        if not equals or not name or not source:
+            raise UsageMistake(f"--data expects NAME=FILE, found {text!r}", _HOW, at="--data")
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            there = f"there is: {', '.join(known) or 'none'}"
+            raise UsageMistake(f"--data: no data {name!r}", meant + there, at="--data")
+        given[name] = _read(source, declared.get(name))
+    return given
+
+
+def names(entry: Entry) -> list[str]:
+    """Names of all arrays that a call of the mask takes."""
+    from maskc.verify.samples import sample_data
+
+    return list(sample_data(entry.mask, 1, 1))
+
+
+def _declarations(entry: Entry) -> list[DataDecl]:
+    from maskc.reference.dense import declarations, walk
+
+    wanted = [decl for node in walk(entry.mask) for decl in declarations(node)]
+    return [decl for decl in dict.fromkeys(wanted) if decl.from_caller]
+
+
+# ------------------------------------------------------------------ files
+
+
+def _read(source: str, decl: DataDecl | None) -> object:
+    from maskc.core.data import CuSeqlens, Parents
+
+    for prefix, kind in (("cu_seqlens:", CuSeqlens), ("parents:", Parents)):
+        if source.startswith(prefix):
+            return kind(_numbers(source.removeprefix(prefix), decl))
+    return _from_file(source, decl)
+
+
+def _numbers(text: str, decl: DataDecl | None) -> object:
+    """Numbers written on the command line, or those of a file."""
+    import numpy as np
+
+    try:
+        return np.array([int(part) for part in text.split(",")], dtype=np.int64)
+    except (ValueError, OverflowError):
+        return _from_file(text, decl)
+
+
+def _from_file(source: str, decl: DataDecl | None) -> object:
+    """An array, or arrays by their names in the file, in the order of the declaration."""
+    import numpy as np
+
+    path, _, inner = source.partition(".npz:")
+    path, suffix = (f"{path}.npz", ".npz") if inner else (source, _suffix(source))
+    if suffix not in (".json", ".npy", ".npz"):
+        raise UsageMistake(f"--data cannot tell what {source!r} holds", _HOW, at="--data")
+    try:
+        with open(path, "rb") as file:
+            value = json.load(file) if suffix == ".json" else np.load(file, allow_pickle=False)
+            if suffix == ".npz":
+                value = dict(value)
+        if isinstance(value, dict):
+            return _one_or_pair(value, inner, path, decl)
+        return np.asarray(value)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageMistake(f"cannot read {path}: {reason}", _HOW, at="--data") from None
+    except (ValueError, EOFError, BadZipFile) as error:  # lists of several lengths, a pickle, ...
+        raise UsageMistake(f"cannot read {path}: {error}", _HOW, at="--data") from None
+
+
+def _suffix(path: str) -> str:
+    dot = path.rfind(".")
+    return path[dot:].lower() if dot >= 0 else ""
+
+
+def _one_or_pair(arrays: dict[str, Any], inner: str, path: str, decl: DataDecl | None) -> object:
+    """The array called `inner`, the only one, or the pair that the declaration names."""
+    import numpy as np
+
+    ends = [name.rpartition(".")[2] for name in decl.arrays] if decl else []
+    if not inner and len(arrays) == 2 and set(ends) == set(arrays):
+        return tuple(np.asarray(arrays[end]) for end in ends)
+    if not inner and len(arrays) == 1:
+        return np.asarray(next(iter(arrays.values())))
+    if inner in arrays:
+        return np.asarray(arrays[inner])
+    holds = ", ".join(arrays) or "nothing"
+    pair = f", or a file with {' and '.join(ends)}" if len(ends) == 2 else ""
+    wrong = f"{path} holds {holds}" + (f", not {inner}" if inner else "")
+    raise UsageMistake(wrong, f"choose one with {path}:NAME{pair}", at="--data")
+
+
+# ------------------------------------------------------------------ lengths
+
+
+def _lengths_of(decl: DataDecl, value: object) -> tuple[int | None, int | None]:
+    """Queries and keys that one array speaks of."""
+    import numpy as np
+
+    from maskc.core.data import CuSeqlens, DataKind, Parents
+
+    if isinstance(value, CuSeqlens):
+        ends = np.asarray(value.array)
+        return (None, int(ends[-1])) if ends.ndim == 1 and ends.size else (None, None)
+    if isinstance(value, Parents):
+        return None, _last(value.array)
+    if isinstance(value, tuple) and decl.kind is DataKind.documents:
+        return _last(value[0]), _last(value[1])
+    array = value[0] if isinstance(value, tuple) else value
+    match decl.kind:
+        case DataKind.documents | DataKind.tree:
+            return None, _last(array)
+        case DataKind.flags:
+            return (_last(array), None) if decl.on_queries else (None, _last(array))
+        case DataKind.intervals:
+            return _last(array), None
+    return None, None
+
+
+def _last(array: object) -> int | None:
+    """The size of the last dimension."""
+    import numpy as np
+
+    shape = np.asarray(array).shape
+    return int(shape[-1]) if shape else None

@@ -1,0 +1,103 @@
+"""Tiles as an SVG text for notebooks: plain strings, every name escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+FULL, PARTIAL, EMPTY = (31, 95, 153), (240, 168, 48), (239, 241, 244)
+"""Blue, amber and near white, as in figures."""
+_FAINTEST = 0.45
+"""Strength of the amber of a cell with almost no live pair."""
+_SIDE = 240
+"""Longer side of a panel in pixels."""
+MOST_CELLS = 96
+"""Cells across a panel, at most: a page holds many outputs."""
+
+
+def panel(classes: np.ndarray, share: np.ndarray, ratio: float) -> str:
+    """One mask as an <svg> element.
+
+    Args:
+        classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
+        share: float [rows, columns]: how much of a partial cell is live.
+        ratio: queries over keys, the picture's height over its width.
+    """
+    rows, columns = classes.shape
+    ratio = min(max(ratio, 0.1), 10.0)
+    width, height = (round(_SIDE * side) for side in (min(1, 1 / ratio), min(1, ratio)))
+    boxes = "".join(_runs(classes, np.round(share * 8) / 8))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {max(columns, 1)} {max(rows, 1)}" preserveAspectRatio="none" '
+        f'shape-rendering="crispEdges" style="border:1px solid #b9c0ca;background:{_rgb(EMPTY)}">'
+        f"{boxes}</svg>"
+    )
+
+
+def page(title: str, lines: Sequence[str], panels: Sequence[tuple[str, str]]) -> str:
+    """Panels below a title, as one <div>.
+
+    Args:
+        title: plain text, shown in a fixed font.
+        lines: plain texts below the panels.
+        panels: (caption, <svg>) each; captions are plain text.
+    """
+    shown = "".join(
+        f'<div>{svg}<div style="font-size:85%">{escape(caption)}</div></div>'
+        for caption, svg in panels
+    )
+    notes = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    return (
+        '<div style="font-family:sans-serif;font-size:90%">'
+        f'<code style="white-space:pre-wrap">{escape(title)}</code>'
+        f'<div style="display:flex;flex-wrap:wrap;gap:16px;margin:6px 0">{shown}</div>{notes}</div>'
+    )
+
+
+def _runs(classes: np.ndarray, share: np.ndarray) -> list[str]:
+    """A rectangle for each run of equal cells in a row."""
+    boxes = []
+    for row in range(classes.shape[0]):
+        looks = np.where(classes[row] == 1, share[row], classes[row] + 1.0)
+        looks[classes[row] == 0] = -1.0
+        ends = np.flatnonzero(np.diff(looks, prepend=np.nan, append=np.nan) != 0)
+        for first, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+            if classes[row, first]:
+                color = _color(int(classes[row, first]), float(share[row, first]))
+                box = f'x="{first}" y="{row}" width="{stop - first}" height="1"'
+                boxes.append(f'<rect {box} fill="{color}"/>')
+    return boxes
+
+
+def _color(kind: int, share: float) -> str:
+    if kind == 2:
+        return _rgb(FULL)
+    strength = _FAINTEST + (1 - _FAINTEST) * share
+    mixed = (round(e + strength * (p - e)) for e, p in zip(EMPTY, PARTIAL, strict=True))
+    return _rgb(tuple(mixed))
+
+
+def _rgb(color: tuple[int, ...]) -> str:
+    return "#" + "".join(f"{part:02x}" for part in color)
+
+
+def shrunk(classes: np.ndarray, most: int = MOST_CELLS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `most` cells a side: their classes, and the shares of their tiles that are live.
+
+    A cell is full where all of its tiles are, and empty where all are.
+    """
+    steps = [max(1, -(-size // most)) for size in classes.shape]
+    if not classes.size:
+        return classes, classes.astype(float)
+    starts = [np.arange(0, n, step) for n, step in zip(classes.shape, steps, strict=True)]
+
+    def sums(flags: np.ndarray) -> np.ndarray:
+        by_row = np.add.reduceat(flags, starts[0], axis=0, dtype=np.int64)
+        return np.add.reduceat(by_row, starts[1], axis=1)
+
+    size, live = sums(np.ones_like(classes)), sums(classes > 0)
+    kinds = np.where(sums(classes == 2) == size, 2, np.minimum(live, 1)).astype(np.uint8)
+    return kinds, live / size

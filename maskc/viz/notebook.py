@@ -1,0 +1,97 @@
+"""A mask as HTML with SVG, for notebooks; nothing but NumPy is needed to draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from maskc.core.data import DataDecl
+from maskc.core.svg import MOST_CELLS, page, panel
+from maskc.dsl.mask import Mask
+from maskc.ir.heads import differs_by_head, fixed_heads, head_count
+from maskc.reference.dense import declarations, walk
+from maskc.viz import words
+from maskc.viz.lengths import showing
+from maskc.viz.picture import Picture, picture
+
+_HEADS = 8
+"""Query heads where a formula computes with the head's number and nobody said how many."""
+_PANELS = 8
+"""Sets of heads that are drawn, at most."""
+_LONGEST = 400
+"""Characters of a mask's text in a title."""
+
+
+def html(mask: Mask) -> str:
+    """The mask at the lengths at which it has its shape.
+
+    A mask that reads data shows its text and the names of the data.
+    """
+    text = repr(mask)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    if wanted := _data(mask):
+        given = ", ".join(f"{decl.name}=..." for decl in wanted)
+        return page(text, [f"reads data: mask.show(n, {given}) draws it"], [])
+    n_q, n_kv = showing(mask, heads_of(mask))
+    return html_of(picture(mask, n_q, n_kv, n_heads=heads_of(mask)))
+
+
+def html_of(shown: Picture) -> str:
+    """A picture as HTML."""
+    panels = []
+    for each in shown.panels[:_PANELS]:
+        cells = each.raster.fit(MOST_CELLS, MOST_CELLS)
+        n_q, n_kv = shown.span.shape
+        caption = f"{words.percent(each.numbers.live_share)} live"
+        if each.heads:
+            caption = f"{words.heads(each.heads)}: {caption}"
+        panels.append((caption, panel(cells.classes, cells.share, max(n_q, 1) / max(n_kv, 1))))
+    more = len(shown.panels) - len(panels)
+    notes = [f"and {more} more sets of heads"] if more > 0 else []
+    first = shown.panels[0].numbers
+    notes.append(
+        f"{words.lengths(shown)}; tiles of {first.tile[0]} x {first.tile[1]}: {first.full:,} full, "
+        f"{first.partial:,} partial, {first.empty:,} empty"
+    )
+    return page(shown.formula, notes, panels)
+
+
+def show(
+    mask: Mask, n_q: int | None, n_kv: int | None, n_heads: int | None, data: Mapping[str, object]
+) -> None:
+    """See Mask.show."""
+    from maskc.viz.terminal import render
+
+    heads = n_heads or heads_of(mask)
+    if n_q is None:
+        n_q, n_kv = showing(mask, heads)
+    shown = picture(mask, n_q, n_kv, n_heads=heads, data=data)
+    display = _display()
+    if display is None:
+        print(render(shown), end="")
+    else:
+        display({"text/html": html_of(shown), "text/plain": render(shown)}, raw=True)
+
+
+def heads_of(mask: Mask) -> int | None:
+    """Query heads to draw: those that the mask names, 8 where it only computes with them."""
+    if not differs_by_head(mask):
+        return None
+    return fixed_heads(mask) or max(_HEADS, head_count(mask))
+
+
+def _display() -> Callable[..., object] | None:
+    """What shows things in a notebook; None elsewhere."""
+    import sys
+
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    shown: Callable[..., object] = import_module("IPython.display").display
+    return shown
+
+
+def _data(mask: Mask) -> list[DataDecl]:
+    wanted = [decl for node in walk(mask) for decl in declarations(node)]
+    return [decl for decl in dict.fromkeys(wanted) if decl.from_caller]
