@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
         "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "questions", "emit",
         "build", "runtime",
     },
-    "api": {"dsl", "ir", "questions", "runtime", "integrations", "driver"},
+    "conventions": {"dsl"},
+    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
     "flex": {"dsl", "api"},
     "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
     "verify": {
