@@ -118,7 +118,7 @@ def _hint(q: Any, k: Any) -> None:
         return
     if getattr(q, "is_nested", False):  # has no shape, and is refused later
         return
-    of_q = getattr(q, "shape", None) or ()
+    of_q: tuple[int, ...] = getattr(q, "shape", None) or ()
     if len(of_q) == 4 and of_q[1] > of_q[2] > 1 and conventions.may_be_tokens_first(q, k):
         warnings.warn(
             f"q has {of_q[1]} heads and {of_q[2]} tokens: tensors [B, N, H, D] need "
