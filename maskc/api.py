@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from maskc import conventions
 from maskc.core.errors import BadShape
-from maskc.core.source import caller
+from maskc.core.source import caller, outside
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied
@@ -21,18 +23,25 @@ if TYPE_CHECKING:
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
     return_lse: Literal[False] = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, **data: Any,
+    deterministic: bool = False, is_causal: bool = False,
+    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
+    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    max_seqlen: int | None = None, **data: Any,
 ) -> Any: ...  # fmt: skip
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: Literal[True],
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
+    return_lse: Literal[True],
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, **data: Any,
+    deterministic: bool = False, is_causal: bool = False,
+    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
+    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    max_seqlen: int | None = None, **data: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
 def attention(
@@ -42,10 +51,14 @@ def attention(
     deterministic: bool = False, **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool = False,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
+    return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, **data: Any,
+    deterministic: bool = False, is_causal: bool = False,
+    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
+    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    max_seqlen: int | None = None, **data: Any,
 ) -> Any:  # fmt: skip
     """Attention restricted to a mask, compiled on first use and remembered.
 
@@ -56,35 +69,124 @@ def attention(
     Args:
         q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]. Where they live decides the
             target.
-        mask: which query sees which key.
+        mask: which query sees which key. It may be left out where is_causal, window_size or
+            cu_seqlens_q says so; beside them, a pair must satisfy all.
         deterministic: torch gradients have the same bits on every run; also whenever
             torch.use_deterministic_algorithms(True) is in force.
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: as of a
             call of CompiledMask.
+        is_causal: keep k <= q, as scaled_dot_product_attention does: with fewer queries than keys
+            the first ones meet. `mc.causal()` lets the last ones meet.
+        window_size: (keys before, keys behind) of flash-attn, -1 where unbounded; with fewer
+            queries than keys the last ones meet.
+        enable_gqa: False refuses fewer heads of keys than of queries; else they are grouped.
+        layout: "bhsd", the default, or "bshd" for tensors [B, N, H, D]; then so is out.
+        cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens.
+            q is [tokens, Hq, D] then, or has a batch of one. One array serves both. Where there
+            are two, is_causal and window_size count from the last tokens of each sequence.
+        max_seqlen: a promise that no sequence has more tokens, see `mc.cu_seqlens`.
         data: the mask's data and parameters by name.
 
     Returns:
-        out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True.
+        out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True; lse is [B, Hq, Nq]. With
+        layout="bshd" out is [B, Nq, Hq, Dv]; of packed tokens [tokens, Hq, D] it is
+        [tokens, Hq, Dv], and lse [Hq, tokens].
 
     Raises:
         NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
+        BadOption: keywords contradict each other (MC407).
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
         MaskcError: see CompiledMask.
+
+    Warns:
+        LayoutWarning: there are more heads than tokens, and no layout is given.
     """
-    if not isinstance(mask, Mask):
-        raise not_a_mask("mc.attention", mask, caller() or "mask")
     options = dict(
         scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
         sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
     )  # fmt: skip
+    if (
+        is_causal is not False or window_size is not None or enable_gqa is not None
+        or layout is not None or cu_seqlens_q is not None or cu_seqlens_k is not None
+        or max_seqlen is not None
+    ):  # fmt: skip
+        given = is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
+        return _by_convention(q, k, v, mask, options, deterministic, layout, given)
+    if not isinstance(mask, Mask):
+        raise not_a_mask("mc.attention", mask, caller() or "mask")
+    _hint(q, k)
+    return _attention(_compiled, q, k, v, mask, options, deterministic)
+
+
+def _hint(q: Any, k: Any) -> None:
+    """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return
+    if getattr(q, "is_nested", False):  # has no shape, and is refused later
+        return
+    of_q: tuple[int, ...] = getattr(q, "shape", None) or ()
+    if len(of_q) == 4 and of_q[1] > of_q[2] > 1 and conventions.may_be_tokens_first(q, k):
+        warnings.warn(
+            f"q has {of_q[1]} heads and {of_q[2]} tokens: tensors [B, N, H, D] need "
+            "layout='bshd', and layout='bhsd' says that these are [B, H, N, D]",
+            conventions.LayoutWarning,
+            stacklevel=outside(),
+        )
+
+
+def _attention(
+    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: dict[str, Any], deterministic: bool
+) -> Any:
+    """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
 
-        return with_torch.attention(_compiled, q, k, v, mask, options, deterministic)
+        return with_torch.attention(find, q, k, v, mask, options, deterministic)
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
-    return _compiled(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
+    return find(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
+
+
+def _by_convention(
+    q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], deterministic: bool,
+    layout: str | None, given: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    """A call with keywords of other libraries, see `maskc.conventions`."""
+    keywords = conventions.Keywords(*given)
+    restricts = keywords.is_causal or keywords.window_size is not None
+    if mask is None and (restricts or keywords.cu_seqlens_q is not None):
+        mask = conventions.EVERYTHING
+    if not isinstance(mask, Mask):
+        raise not_a_mask("mc.attention", mask, caller() or "mask")
+    if layout is not None:
+        conventions.check_layout(layout)
+    if getattr(q, "is_nested", False):  # refused, with what to do
+        return _attention(_compiled, q, k, v, mask, options, deterministic)
+    packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
+    swapped = packed or layout == "bshd"
+    if swapped:
+        q, k, v = (conventions.heads_first(x, n) for x, n in zip((q, k, v), "qkv", strict=True))
+    for x, name in ((q, "q"), (k, "k")):
+        shape = tuple(getattr(x, "shape", (0, 0, 0, 0)))
+        if len(shape) != 4:
+            raise BadShape(name, shape, "four dimensions", at=name)
+    if layout is None and not packed:
+        _hint(q, k)
+    keywords.check_heads(q.shape[1], k.shape[1])
+    masked = mask is not conventions.EVERYTHING
+    to = keywords.restriction(q.shape[2], k.shape[2], masked, options)
+    results = _attention(partial(_restricted, *to), q, k, v, mask, options, deterministic)
+    return conventions.tokens_first(results, packed) if swapped else results
+
+
+def _restricted(
+    is_causal: bool, window_size: Any, align: str, packed: str | None, mask: Mask, *kernel: Any
+) -> CompiledMask:
+    """The kernel of what keywords leave of a mask."""
+    to = conventions.Restriction(is_causal, window_size, align, packed)
+    return _compiled(to.of(mask), *kernel)
 
 
 def _tensor(x: Any, name: str) -> Array:

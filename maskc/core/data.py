@@ -20,12 +20,18 @@ OPTIONS = (
 """Keywords of a forward pass."""
 CALL = (*OPTIONS, "deterministic")
 """Keywords of a call."""
+CONVENTIONS = (
+    "is_causal", "window_size", "enable_gqa", "layout", "cu_seqlens_q", "cu_seqlens_k",
+    "max_seqlen",
+)  # fmt: skip
+"""Keywords of mc.attention that other libraries have, too."""
 QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 """Keywords of questions about a mask: dense, count, layout."""
 
 RESERVED = frozenset({
-    "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *QUESTION, "heads_kv", "mask", "self",
-    "min", "max", "abs", "param", "member", "scores", "index_q", "index_k", "index_w",
+    "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *CONVENTIONS, *QUESTION, "heads_kv",
+    "mask", "self", "min", "max", "abs", "param", "member", "scores", "index_q", "index_k",
+    "index_w",
 })  # fmt: skip
 """Keywords of the calls and of questions, and words of the formula language."""
 

@@ -183,6 +183,30 @@ def _logic(symbol: str, build: _Build) -> _Binary:
     return combine
 
 
+def _and(self: Traced, other: object) -> Traced:
+    """Two conditions, or the bits of an integer that a plain integer names."""
+    left, right = lift(self), lift(other)
+    for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
+        if bits is not None and not is_condition(value):
+            return Traced(_masked(value, bits))
+    return Traced(E.conj(lift_bool(self, "&"), lift_bool(other, "&")))
+
+
+def _masked(value: Expr, bits: int) -> Expr:
+    """value & bits, for every integer: each run of ones is a quotient's residue."""
+    if bits < 0:
+        return E.sub(value, _masked(value, ~bits))
+    found, low = E.ZERO, 0
+    while bits >> low:
+        low += ((bits >> low) & -(bits >> low)).bit_length() - 1
+        ones = bits >> low
+        count = (ones ^ (ones + 1)).bit_length() - 1
+        run = E.mod(E.floordiv(value, 1 << low), 1 << count)
+        found = E.add(found, E.scale(1 << low, run))
+        low += count
+    return found
+
+
 def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
     """Two integers, or two conditions: a formula, where Python expects a boolean."""
 
@@ -242,7 +266,7 @@ class Traced:
     __lt__ = _compare("<", E.lt)
     __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))
     __ne__ = _equality("!=", E.ne, E.xor)
-    __and__ = __rand__ = _logic("&", E.conj)
+    __and__ = __rand__ = _and
     __or__ = __ror__ = _logic("|", E.disj)
     __xor__ = __rxor__ = _logic("^", E.xor)
 

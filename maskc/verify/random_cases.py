@@ -16,9 +16,9 @@ import numpy as np
 from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
+from maskc.questions.lengths import fixed_lengths
 from maskc.verify.case import Case
 from maskc.verify.full_judge import FullJudge
-from maskc.questions.lengths import fixed_lengths
 from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.strides import STRIDES, laid, moved

@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[Callable[..., object], type[MaskcError]]] = {
     "float_call": (lambda q, k: float(q) > k, NotTraceable),
     "list_index": (lambda q, k: [1, 2, 3][q] > k, NotTraceable),
     "method": (lambda q, k: q.item() > k, NotTraceable),
-    "bitwise_integers": (lambda q, k: (q & 1) == 0, NotTraceable),
+    "bitwise_integers": (lambda q, k: (q | 1) == 0, NotTraceable),
     "inverted_integer": (lambda q, k: ~q < k, NotTraceable),
     "integer_result": (lambda q, k: q - k, NotTraceable),
     "text": (lambda q, k: str(q) == "q", NotTraceable),

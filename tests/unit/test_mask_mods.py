@@ -57,6 +57,12 @@ def check(mod: Mod, n: int = N) -> mc.Mask:
 
 
 FUNCTIONS: dict[str, Mod] = {
+    "bits": lambda b, h, q, k: (q & 6) == (k & 6),
+    "bits_of_negative_integers": lambda b, h, q, k: ((q - k) & 0b101101) > 8,
+    "bits_cleared": lambda b, h, q, k: (q & ~3) >= k,
+    "bits_by_name": lambda b, h, q, k: torch.bitwise_and(q - 9, 0b1010) != 8,
+    "bits_from_the_left": lambda b, h, q, k: (5 & (k - q)) == 5,
+    "no_bits": lambda b, h, q, k: (q & 0) <= k,
     "abs": lambda b, h, q, k: torch.abs(q - k) <= 4,
     "absolute_method": lambda b, h, q, k: (q - k).abs() <= 4,
     "where_of_conditions": lambda b, h, q, k: torch.where(q < 9, q >= k, k < 3),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.core.errors import NotTraceable
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -111,6 +112,20 @@ def test_attention_gym(name: str) -> None:
 @pytest.mark.parametrize("name", ["natten", "shared_prefix", "flamingo", "jetspec_tree"])
 def test_attention_with_masks_of_attention_gym(name: str) -> None:
     attends(*gym()[name]())  # type: ignore[arg-type]
+
+
+def test_what_is_refused_of_attention_gym_names_its_line() -> None:
+    """Bits of two varying integers, and a search in a row that was chosen."""
+    m = pytest.importorskip("attn_gym.masks")
+    chosen = torch.zeros(1, 1, 4, 2, dtype=torch.int32)
+    for mod, line in (
+        (m.generate_morton_natten(8, 8, 3, 3), "code = (code | (code >> 1)) & 0x33333333"),
+        (m.generate_vsa_mask_mod(chosen, 6), "kv_tile.unsqueeze(-1)"),
+    ):
+        with pytest.raises(NotTraceable) as caught:
+            mc.from_mask_mod(mod)
+        assert line in str(caught.value)
+        assert "hint:" in str(caught.value)
 
 
 def test_every_case_of_attention_gym_is_run() -> None:

@@ -1,0 +1,223 @@
+"""Keywords of scaled_dot_product_attention and flash-attn, in maskc's words.
+
+`mc.attention` takes them beside its mask: this module says which mask they mean, which data they
+bring, and how tensors in other layouts are seen as [B, H, N, D].
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from maskc.core.data import CuSeqlens
+from maskc.core.errors import BadOption
+from maskc.dsl.combinators import causal, full, window
+from maskc.dsl.data_atoms import documents, intervals
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import END, START
+
+EVERYTHING = full()
+LAYOUTS = ("bhsd", "bshd")
+_DOCUMENTS, _INTERVALS = "cu_seqlens", "cu_seqlens_q_and_k"
+
+
+class LayoutWarning(UserWarning):
+    """Tensors have more heads than tokens: they may be [B, N, H, D]."""
+
+
+class Restriction(NamedTuple):
+    """What keywords leave of a mask; hashable, so that a kernel is remembered by it."""
+
+    is_causal: bool
+    window_size: tuple[int, int] | None
+    align: str
+    """What `is_causal` aligns; windows go by the last tokens, as flash-attn's do."""
+    packed: str | None
+    """The name of the data that say which tokens belong together."""
+
+    def of(self, mask: Mask) -> Mask:
+        """The mask and what the keywords say; equal ones are made once."""
+        return _restricted(mask, self)
+
+
+@lru_cache(maxsize=256)
+def _restricted(mask: Mask, to: Restriction) -> Mask:
+    parts = []
+    if mask != EVERYTHING:
+        parts.append(mask)
+    if to.packed == _INTERVALS:  # which hold the others
+        return intervals(_INTERVALS)
+    if to.is_causal:
+        parts.append(causal(align=to.align))
+    if to.window_size is not None and to.window_size != (-1, -1):
+        parts.append(window.flash(*to.window_size))
+    if to.packed is not None:
+        parts.append(documents(_DOCUMENTS))
+    found = parts[0] if parts else EVERYTHING
+    for part in parts[1:]:
+        found = found & part
+    return found
+
+
+class Keywords(NamedTuple):
+    """The keywords as they were given."""
+
+    is_causal: bool = False
+    window_size: Any = None
+    enable_gqa: bool | None = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    max_seqlen: Any = None
+
+    def check_heads(self, heads: int, heads_kv: int) -> None:
+        """Refuse grouped heads where they were forbidden.
+
+        Raises:
+            BadOption.
+        """
+        if self.enable_gqa is False and heads != heads_kv:
+            wanted = f"True, as q has {heads} heads and k {heads_kv}"
+            raise BadOption("enable_gqa", wanted, False, at="enable_gqa")
+
+    def restriction(self, n_q: int, n_kv: int, masked: bool, data: dict[str, Any]) -> Restriction:
+        """What they leave of the mask; `data` gets what packed tokens bring.
+
+        Args:
+            n_q: queries; n_kv: keys.
+            masked: whether there is a mask beside them.
+
+        Raises:
+            BadOption: keywords contradict each other, or one has another form.
+        """
+        is_causal = _truth("is_causal", self.is_causal)
+        sides = _window(self.window_size)
+        packed = self._packed(n_q, n_kv, is_causal, sides, masked, data)
+        differ = n_q != n_kv and packed is None
+        if differ and is_causal and sides is not None:
+            wanted = (
+                "left out beside window_size where there are fewer queries than keys (SDPA lets "
+                "the first tokens meet, flash-attn the last ones): window_size=(left, 0) is causal"
+            )
+            raise BadOption("is_causal", wanted, True, at="is_causal")
+        return Restriction(is_causal, sides, START if differ else END, packed)
+
+    def _packed(
+        self, n_q: int, n_kv: int, is_causal: bool, sides: tuple[int, int] | None, masked: bool,
+        data: dict[str, Any],
+    ) -> str | None:  # fmt: skip
+        of_q, of_k = self.cu_seqlens_q, self.cu_seqlens_k
+        if of_q is None:
+            for name in ("cu_seqlens_k", "max_seqlen"):
+                if getattr(self, name) is not None:
+                    wanted = "given with cu_seqlens_q, the cumulative lengths of queries"
+                    raise BadOption(name, wanted, "it alone", at=name)
+            return None
+        for name in (_DOCUMENTS, _INTERVALS):
+            if name in data:
+                raise BadOption(name, "left out beside cu_seqlens_q", "it", at=name)
+        if of_k is None or of_k is of_q:
+            if n_q != n_kv:
+                wanted = f"an array of its own, as there are {n_q} queries and {n_kv} keys"
+                found = "None" if of_k is None else "cu_seqlens_q"
+                raise BadOption("cu_seqlens_k", wanted, found, at="cu_seqlens_k")
+            data[_DOCUMENTS] = CuSeqlens(of_q, self.max_seqlen)
+            return _DOCUMENTS
+        if masked:
+            wanted = (
+                "left out where cu_seqlens_q and cu_seqlens_k are two arrays: is_causal and "
+                "window_size then count inside of each sequence"
+            )
+            raise BadOption("mask", wanted, "a mask", at="mask")
+        data[_INTERVALS] = _keys_of_queries(of_q, of_k, n_q, is_causal, sides)
+        return _INTERVALS
+
+
+def _truth(name: str, value: object) -> bool:
+    if value not in (True, False):
+        raise BadOption(name, "True or False", repr(value), at=name)
+    return bool(value)
+
+
+def _window(given: Any) -> tuple[int, int] | None:
+    """(left, right), -1 where unbounded."""
+    if given is None:
+        return None
+    try:
+        left, right = map(operator.index, given)
+    except (TypeError, ValueError):
+        left = right = -2
+    if min(left, right) < -1:
+        wanted = "two integers (keys before, keys behind), -1 where unbounded"
+        raise BadOption("window_size", wanted, repr(given), at="window_size")
+    return left, right
+
+
+def _keys_of_queries(
+    of_q: Any, of_k: Any, n_q: int, is_causal: bool, sides: tuple[int, int] | None
+) -> tuple[Any, Any]:
+    """(first key, the one after the last) of every query, where the last tokens of each sequence
+    meet, as in flash-attn. It is computed where the arrays are.
+
+    Raises:
+        BadOption: the arrays come from different libraries, or have different shapes.
+    """
+    library = type(of_q).__module__.partition(".")[0]
+    if type(of_k).__module__.partition(".")[0] != library or tuple(of_k.shape) != tuple(of_q.shape):
+        wanted = f"{library} integers {list(of_q.shape)}, as cu_seqlens_q is"
+        raise BadOption("cu_seqlens_k", wanted, type(of_k).__name__, at="cu_seqlens_k")
+    xp: Any = sys.modules[library]
+    here = {"device": of_q.device} if library == "torch" else {}
+    token = xp.arange(n_q, **here)
+    which = xp.searchsorted(of_q[1:], token, side="right").clip(0, max(len(of_q) - 2, 0))
+    low, high = of_k[which] + 0 * token, of_k[which + 1] + 0 * token
+    position = high - of_q[which + 1] + token
+    left, right = sides or (-1, -1)
+    right = 0 if is_causal and right != 0 else right
+    first = low if left < 0 else xp.maximum(low, position - left)
+    last = high if right < 0 else xp.minimum(high, position + right + 1)
+    return first, xp.where(token < of_q[-1], xp.maximum(first, last), first)
+
+
+# ------------------------------------------------------------------ layouts of tensors
+
+
+def check_layout(layout: object) -> None:
+    """Refuse what is no layout.
+
+    Raises:
+        BadOption.
+    """
+    if layout not in LAYOUTS:
+        words = " or ".join(map(repr, LAYOUTS))
+        raise BadOption("layout", words, repr(layout), at="layout")
+
+
+def heads_first(x: Any, name: str) -> Any:
+    """A view [B, H, N, D] of a tensor [B, N, H, D], or [1, H, N, D] of one [N, H, D].
+
+    Raises:
+        BadOption: the object has no such view.
+    """
+    if not hasattr(x, "swapaxes"):
+        found = f"{name}, a {type(x).__name__}"
+        raise BadOption("layout", "'bhsd' for arrays without swapaxes", found, at="layout")
+    return x.swapaxes(0, 1)[None] if x.ndim == 3 else x.swapaxes(1, 2)
+
+
+def tokens_first(results: Any, packed: bool) -> Any:
+    """What a call returns, with tokens before heads; log-sum-exps keep heads before tokens."""
+    if isinstance(results, tuple):
+        out, lse = results
+        return tokens_first(out, packed), lse[0] if packed else lse
+    return results[0].swapaxes(0, 1) if packed else results.swapaxes(1, 2)
+
+
+def may_be_tokens_first(q: Any, k: Any) -> bool:
+    """Whether tensors look like [B, N, H, D]: both have as many heads, and more than tokens.
+
+    Grouped heads, few tokens of which are normal, never look so.
+    """
+    of_k = getattr(k, "shape", ())
+    return len(of_k) == 4 and q.shape[1] == of_k[1] > of_k[2] > 1
