@@ -158,6 +158,14 @@ def test_selections_of_the_model_are_never_ignored(keyword: str) -> None:
         run(torch.nn.Module(), q, q, q, None, **{keyword: torch.zeros(1, dtype=torch.long)})
 
 
+def test_packing_is_lost_beside_a_mask_of_ones_too() -> None:
+    from maskc.core.errors import PackingLost
+
+    with pytest.raises(PackingLost):
+        llama(position_ids=PACKED, attention_mask=torch.ones_like(IDS), use_cache=False)
+    llama(position_ids=PACKED, use_cache=False)
+
+
 def test_a_packed_batch_that_the_model_never_packs_is_refused() -> None:
     """gpt-oss hands no position_ids to its mask, so eager attention leaks here."""
     from maskc.core.errors import PackingLost

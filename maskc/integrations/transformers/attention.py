@@ -215,18 +215,10 @@ def _segmented(
     if not same or query.shape[2] != key.shape[2] or query.shape[0] != 1:
         what = "cu_seq_lens of queries and keys that differ, or with several sequences"
         raise ModelMask(_name(module), what, _EAGER)
-    return _in_segments(mask), {**data, "segments": cu_seqlens(of_q)}
+    return mask & _SEGMENTS, {**data, "segments": cu_seqlens(of_q)}
 
 
-def _in_segments(mask: Mask) -> Mask:
-    known = _JOINED.get(mask)
-    if known is None:
-        known = _JOINED[mask] = mask & documents("segments")
-    return known
-
-
-_JOINED: dict[Any, Mask] = {}
-"""Masks that were made of others, so that equal calls find one object."""
+_SEGMENTS = documents("segments")
 
 
 def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
@@ -234,10 +226,7 @@ def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
     if carried is not None and carried.place.kv_offset:
         what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
         raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
-    known = _JOINED.get((mask, extra))
-    if known is None:
-        known = _JOINED[mask, extra] = mask & extra
-    return known
+    return mask & extra
 
 
 def _note(

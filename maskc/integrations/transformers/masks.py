@@ -101,12 +101,10 @@ def _padded(found: Found, padding: Any, place: Place) -> Found:
     if bool(keys.all()):
         return found
     data = {**found.data, "padding": keys.contiguous()}
-    return found._replace(mask=_without_padding(found.mask), data=data)
+    return found._replace(mask=found.mask & _PADDING, data=data)
 
 
-@lru_cache(maxsize=256)
-def _without_padding(mask: Mask) -> Mask:
-    return mask & data_atoms.flags("padding")
+_PADDING = data_atoms.flags("padding")
 
 
 def _traced(function: Callable[..., Any], padding: Any, place: Place) -> Found:
