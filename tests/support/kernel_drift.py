@@ -3,11 +3,10 @@
     python -m tests.support.kernel_drift record before.json     # before the edit
     python -m tests.support.kernel_drift compare before.json    # after it; status 1 on a change
 
-Each source is held against its earlier text by four tests, the cheapest first, until one finds
+Each source is held against its earlier text by three tests, the cheapest first, until one finds
 them equal: tokens without comments; tokens behind the preprocessor, for every mode and a set of
-features; PTX; SASS without names. PTX and SASS need NVRTC (cuda13 extra), SASS also nvdisasm
-(nvidia-cuda-nvdisasm); they take a second a kernel, or several. C sources are compared as gcc's
-assembly instead.
+features; SASS without names. SASS needs NVRTC (cuda13 extra) and nvdisasm (nvidia-cuda-nvdisasm);
+it takes some seconds a kernel. C sources are compared as gcc's assembly instead.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import maskc as mc
 from maskc import driver
+from maskc.build.hostcc import FLAGS
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Feature
@@ -47,7 +47,8 @@ MASKS: dict[str, Callable[[], mc.Mask]] = {
 """All patterns, and masks whose kernels no pattern has."""
 
 PROBLEMS = ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (128, "float16"))
-"""Head dimensions and dtypes; the C target takes float32."""
+C_PROBLEMS = ((64, "float32"), (64, "bfloat16"), (128, "float16"))
+"""Head dimensions and dtypes."""
 
 FEATURES = [
     frozenset(Feature(name) for name in names.split())
@@ -81,15 +82,11 @@ def sources(names: Iterable[str]) -> Iterator[tuple[str, Source]]:
     """Every source of masks, by what it is of."""
     for name in names:
         for target in ("cpu", "sm_80", "sm_90a"):
-            for dim, dtype in PROBLEMS:
-                if target == "cpu":
-                    if (dim, dtype) != PROBLEMS[0]:
-                        continue
-                    dtype = "float32"
+            for dim, dtype in C_PROBLEMS if target == "cpu" else PROBLEMS:
                 mask = MASKS[name]()
                 problem = driver.problem(dim, None, fixed_heads(mask) or 4, dtype)
                 try:
-                    bundle = driver.bundled(driver.planned(mask, problem, TARGETS[target]))
+                    bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
                 except MaskcError:
                     continue
                 yield from _units(f"{name} {dim} {dtype}", bundle)
@@ -139,18 +136,19 @@ def preprocessed(text: str, options: list[str]) -> str:
     return " ".join(_TOKEN.findall(done.stdout))
 
 
-def compiled(text: str, arch: str, options: list[str]) -> str | bytes:
-    """A cubin, or PTX for `compute_...`."""
+def compiled(text: str, arch: str, options: list[str]) -> bytes:
+    """A cubin."""
     from cupy.cuda import nvrtc
 
-    from maskc.build.nvrtc import FLAGS, _headers
+    from maskc.build import nvrtc as build
 
-    headers = [f"-I{_headers()}"] if re.search(r"^\s*#\s*include", text, re.MULTILINE) else []
+    includes = re.search(r"^\s*#\s*include", text, re.MULTILINE)
+    headers = [f"-I{build._headers()}"] if includes else []
     program = nvrtc.createProgram(text, "kernel.cu", [], [])
     try:
-        all_options = (f"--gpu-architecture={arch}", *FLAGS, *options, *headers, "--no-cache")
+        all_options = (f"--gpu-architecture={arch}", *build.FLAGS, *options, *headers, "--no-cache")
         nvrtc.compileProgram(program, all_options)
-        return nvrtc.getPTX(program) if "compute" in arch else nvrtc.getCUBIN(program) + b"\0"
+        return nvrtc.getCUBIN(program) + b"\0"
     except nvrtc.NVRTCError:
         raise RuntimeError(nvrtc.getProgramLog(program)) from None
     finally:
@@ -160,7 +158,7 @@ def compiled(text: str, arch: str, options: list[str]) -> str | bytes:
 def assembly(text: str, options: list[str]) -> str:
     """What gcc makes of a C source, without names."""
     done = subprocess.run(
-        ["gcc", "-S", "-O2", "-march=x86-64-v3", "-w", *options, "-x", "c", "-", "-o", "-"],
+        ["gcc", "-S", *FLAGS, "-march=x86-64-v3", "-w", *options, "-x", "c", "-", "-o", "-"],
         input=text, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
@@ -182,9 +180,7 @@ def without_names(text: str) -> str:
 
 def machine_code(text: str, arch: str, options: list[str]) -> dict[str, str]:
     """SASS by kernel."""
-    code = compiled(text, arch, options)
-    assert isinstance(code, bytes)
-    found = sass.functions(sass.disassemble(code))
+    found = sass.functions(sass.disassemble(compiled(text, arch, options)))
     return {name: without_names(each) for name, each in found.items()}
 
 
@@ -196,7 +192,7 @@ class Judge:
         self._known = json.loads(memory.read_text()) if memory.is_file() else {}
 
     def differences(self, old: Source, new: Source, compile_all: bool) -> Iterator[str]:
-        """In which modes and features machine code differs; what was not compiled counts."""
+        """In which modes and features machine code differs, of those that are compiled."""
         if tokens(old.text) == tokens(new.text) and old.macros == new.macros:
             return
         for macro in dict.fromkeys((*old.macros, *new.macros)):
@@ -210,27 +206,21 @@ class Judge:
                 yield " ".join(options) or "plain"
 
     def _same(self, old: Source, new: Source, both: list[str], options: list[str]) -> bool:
-        if old.target == "cpu":
-            return self._digest(both[0], old, options) == self._digest(both[1], new, options)
         try:
-            before = self._digest(both[0], old, options, ptx=True)
+            before = self._digest(both[0], old, options)
         except RuntimeError:
             return True  # nobody compiles it so
-        if before == self._digest(both[1], new, options, ptx=True):
-            return True
-        return self._digest(both[0], old, options) == self._digest(both[1], new, options)
+        return before == self._digest(both[1], new, options)
 
-    def _digest(self, seen: str, one: Source, options: list[str], ptx: bool = False) -> str:
-        key = sha256(f"{one.target} {options} {ptx} {seen}".encode()).hexdigest()[:24]
+    def _digest(self, seen: str, one: Source, options: list[str]) -> str:
+        key = sha256(f"{one.target} {options} {seen}".encode()).hexdigest()[:24]
         if key not in self._known:
-            if one.target == "cpu":
-                text = assembly(one.text, options)
-            elif ptx:
-                code = compiled(one.text, one.target.replace("sm_", "compute_"), options)
-                text = without_names(code if isinstance(code, str) else code.decode())
-            else:
-                text = json.dumps(machine_code(one.text, one.target, options))
-            self._known[key] = sha256(text.encode()).hexdigest()[:24]
+            made = (
+                assembly(one.text, options)
+                if one.target == "cpu"
+                else json.dumps(machine_code(one.text, one.target, options))
+            )
+            self._known[key] = sha256(made.encode()).hexdigest()[:24]
             self._file.write_text(json.dumps(self._known))
         return self._known[key]
 
