@@ -196,7 +196,8 @@ def _masked(value: Expr, bits: int) -> Expr:
     """value & bits, for every integer: each run of ones is a quotient's residue."""
     if bits < 0:
         return E.sub(value, _masked(value, ~bits))
-    found, low = E.ZERO, 0
+    found: Expr = E.ZERO
+    low = 0
     while bits >> low:
         low += ((bits >> low) & -(bits >> low)).bit_length() - 1
         ones = bits >> low
