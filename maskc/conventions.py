@@ -219,5 +219,5 @@ def may_be_tokens_first(q: Any, k: Any) -> bool:
 
     Grouped heads, few tokens of which are normal, never look so.
     """
-    of_k = getattr(k, "shape", ())
+    of_k: tuple[int, ...] = tuple(getattr(k, "shape", ()))
     return len(of_k) == 4 and q.shape[1] == of_k[1] > of_k[2] > 1

@@ -19,6 +19,7 @@ import maskc as mc
 from maskc import driver
 from maskc.cli import verify
 from maskc.cli.entries import default_parameters, entries
+from maskc.cli.given import Arrays
 from maskc.cli.options import written_heads
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
@@ -121,7 +122,7 @@ def test_every_pattern_is_verified_where_it_is_itself(path: Path):
     lengths, own = lengths_for(entry.mask, heads, {}), own_kind(entry.mask)
     looks, empty, partial = set(), 0, 0
     for n_q, n_kv in sorted(lengths.shapes, key=lambda shape: shape[0] * shape[1]):
-        found = seen(verify._probe(entry, attn, heads or 2, n_q, n_kv, 0, "").keep, "")
+        found = seen(verify._probe(entry, attn, heads or 2, n_q, n_kv, Arrays(0), "").keep, "")
         looks.add(found.looks)
         empty, partial = empty + found.empty, partial + found.partial
         if "other" in looks and empty and partial:
