@@ -294,7 +294,8 @@ def _consecutive(positions: Any, ids: Any) -> bool:
     if positions.shape != ids.shape or positions.ndim != 2:
         return False
     steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
-    return torch.equal((steps != 1).cumsum(-1), ids.to(torch.long))
+    found: bool = torch.equal((steps != 1).cumsum(-1), ids.to(torch.long))
+    return found
 
 
 # ------------------------------------------------------------------ writing masks
