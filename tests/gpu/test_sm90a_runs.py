@@ -112,19 +112,28 @@ def test_nan_safe_runs_elsewhere():
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_nan_safe_keeps_a_bad_key_from_rows_that_do_not_see_it(target, bad):
-    mask, n = (
-        mc.load(PATTERNS / "sparse_transformer_strided.py")["sparse_transformer_strided"](),
-        600,
-    )
-    blind = ~torch.from_numpy(mask.dense(n, n)[:, 0].copy()).to(DEVICE)
-    attn = mask.compile(64, target=target)
-    q, k, v, _ = tensors(n, n, 64, torch.bfloat16, 4)
-    want, want_lse = attn(q, k, v, nan_safe=True, return_lse=True)
-    k[:, :, 0], v[:, :, 0] = bad, bad
-    out, lse = attn(q, k, v, nan_safe=True, return_lse=True)
+    """Bad values leave their bits alone; a bad logit may move the base of its warp's exponentials,
+    so out is rounded elsewhere."""
+    name, n = "sparse_transformer_strided", 600
+    mask = mc.load(PATTERNS / f"{name}.py")[name]()
+    made = tensors(n, n, 64, torch.bfloat16, 4)
+    live = live_pairs(mask, n, n)
+    blind = ~torch.from_numpy(mask.dense(n, n)[:, 0].copy()).to(made[0].device)
     assert blind.any()
-    assert torch.equal(out[:, :, blind], want[:, :, blind])
-    assert torch.equal(lse[:, :, blind], want_lse[:, :, blind])
+    attn = mask.compile(64, target=target)
+
+    def seen(found):
+        return {name: x[:, :, blind] if x.ndim else x for name, x in found.items()}
+
+    q, k, v, _ = made
+    clean = seen(called(attn, q, k, v, nan_safe=True))
+    sides = [seen(results(*made, live, kind, backward=False))
+             for kind in (torch.float64, torch.bfloat16)]  # fmt: skip
+    bad_k, bad_v = k.clone(), v.clone()
+    bad_k[:, :, 0], bad_v[:, :, 0] = bad, bad
+    found = seen(called(attn, q, k, bad_v, nan_safe=True))
+    assert all(torch.equal(found[name], clean[name]) for name in clean)
+    assert not wrong(seen(called(attn, q, bad_k, bad_v, nan_safe=True)), *sides)
 
 
 # ------------------------------------------------------------------ bits
