@@ -100,7 +100,7 @@ def test_workspace_is_what_the_source_reckons_with(dim, form):
     assert plan.row_floats == -(-(5 * plan.tile.q + of_dq) // plan.tile.q)
     assert "ROW_FLOATS = 4;" in text
     assert plan.key_floats * plan.tile.k == 2 * plan.tile.k * dim
-    assert f"SHARES = {plan.shares}, " in text
+    assert f"constexpr int SHARES = {plan.shares};" in text
     assert "TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;" in text
     assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
     assert f"SLOPE_SUMS = WITH_ALIBI ? {SLOPE_SUMS} : 0;" in text
