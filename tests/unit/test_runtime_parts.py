@@ -20,14 +20,11 @@ from maskc.ir import relayout
 from maskc.layout import classes
 from maskc.runtime import CompiledMask, planner
 from maskc.runtime.launch.sequence import PartedPlan
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
 from tests.support.fake_hopper import compiled as on_card
 from tests.support.fake_hopper import given as tensors
 from tests.unit.test_runtime_attention import case, close, compare, path, quiet  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 MASKS = {
     "dilated": mc.dilated(9, stride=7),

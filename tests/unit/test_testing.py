@@ -10,9 +10,7 @@ import maskc as mc
 from maskc import testing
 from maskc.core.errors import CheckFailed
 from maskc.runtime import CompiledMask
-from tests.support.caches import binaries  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("binaries")
 CPU = {"head_dim": 16, "target": "cpu"}
 
 
