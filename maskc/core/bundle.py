@@ -107,6 +107,8 @@ class Grid(Enum):
     sides = "sides"
     """Enough for these, and for all tile columns, key/value heads and sequences, `per_block`
     queries or keys each."""
+    columns_of_keys = "columns_of_keys"
+    """Enough for all tile columns, key/value heads and sequences, `per_block` keys each."""
     keys = "keys"
     """Enough for the tile columns that several items of the work list share, `per_block` keys
     each."""

@@ -142,10 +142,11 @@ def _blocks(
     match launch.grid:
         case Grid.queries:
             return -(-queries // launch.per_block)
-        case Grid.sides:
+        case Grid.sides | Grid.columns_of_keys:
             columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
             keys = columns * sizes.heads_kv * sizes.batch
-            return -(-max(queries, keys) // launch.per_block)
+            both = queries if launch.grid is Grid.sides else 0
+            return -(-max(both, keys) // launch.per_block)
         case Grid.few:
             return queries // unit.tile.q if few_pairs(sizes) else 0
         case Grid.keys:
