@@ -92,6 +92,11 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", _box("load_tensor", 3)),
     (r"cp\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", false")),
     (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", true")),
+    (
+        r"red\.global\.add\.v4\.f32",
+        "atomicAdd({i0}, {i1}), atomicAdd({i0} + 1, {i2}), "
+        "atomicAdd({i0} + 2, {i3}), atomicAdd({i0} + 3, {i4})",
+    ),
     (r"cp\.reduce\.async\.bulk\.global.*add\.f32", "emu::add_floats({i0}, {i1}, {i2})"),
     (r"cp\.async\.bulk\.shared::cluster\.global",
      "emu::load_bytes({i0}, {i1}, {i2}, {i3})"),

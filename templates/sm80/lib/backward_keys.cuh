@@ -83,13 +83,11 @@ FN void add_to_dq(const struct Shared &shared, u32 ds, const struct Attention &p
     const i32 warp = threadIdx.x / 32, fragment = warp % ROW_WARPS, share = warp / ROW_WARPS;
     Share x;
     dq_products(x, ds, shared_address(shared.k), fragment, share);
-    float *const to = workspace(p).dq + row * TILE_FLOATS + threadIdx.x % 32;
+    float *const to = workspace(p).dq + row * TILE_FLOATS;
     constexpr int COLUMNS = HEAD_DIM / 8 / SHARES;
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            atomicAdd(to + dq_place(fragment, share * COLUMNS + c, e), x[0][c][e]);
+        add_four(to + dq_place(fragment, share * COLUMNS + c, threadIdx.x % 32, 0), x[0][c]);
 }
 
 // What one step of STEP_Q queries gives.

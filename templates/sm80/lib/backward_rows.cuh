@@ -36,9 +36,24 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.dq = w.sums + rows * TILE_Q;
     return w;
 }
-// Where a number of a 16-row fragment of dq lies: its lanes' side by side.
-FN i32 dq_place(i32 fragment, i32 column, i32 e) {
-    return ((fragment * (HEAD_DIM / 8) + column) * 4 + e) * 32;
+// Where a lane's number of a 16-row fragment of dq lies: its four side by side where one instruction
+// adds them, else those of all lanes.
+#if __CUDA_ARCH__ >= 900
+constexpr bool ADDS_FOUR = true;
+FN void add_four(float *to, const float (&x)[4]) {
+    asm volatile("red.global.add.v4.f32 [%0], { %1, %2, %3, %4};"
+                 :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+#else
+constexpr bool ADDS_FOUR = false;
+FN void add_four(float *to, const float (&x)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) atomicAdd(to + 32 * e, x[e]);
+}
+#endif
+FN i32 dq_place(i32 fragment, i32 column, i32 lane, i32 e) {
+    const i32 first = (fragment * (HEAD_DIM / 8) + column) * 128;
+    return first + (ADDS_FOUR ? 4 * lane + e : lane + 32 * e);
 }
 
 FN float warp_sum(float x) {
@@ -132,12 +147,13 @@ attention_backward_finish(const __grid_constant__ struct Attention p) {
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < TILE_FLOATS / 2; i += PLAIN_THREADS) {
         // Four lanes have a row's eight columns; rows first, so that lines are written whole.
-        const i32 lane = i % 4, column = i / 4 % CHUNKS, r = i / 4 / CHUNKS;
-        const i32 q = first + r, from = dq_place(r / 16, column, r % 16 / 8 * 2);
+        const i32 lane = i % 4, column = i / 4 % CHUNKS, r = i / 4 / CHUNKS, q = first + r;
+        const i32 owner = r % 8 * 4 + lane, e = r % 16 / 8 * 2;
         if (q >= p.n_q) break;
-        const float *const x = tile + from + r % 8 * 4 + lane;
+        const float low = tile[dq_place(r / 16, column, owner, e)];
+        const float high = tile[dq_place(r / 16, column, owner, e + 1)];
         u32 *const place = (u32 *)(to + 2 * (q * p.dq_stride[2] + 8 * column)) + lane;
-        float2 sum = make_float2(x[0] * p.scale, x[32] * p.scale);
+        float2 sum = make_float2(low * p.scale, high * p.scale);
         if (p.joins) {
             const float2 there = unpack(*place);
             sum.x += there.x, sum.y += there.y;
