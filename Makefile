@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Patterns whose modules and kernels lie in generated/ to be read; of all others, digests.
 SHOWN := causal streaming longformer documents natten_2d nsa_selected
+# Tests that ask what NVRTC made of a source.
+ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
 SHOW := $(BIN)/maskc compile -o generated --target cpu --target sm_90a
 
-.PHONY: demo test fast test-gpu matrix check generated docs format clean
+.PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,11 +37,16 @@ test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 # Every architecture, head dimension and dtype through NVRTC, and again what the ledger
-# tests/golden/compiled.txt remembers; needs the cuda13 extra, no GPU.
+# in tests/golden (compiled.txt, machine_code.txt) remembers; needs the cuda13 extra, no GPU.
 matrix: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
-	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $$(grep -rl support.ledger tests/unit)
+	$(BIN)/python -m pytest -m 'not gpu' --thorough $(PYTEST_ARGS) $$(grep -rlE 'support.(thorough|cpu_harness)' tests/unit tests/property)
+	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)
+
+# After a kernel's text has changed: adds to the ledger what the compiler makes of the new text.
+ledger: $(STAMP)
+	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS) $(ASK_LEDGER)
 
 check: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[dev]'

@@ -18,7 +18,9 @@ from maskc.reference.attention import attention, gradients
 from maskc.verify.samples import sample_data
 from tests.property.strategies import masks
 from tests.support.entmax_oracle import Problem
+from tests.support.thorough import examples
 
+pytestmark = pytest.mark.shipped_flags
 HEADS = 4
 SIZES = [(0, 0), (1, 1), (63, 63), (64, 64), (65, 65), (40, 150), (150, 40), (129, 128), (1, 90)]
 
@@ -44,7 +46,7 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return np.abs(found[~odd] - expected[~odd]).max(initial=0) / scale
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(data, parts):
     mask = mc.per_head(parts)

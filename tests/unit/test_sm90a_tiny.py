@@ -309,10 +309,9 @@ def faults(job: tuple[SourceUnit, frozenset[Feature]]) -> list[str]:
     if launch.resident * launch.threads * kernel.registers > REGISTERS:
         found.append(f"{kernel.registers} registers: {launch.resident} blocks do not fit")
     if sass.disassembler():
-        text = sass.disassemble(binary.code)
-        found += [op for op in ("LDL", "STL", "BAR", "LDS", "STS") if sass.count(text, op)]
+        found += [op for op in ("LDL", "STL", "BAR", "LDS", "STS") if binary.count(op)]
         wanted = 16 if unit.directions == (FORWARD,) else 40  # at the least head dimension
-        products = sass.count(text, "HMMA")
+        products = binary.count("HMMA")
         if products < wanted:
             found.append(f"{products} of {wanted} products")
     name = f"{unit.key}, {sorted(f.value for f in features)}"
