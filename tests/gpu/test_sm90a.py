@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
+from maskc.testing.strategies import masks
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

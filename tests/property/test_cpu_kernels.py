@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.reference.attention import attention, gradients
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
+from maskc.testing.strategies import masks
 from tests.support.entmax_oracle import Problem
 
 HEADS = 4
