@@ -59,7 +59,7 @@ def check(
     """
     from maskc.dsl.loader import load
     from maskc.dsl.mask import Mask
-    from maskc.testing.checking import Wanted, tested
+    from maskc.testing.checking import Wanted, examine
 
     wanted = Wanted(target, head_dim, head_dim_v, dtype, None, examples, seed, seconds)
     if isinstance(mask, (str, PathLike)):
@@ -67,4 +67,4 @@ def check(
     else:
         masks = {getattr(mask, "name", "mask"): mask}
     made = {name: each if isinstance(each, Mask) else each() for name, each in masks.items()}
-    return sum(tested(name, each, wanted).right() for name, each in made.items())
+    return sum(examine(name, each, wanted).right() for name, each in made.items())

@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Examined:
     """The result of one mask's cases."""
 
     subject: Subject
@@ -93,10 +93,10 @@ class Tested:
         return f"{wrong.part} {of} is off by {wrong.error:.2g}, allowed {wrong.allowed:.2g}"
 
 
-def tested(
+def examine(
     name: str, mask: Mask, wanted: Wanted, params: dict[str, int] | None = None,
     tell: Callable[[int], object] = lambda done: None,
-) -> Tested:  # fmt: skip
+) -> Examined:  # fmt: skip
     """Compile a mask and try random cases.
 
     Args:
@@ -113,8 +113,13 @@ def tested(
     target = Target.named(wanted.target or default_target(Problem(*dims, given, heads)))
     kernels = {
         dtype.value: driver.compile(
-            mask, head_dim=dims[0], head_dim_v=dims[1], n_heads=heads, dtype=dtype.value,
-            target=target.name, name=name,
+            mask,
+            head_dim=dims[0],
+            head_dim_v=dims[1],
+            n_heads=heads,
+            dtype=dtype.value,
+            target=target.name,
+            name=name,
         )
         for dtype in wanted.dtypes(target)
     }
@@ -128,7 +133,7 @@ def tested(
         if is_emulated:
             subject = replace(subject, emulated=True, pairs=EMULATED_PAIRS)
         done = try_cases(subject, wanted.examples, wanted.seed, wanted.seconds, tell)
-    return Tested(subject, done, target)
+    return Examined(subject, done, target)
 
 
 @contextmanager

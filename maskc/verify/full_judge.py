@@ -80,9 +80,7 @@ class FullJudge:
         worst = (off / allowed).argmax()
         return float(off.flat[worst]), float(allowed.flat[worst])
 
-    def _of_heads(
-        self, part: str, found: np.ndarray, right: np.ndarray
-    ) -> tuple[float, float]:
+    def _of_heads(self, part: str, found: np.ndarray, right: np.ndarray) -> tuple[float, float]:
         """The same of a number for each head."""
         size = np.maximum(abs(right), np.sqrt((right**2).mean()))
         size = np.maximum(size, np.finfo(np.float64).tiny)

@@ -36,12 +36,13 @@ T = TypeVar("T")
 FEATURES = ("softcap", "alibi_slopes", "sink_logits")
 """Options that change the scores; they are drawn together, so that only one more kernel is
 built."""
-_OPTIONS = ((), ("scale",), FEATURES, (*FEATURES, "scale"))
+OPTIONS: tuple[tuple[str, ...], ...] = ((), ("scale",), FEATURES, (*FEATURES, "scale"))
+"""Sets of options that are drawn."""
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
 _SECONDS = 20.0
-"""The time limit of shrinking, in seconds, and that of drawing where nobody says which."""
+"""The time limit of shrinking, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def drawn(draw: Draw, subject: Subject) -> Drawn:
         (name, draw.one_of((default, 0, 1, *near)) if draw.integer(0, 1) else default)
         for name, default in subject.params
     )
-    options, strides = draw.one_of(_OPTIONS), draw.one_of(STRIDES)
+    options, strides = draw.one_of(OPTIONS), draw.one_of(STRIDES)
     by_sequence = bool(batch > 1 and draw.integer(0, 1))
     seed, dtype = draw.integer(0, 99), draw.one_of(list(subject.kernels))
     as_tensors, deterministic, planted = (bool(draw.integer(0, 1)) for _ in range(3))
@@ -324,6 +325,21 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
     return Mismatch(case, "planted", wrong, 0.0) if wrong else None
 
 
+def mismatch_or_raised(case: Drawn, subject: Subject) -> Mismatch | None:
+    """The same, and whatever is raised that is no refusal: a kernel that hangs in the emulator, or
+    a defect of maskc.
+
+    Raises:
+        MaskcError: the kernel refuses the case.
+    """
+    try:
+        return mismatch(case, subject)
+    except MaskcError:
+        raise
+    except Exception as error:
+        return Mismatch(case, "call", float("inf"), 0.0, f"{type(error).__name__}: {error}")
+
+
 GRADIENTS = {"sink_logits": "dsink", "alibi_slopes": "dalibi"}
 """The gradient of each option that has one."""
 _BY_HEAD = tuple(GRADIENTS)
@@ -388,13 +404,11 @@ class _Watch:
             raise _Enough
         self._tell(self.cases + self.refused)
         try:
-            found = mismatch(case, self.subject)
+            found = mismatch_or_raised(case, self.subject)
         except MaskcError as refusal:
             self.refused += 1
             self.reason = self.reason or f"{refusal.code} {refusal.finding}"
             return True
-        except Exception as error:  # a kernel that hangs in the emulator, or a defect of maskc
-            found = Mismatch(case, "call", float("inf"), 0.0, f"{type(error).__name__}: {error}")
         finally:
             limit = self._seconds if self.best is None else _SECONDS
             if self._until is None and limit is not None:
@@ -410,7 +424,7 @@ class _Watch:
 
 
 def try_cases(
-    subject: Subject, count: int, seed: int, seconds: float | None = _SECONDS,
+    subject: Subject, count: int, seed: int, seconds: float | None = None,
     tell: Callable[[int], object] = lambda done: None,
 ) -> Outcome:  # fmt: skip
     """Draw cases until one is wrong, and shrink that one.
@@ -426,7 +440,7 @@ def try_cases(
     with suppress(_Enough), _nothing_left_behind():
         _by_hypothesis(watch, count, seed) if shrinks else _by_numpy(watch, count, seed)
     if watch.best is not None:
-        watch.best = _fewer_options(watch.best, subject)
+        watch.best = _simplest(watch.best, subject)
     return Outcome(watch.cases, watch.refused, watch.reason, watch.best, shrinks)
 
 
@@ -476,17 +490,33 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
         trial()
 
 
-def _fewer_options(found: Mismatch, subject: Subject) -> Mismatch:
-    """The case with one option alone, where that is wrong too."""
-    if len(found.case.options) < 2:
-        return found
-    for case in _alone(found.case):
-        again = mismatch(case, subject)
-        if again is not None:
-            return again
-    return found
+def _simplest(found: Mismatch, subject: Subject) -> Mismatch:
+    """The case with one thing after another made simpler, as long as it is wrong.
+
+    Hypothesis shrinks what was drawn, and draws squares more simply than single rows.
+    """
+    best, left = found, _SIMPLER
+    candidates = _simpler(best.case)
+    while left and (case := next(candidates, None)) is not None:
+        left -= 1
+        with suppress(MaskcError):
+            again = mismatch_or_raised(case, subject)
+            if again is not None:
+                best, candidates = again, _simpler(again.case)
+    return best
 
 
-def _alone(case: Drawn) -> Iterator[Drawn]:
+_SIMPLER = 40
+"""Cases that are tried in the end, at most."""
+
+
+def _simpler(case: Drawn) -> Iterator[Drawn]:
     for option in case.options:
-        yield replace(case, options=(option,))
+        yield replace(case, options=tuple(name for name in case.options if name != option))
+    for name in ("planted", "deterministic", "data_as_tensors", "data_by_sequence"):
+        if getattr(case, name):
+            yield replace(case, **{name: False})
+    for name in ("n_q", "n_kv"):
+        length = getattr(case, name)
+        shorter = dict.fromkeys((1, length // 2, length - 1))
+        yield from (replace(case, **{name: n}) for n in shorter if 0 < n < length)

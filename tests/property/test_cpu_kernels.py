@@ -15,8 +15,8 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.reference.attention import attention, gradients
-from maskc.verify.samples import sample_data
 from maskc.testing.strategies import masks
+from maskc.verify.samples import sample_data
 from tests.support.entmax_oracle import Problem
 
 HEADS = 4
