@@ -145,8 +145,11 @@ def _drawn(
         entry.name, entry.mask, {attn.bundle.problem.dtype.value: attn}, lengths, heads, params,
         tuple(entry.params.items()),
     )  # fmt: skip
-    now(f"verifying {entry.name}: {cases} random cases")
-    done = try_cases(subject, cases, seed) if cases else Outcome(0, 0, "", None, True)
+
+    def tell(count: int) -> None:
+        now(f"verifying {entry.name}: random case {count + 1} of at most {cases}")
+
+    done = try_cases(subject, cases, seed, tell=tell) if cases else Outcome(0, 0, "", None, True)
     wrong = done.mismatch
     return {
         "cases": done.cases, "refused": done.refused, "reason": done.reason, "shrunk": done.shrunk,

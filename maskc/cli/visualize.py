@@ -16,7 +16,15 @@ from maskc.cli.options import (
     mask_source,
     problem_options,
 )
-from maskc.cli.output import columns, echo, one_by_one, unwritable, wants_color, write_json
+from maskc.cli.output import (
+    columns,
+    echo,
+    now,
+    one_by_one,
+    unwritable,
+    wants_color,
+    write_json,
+)
 from maskc.core.errors import MaskcError, UsageMistake
 
 if TYPE_CHECKING:
@@ -130,11 +138,13 @@ def _picture(
     from maskc.viz.picture import picture
 
     heads = asked.heads_for(entry.mask)
+    now(f"planning {entry.name}: its kernel's tiles")
     kernel = None if tile else _kernel(entry, asked)
     if n is None or n_kv is None:
         n, n_kv = showing(entry.mask, heads, entry.params)
         if span is not None:
             n, n_kv = max(n, span[1]), max(n_kv, span[3])
+    now(f"drawing {entry.name} at {n} x {n_kv}")
     if span is not None and (span[1] > n or span[3] > n_kv):
         raise UsageMistake(
             f"the range reaches {span[1]} queries and {span[3]} keys, there are {n} and {n_kv}",
