@@ -506,7 +506,7 @@ def _simplest(found: Mismatch, subject: Subject) -> Mismatch:
     return best
 
 
-_SIMPLER = 40
+_SIMPLER = 60
 """Cases that are tried in the end, at most."""
 
 
@@ -518,5 +518,5 @@ def _simpler(case: Drawn) -> Iterator[Drawn]:
             yield replace(case, **{name: False})
     for name in ("n_q", "n_kv"):
         length = getattr(case, name)
-        shorter = dict.fromkeys((1, length // 2, length - 1))
-        yield from (replace(case, **{name: n}) for n in shorter if 0 < n < length)
+        steps = [length - 1, *(length >> i for i in range(1, length.bit_length()))]
+        yield from (replace(case, **{name: length - step}) for step in dict.fromkeys(steps) if step)

@@ -41,7 +41,9 @@ def test_a_wrong_case(monkeypatch: pytest.MonkeyPatch):
         testing.check(mc.window(3), target="cpu", examples=5)
     head, program = str(raised.value).split("\n\n", 1)
     assert head == "MC611  dq of window(3) on cpu is off by 0.25, allowed 0.01"
-    assert program.startswith("# maskc test: dq is wrong by 2.5e-01, 1.0e-02 is allowed.\nimport sys\n")
+    assert program.startswith(
+        "# maskc test: dq is wrong by 2.5e-01, 1.0e-02 is allowed.\nimport sys\n"
+    )
 
 
 def test_nothing_is_compared(monkeypatch: pytest.MonkeyPatch):
