@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "integrations", "driver",
     },
     "patterns": {"dsl"},
-    "testing": {"dsl", "reference", "ir", "driver", "verify"},
+    "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
@@ -58,11 +58,13 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "transformers", "verify"}, False),
+    "torch": ({"integrations", "transformers", "verify", "testing"}, False),
     "transformers": ({"transformers"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),
+    "hypothesis": ({"verify", "testing"}, True),
+    "pytest": ({"testing"}, True),
 }
 
 
@@ -225,6 +227,8 @@ print(",".join(loaded))
         ("maskc", ["torch", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich"]),
         ("maskc.runtime.generated", ["sympy", "islpy", "jinja2", "torch", "cupy", "matplotlib"]),
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
+        ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),
+        ("maskc.testing.plugin", ["torch", "hypothesis", "islpy", "sympy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],
 )

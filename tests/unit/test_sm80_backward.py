@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 

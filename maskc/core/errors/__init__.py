@@ -12,13 +12,16 @@ from maskc.core.errors.base import SeveralErrors as SeveralErrors
 from maskc.core.errors.builds import BadPlan as BadPlan
 from maskc.core.errors.builds import BuildFailed as BuildFailed
 from maskc.core.errors.builds import CheckFailed as CheckFailed
+from maskc.core.errors.builds import Counterexample as Counterexample
 from maskc.core.errors.builds import DecompositionBroken as DecompositionBroken
 from maskc.core.errors.builds import Drift as Drift
 from maskc.core.errors.builds import DTypeUnsupported as DTypeUnsupported
+from maskc.core.errors.builds import EmulatorMissing as EmulatorMissing
 from maskc.core.errors.builds import ExtraMissing as ExtraMissing
 from maskc.core.errors.builds import HeadDimUnsupported as HeadDimUnsupported
 from maskc.core.errors.builds import NoCompiler as NoCompiler
 from maskc.core.errors.builds import NoDevice as NoDevice
+from maskc.core.errors.builds import NothingCompared as NothingCompared
 from maskc.core.errors.builds import SharedMemoryExceeded as SharedMemoryExceeded
 from maskc.core.errors.builds import TargetNotBuilt as TargetNotBuilt
 from maskc.core.errors.builds import TooManyArrays as TooManyArrays

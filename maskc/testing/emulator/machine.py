@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from maskc.build.binary import BuildReport
 from maskc.build.toolchain import Gpu
+from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
 from maskc.runtime.arrays import known as arrays
-from tests.emulator.translate import translated
-from tests.support.built import built, code
+from maskc.testing.emulator.built import built, code
+from maskc.testing.emulator.translate import translated
 
 HERE = Path(__file__).parent
 PROCESSORS = 3
@@ -83,7 +89,9 @@ class Map(ctypes.Structure):
     ]  # fmt: skip
 
 
-def encode(address: int, dims: tuple, strides: tuple, box: tuple, dtype: str) -> bytes:
+def encode(
+    address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], dtype: str
+) -> bytes:
     """As cuTensorMapEncodeTiled does: boxes of 128 bytes a row, swizzled."""
     if not len(dims) == len(strides) + 1 == len(box) <= 5:
         raise Fault(f"a map of {dims}, {strides}, {box}")
@@ -98,7 +106,10 @@ class Driver:
     """What maskc.runtime.launch.cuda asks of a device."""
 
     def __init__(self) -> None:
-        self.seed, self.launches = 0, []
+        """Nothing was launched yet."""
+        self.seed = 0
+        self.launches: list[tuple[str, int]] = []
+        """(entry point, blocks) of every launch."""
         self._words: list[Any] = []
 
     def multiprocessors(self) -> int:
@@ -111,7 +122,7 @@ class Driver:
         self._words.append(ctypes.c_int32(0))
         return ctypes.addressof(self._words[-1])
 
-    def load(self, code: bytes, shared: dict) -> dict:
+    def load(self, code: Any, shared: dict[str, int]) -> dict[str, Any]:
         source, macros = code
         library = loaded(source, macros)
         return {entry: (library, entry) for entry in shared}
@@ -122,14 +133,14 @@ class Driver:
     def capturing(self, stream: int) -> bool:
         return False
 
-    def launch(self, steps: tuple, stream: int, memory: Any) -> None:
+    def launch(self, steps: tuple[Any, ...], stream: int, memory: Any) -> None:
         for (library, entry), blocks, threads, shared in steps:
             self.seed += 1
             self.launches.append((entry, blocks))
             run(library, entry, memory.address, blocks, threads, shared, self.seed)
 
 
-def build(unit: Any, features: Any = frozenset(), directions: tuple = (), arch: str = "",
+def build(unit: Any, features: Any = frozenset(), directions: tuple[Any, ...] = (), arch: str = "",
           mode: str = "usual") -> Any:  # fmt: skip
     """In place of maskc.build.build: nothing is compiled before it is loaded."""
     macro = unit.mode(mode).macro if unit.modes else ""
@@ -138,7 +149,7 @@ def build(unit: Any, features: Any = frozenset(), directions: tuple = (), arch: 
     return SimpleNamespace(code=(unit.text, macros), report=BuildReport("emulator", macros, ""))
 
 
-class _Torch(type(arrays.TORCH)):
+class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     """CPU tensors that say they are on a GPU."""
 
     def view(self, x: Any, name: str) -> arrays.Array:
@@ -152,12 +163,25 @@ class _Torch(type(arrays.TORCH)):
         return made, made.data_ptr()
 
 
+class Patch(Protocol):
+    """What puts the emulator in place, and back; pytest's MonkeyPatch is one."""
+
+    def setattr(self, target: str, value: object) -> None: ...
+
+    def setitem(self, dic: Any, name: Any, value: object) -> None: ...
+
+
 installed: list[Driver] = []
 """The machines that `install` gave."""
 
 
-def install(patch: Any) -> Driver:
-    """One Hopper, whose memory is torch's CPU memory; `patch` is pytest's monkeypatch."""
+def install(patch: Patch) -> Driver:
+    """One Hopper, whose memory is torch's CPU memory, until the patch is undone.
+
+    Raises:
+        EmulatorMissing: g++ or PyTorch is missing (MC610).
+    """
+    _complain()
     import torch
 
     driver = Driver()
@@ -170,3 +194,62 @@ def install(patch: Any) -> Driver:
     patch.setitem(arrays.LIBRARIES, torch.Tensor, _Torch())
     installed.append(driver)
     return driver
+
+
+def _complain() -> None:
+    missing = [name for name, here in (
+        ("g++", shutil.which("g++")), ("PyTorch", find_spec("torch")),
+    ) if not here]  # fmt: skip
+    if missing:
+        raise EmulatorMissing(" and ".join(missing))
+
+
+class _Undoable:
+    """A patch that a stack undoes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def setattr(self, target: str, value: object) -> None:
+        module, name = target.rsplit(".", 1)
+        owner = import_module(module)
+        self._stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    def setitem(self, dic: Any, name: Any, value: object) -> None:
+        before = dict(dic)
+        if name in before:
+            self._stack.callback(dic.__setitem__, name, before[name])
+        else:
+            self._stack.callback(dic.pop, name, None)
+        dic[name] = value
+
+
+@contextmanager
+def emulated() -> Iterator[Driver]:
+    """A Hopper for as long as the block runs: what is compiled for sm_80 and sm_90a runs here.
+
+    CPU tensors of PyTorch stand for tensors of a GPU. Each kernel takes g++ some seconds, once: it
+    is kept in the folder that MASKC_EMULATOR_DIR names, or in the one for temporary files.
+
+    Raises:
+        EmulatorMissing: g++ or PyTorch is missing (MC610).
+    """
+    with ExitStack() as stack:
+        try:
+            yield install(_Undoable(stack))
+        finally:
+            installed.clear()
+
+
+def start() -> Driver:
+    """The same until the process ends, for a program of one's own.
+
+    Raises:
+        EmulatorMissing: g++ or PyTorch is missing (MC610).
+    """
+    return install(_Undoable(_forever))
+
+
+_forever = ExitStack()
+"""Never closed."""

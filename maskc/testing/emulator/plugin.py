@@ -1,11 +1,11 @@
-"""`pytest -p tests.emulator.plugin tests/gpu/test_sm90a.py`: GPU tests in the emulator.
+"""`pytest -p maskc.testing.emulator.plugin tests/gpu/test_sm90a.py`: GPU tests in the emulator.
 
 Tests of streams, graphs and other libraries' memory cannot pass there.
 """
 
 import pytest
 
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 
 
 def pytest_configure() -> None:
