@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "conventions": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
-    "flex": {"dsl", "api"},
+    "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
