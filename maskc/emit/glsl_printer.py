@@ -62,8 +62,8 @@ def shader(keep: Expr) -> Shader | None:
     nodes = dict.fromkeys(node for node in E.walk(keep) if isinstance(node, E.Member))
     lists = tuple(dict.fromkeys(node.ranges for node in nodes if len(node.ranges) > _CHAIN))
     bound = largest([*reach(keep), E.N_Q, E.N_KV])
-    nothing = dict.fromkeys(["q", "k", "n_q", "n_kv", *params, *arrays], 0)
-    if number(bound, nothing) > WIDEST:  # the constants alone
+    least = dict.fromkeys(["q", "k", "n_q", "n_kv", *params, *arrays], 1)
+    if number(bound, least) > WIDEST:  # constants and factors alone
         return None
     return Shader(glsl_printer(params, arrays, lists)(keep), params, arrays, lists, bound)
 
