@@ -13,6 +13,7 @@ from maskc.cli.bench import bench
 from maskc.cli.compile import compile_command
 from maskc.cli.doctor import doctor
 from maskc.cli.explain import explain
+from maskc.cli.explore import explore
 from maskc.cli.output import done
 from maskc.cli.patterns import init, patterns
 from maskc.cli.verify import verify
@@ -63,7 +64,7 @@ def main() -> None:
     """
 
 
-for command in (compile_command, visualize, explain, verify, bench, doctor, patterns, init):
+for command in (compile_command, visualize, explore, explain, verify, bench, doctor, patterns, init):
     main.add_command(command)
 
 
