@@ -13,6 +13,7 @@ from maskc.cli.bench import bench
 from maskc.cli.compile import compile_command
 from maskc.cli.doctor import doctor
 from maskc.cli.explain import explain
+from maskc.cli.explore import explore
 from maskc.cli.output import done
 from maskc.cli.patterns import init, patterns
 from maskc.cli.test import test
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 for command in (
-    compile_command, visualize, explain, verify, test, bench, doctor, patterns, init,
+    compile_command, visualize, explore, explain, verify, test, bench, doctor, patterns, init,
 ):  # fmt: skip
     main.add_command(command)
 
