@@ -45,6 +45,10 @@ ALLOWED: dict[str, set[str]] = {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",
     },
+    "distributed": {
+        "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "questions", "runtime",
+        "integrations", "transformers", "api", "driver",
+    },
     "patterns": {"dsl"},
     "testing": {"dsl", "reference", "ir", "driver", "verify"},
 }  # fmt: skip
@@ -58,8 +62,8 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "transformers", "verify"}, False),
-    "transformers": ({"transformers"}, False),
+    "torch": ({"integrations", "transformers", "verify", "distributed"}, False),
+    "transformers": ({"transformers", "distributed"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),
@@ -225,6 +229,7 @@ print(",".join(loaded))
         ("maskc", ["torch", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich"]),
         ("maskc.runtime.generated", ["sympy", "islpy", "jinja2", "torch", "cupy", "matplotlib"]),
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
+        ("maskc.distributed", ["torch", "transformers", "cupy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],
 )

@@ -15,6 +15,7 @@ from maskc.cli.doctor import doctor
 from maskc.cli.explain import explain
 from maskc.cli.output import done
 from maskc.cli.patterns import init, patterns
+from maskc.cli.plan import plan
 from maskc.cli.verify import verify
 from maskc.cli.visualize import visualize
 from maskc.core.errors import MaskcError, SeveralErrors
@@ -63,7 +64,9 @@ def main() -> None:
     """
 
 
-for command in (compile_command, visualize, explain, verify, bench, doctor, patterns, init):
+for command in (
+    compile_command, visualize, explain, verify, bench, plan, doctor, patterns, init,
+):  # fmt: skip
     main.add_command(command)
 
 
