@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.layout import to_host
 from maskc.reference.dense import declarations, formulas, walk
+
+if TYPE_CHECKING:
+    from maskc.distributed.work import Work
 
 _WORTH = 0.98
 """A layout with more pieces is taken where it takes less than this share of a simpler one's."""
@@ -93,18 +96,15 @@ class LayerPlan:
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """bool [blocks]: whether one stretch of tokens of the block's rank has all its keys."""
+        """bool [blocks]: whether the stretch of tokens that a block is in has all its keys."""
         keys, own = self.reach.keys, self.layout.own
-        shift = self.block_rank[keys.owner] * (self.layout.n + 1)
         start, stop = own._flat()
-        place = np.searchsorted(start, keys.start + shift, side="right") - 1
-        known = place.clip(0)
-        held = (place >= 0) & (stop[known] >= keys.stop + shift)
-        low = np.full(len(keys), len(start), np.int64)
-        high = np.full(len(keys), -1, np.int64)
-        np.minimum.at(low, keys.owner, np.where(held, place, -1))
-        np.maximum.at(high, keys.owner, np.where(held, place, len(start)))
-        found: np.ndarray = (low == high) | (high < 0)
+        first = np.arange(len(keys)) * self.block + self.block_rank * (self.layout.n + 1)
+        place = np.searchsorted(start, first, side="right") - 1
+        shift = self.block_rank[keys.owner] * (self.layout.n + 1)
+        home = place[keys.owner]
+        away = (start[home] > keys.start + shift) | (stop[home] < keys.stop + shift)
+        found: np.ndarray = np.bincount(keys.owner, away, minlength=len(keys)) == 0
         return found
 
     @cached_property
@@ -266,6 +266,26 @@ class Plan:
         made = {name: replace_reach(each, self.heads.q, data) for name, each in self.layers.items()}
         return replace(self, layers=made, data=dict(data))
 
+    def data_of(self, layer: LayerPlan) -> dict[str, object]:
+        """The data that one mask reads."""
+        known = _names(layer.mask)
+        return {name: value for name, value in self.data.items() if name in known}
+
+    def work(self, rank: int, layer: str | None = None) -> Work:
+        """A rank's messages and calls in one layer; made once.
+
+        Raises:
+            PlanData: the mask reads data that the plan was not given (MC702).
+            NotShared: a selection that shards would cut (MC707).
+        """
+        from maskc.distributed.work import work_of
+
+        own = self.layer(layer)
+        known: dict[tuple[int, int], Work] = self.__dict__.setdefault("_work", {})
+        if (rank, id(own)) not in known:
+            known[rank, id(own)] = work_of(self, own, rank)
+        return known[rank, id(own)]
+
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values."""
@@ -329,6 +349,10 @@ class Plan:
         from maskc.distributed.report import explain
 
         return explain(self)
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy finds its groups, and makes its work, anew."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __repr__(self) -> str:
         names = ", ".join(self.layers)
