@@ -45,6 +45,10 @@ ALLOWED: dict[str, set[str]] = {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",
     },
+    "distributed": {
+        "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "questions", "runtime",
+        "integrations", "transformers", "api", "driver",
+    },
     "patterns": {"dsl"},
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
@@ -58,8 +62,8 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "transformers", "verify", "testing"}, False),
-    "transformers": ({"transformers"}, False),
+    "torch": ({"integrations", "transformers", "verify", "testing", "distributed"}, False),
+    "transformers": ({"transformers", "distributed"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),
@@ -229,6 +233,7 @@ print(",".join(loaded))
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
         ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),
         ("maskc.testing.plugin", ["torch", "hypothesis", "islpy", "sympy", "jinja2"]),
+        ("maskc.distributed", ["torch", "transformers", "cupy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],
 )

@@ -94,3 +94,12 @@ from maskc.core.errors.models import ModelArgument as ModelArgument
 from maskc.core.errors.models import ModelMask as ModelMask
 from maskc.core.errors.models import ModelNotServed as ModelNotServed
 from maskc.core.errors.models import PackingLost as PackingLost
+from maskc.core.errors.scale import LayerUnknown as LayerUnknown
+from maskc.core.errors.scale import NetworkUnknown as NetworkUnknown
+from maskc.core.errors.scale import NotShared as NotShared
+from maskc.core.errors.scale import PlanArgument as PlanArgument
+from maskc.core.errors.scale import PlanData as PlanData
+from maskc.core.errors.scale import RankLost as RankLost
+from maskc.core.errors.scale import RanksDisagree as RanksDisagree
+from maskc.core.errors.scale import ShardLength as ShardLength
+from maskc.core.errors.scale import WrongGroup as WrongGroup
