@@ -35,11 +35,26 @@ class Target:
     """Why a pass is missing, for the error."""
     least_block: int = 0
     """Fewest keys that a run-time selection chooses together."""
+    vectors: int = 16
+    """CUDA: bytes that rows are read in, to whose multiples rows must be aligned; 0: elements."""
+    oldest: int = 0
+    """CUDA: the least compute capability, where the name does not say it."""
 
     @property
     def suffix(self) -> str:
         """File suffix of its sources."""
         return "c" if self.language == "c" else "cu"
+
+    @property
+    def capability(self) -> int:
+        """CUDA: the least compute capability, or the only one, as 10 * major + minor."""
+        return self.oldest or int(self.name.removeprefix("sm_").removesuffix("a"))
+
+    def alignment(self, dtype: DType) -> int:
+        """Bytes to whose multiples rows must be aligned; 1 on a CPU."""
+        if self.language == "c":
+            return 1
+        return self.vectors or dtype.itemsize
 
     @staticmethod
     def named(name: str) -> Target:
@@ -86,8 +101,8 @@ TARGETS: dict[str, Target] = {
             least_block=16,
         ),
         Target(
-            "simt", "simt", "cuda", (DType.float32,), (), False, (), 48 * 1024,
-            "the fp32 CUDA-core family is not written yet",
+            "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,
+            least_block=1, vectors=0, oldest=70,
         ),
     )
 }  # fmt: skip
