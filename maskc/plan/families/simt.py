@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from maskc.core.bundle import Grid, Launch, Mode
 from maskc.core.problem import Direction, Feature, Problem, TileShape
+from maskc.core.target import TARGETS
 from maskc.plan.families.family import Along, Family
 from maskc.plan.types import Schedule
 
@@ -85,9 +86,12 @@ def backward_schedule(problem: Problem) -> SimtSchedule:
 
 
 def _reason(problem: Problem) -> str:
+    cuda = (each for each in TARGETS.values() if each.language == "cuda")
+    others = [each.name for each in cuda if each.lacks(problem)]
+    why = f" ({' and '.join(others)} have no such kernel)" if others else ""
     return (
-        f"tiles of {TILE.q} x {TILE.k} on CUDA cores in fp32, {_depth(problem)} elements of rows "
-        "at a time"
+        f"tiles of {TILE.q} x {TILE.k} on CUDA cores in fp32{why}, {_depth(problem)} elements of "
+        "rows at a time"
     )
 
 

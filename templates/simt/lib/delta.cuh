@@ -5,12 +5,14 @@
 // gradients of its scores add up to nothing. It takes a walk over the row's tiles.
 FN void find_means(const struct Attention &p, struct Shared &shared) {
     const struct Place at = row_place(p);
-    const struct Head h = head_of(p, at);
+    __shared__ struct Head h;
+    if (threadIdx.x == 0) h = head_of(p, at);
+    __syncthreads();
     const struct TileList list = row_tiles(&p, h.mask, at.batch, at.head, at.tile);
     const i32 first_q = at.tile * TILE_Q, first = first_q + ROWS * thread_down();
     float sum[ROWS] = {}, sum_u[ROWS] = {}, lse[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) lse[r] = row_state(p, at.batch, at.head, first + r).lse;
+    for (int r = 0; r < ROWS; r++) lse[r] = load_row(p, at.batch, at.head, first + r).lse;
 #pragma unroll 1
     for (i32 i = 0; i < list.count; i++) {
         const struct Tile tile = tile_at(list, i);

@@ -1,15 +1,21 @@
 // From weights to the gradients of scores, pair by pair.
-// Needs: logits.cuh, pairs.cuh. Gives: Row, row_state, weigh, score_gradients.
+// Needs: logits.cuh, pairs.cuh, workspace.cuh. Gives: Row, load_row, load_rows, weigh,
+// score_gradients.
 
 // What a backward pass reads of a query: by its lse a logit becomes the weight that it had.
 struct Row {
     float lse;    // +inf where there is no key, so that weights are 0
     float delta;  // the mean of dout . v over the row's keys: rowsum(out * dout)
 };
-FN struct Row row_state(const struct Attention &p, i32 batch, i32 head, i32 q) {
+FN struct Row load_row(const struct Attention &p, i32 batch, i32 head, i32 q) {
     if (q >= p.n_q) return {PLUS_INFINITY, 0.0f};
     const float lse = row_of(p.lse, p.lse_stride, batch, head, q);
     return {lse == MINUS_INFINITY ? PLUS_INFINITY : lse, delta_of(p, batch, head)[q]};
+}
+// Those of a tile, to shared memory; the products that follow let all threads see them.
+FN void load_rows(struct Row *rows, const struct Attention &p, i32 batch, i32 head, i32 first_q) {
+    const i32 i = threadIdx.x;
+    if (i < TILE_Q) rows[i] = load_row(p, batch, head, first_q + i);
 }
 
 #if WITH_ENTMAX
@@ -45,7 +51,7 @@ FN float score_gradients(float (&x)[R][C], float (&dp)[R][C], const struct Atten
 #pragma unroll
         for (int c = 0; c < C; c++) {
             const i32 q = TURNED ? column + c : row + r, k = TURNED ? row + r : column + c;
-            const struct Row own = rows[TURNED ? c : r];
+            const struct Row own = rows[q - first_q];
             const struct LogitAndSlope made = logit(kind, x[r][c], q, k);
             const struct Weight w = weigh(p, made.value, own.lse);
             const bool sees = seen >> (C * r + c) & 1;

@@ -120,14 +120,11 @@ FN void keep_weights(struct Shared &shared, const float (&x)[R][C]) {
 template <int COUNT, int WIDTH, int R>
 FN void add_strip(float (&x)[R][4], struct Shared &shared, const struct Rows<WIDTH> &rows,
                   i32 first_row, i32 first_column) {
-    float loaded[COUNT / 4];
     const i32 row = threadIdx.x / STRIP, column = threadIdx.x % STRIP;
-#pragma unroll
-    for (int i = 0; i < COUNT / 4; i++)
-        loaded[i] = rows.at(first_row + row + 4 * i, first_column + column);
     __syncthreads();  // the last operands are no longer read, and all weights are there
-#pragma unroll
-    for (int i = 0; i < COUNT / 4; i++) shared.strip[row + 4 * i][column] = loaded[i];
+#pragma unroll 8
+    for (i32 i = row; i < COUNT; i += THREADS / STRIP)
+        shared.strip[i][column] = rows.at(first_row + i, first_column + column);
     __syncthreads();
     multiply<COUNT, true>(x, shared.weights, shared.strip);
 }
