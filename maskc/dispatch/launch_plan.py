@@ -142,11 +142,15 @@ def _blocks(
     match launch.grid:
         case Grid.queries:
             return -(-queries // launch.per_block)
-        case Grid.sides | Grid.columns_of_keys:
+        case Grid.sides:
             columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
             keys = columns * sizes.heads_kv * sizes.batch
-            both = queries if launch.grid is Grid.sides else 0
-            return -(-max(both, keys) // launch.per_block)
+            return -(-max(queries, keys) // launch.per_block)
+        case Grid.tile_columns:
+            columns = unit.tiles(sizes.n_q, sizes.n_kv)[1]
+            return launch.parts * columns * sizes.heads_kv * sizes.batch
+        case Grid.heads:
+            return sizes.heads_q
         case Grid.few:
             return queries // unit.tile.q if few_pairs(sizes) else 0
         case Grid.keys:

@@ -86,7 +86,7 @@ class CompiledMask:
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
         self._lock = threading.Lock()
-        self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
+        self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
 
     def holding(self, held: Held | None) -> CompiledMask:

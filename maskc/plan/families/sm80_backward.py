@@ -1,4 +1,4 @@
-"""The mma.sync backward pass' schedule: tile, warps, registers and shared memory per head dimension.
+"""The mma.sync backward pass: tile, warps, registers and shared memory per head dimension.
 
 A block holds a tile of keys and values, 16 or 32 keys a warp, and walks over tiles of queries. What
 a thread sums up for its keys, dk and dv, takes FRAGMENTS * HEAD_DIM registers: with those of scores
@@ -108,7 +108,7 @@ def _modes(
     )
     few = Launch("attention_backward_few", Grid.few, PLAIN_THREADS)
     rows = Launch("attention_backward_rows", Grid.queries, threads, room, tile.q)
-    main = Launch("attention_backward", Grid.columns_of_keys, threads, room, tile.k // blocks)
+    main = Launch("attention_backward", Grid.tile_columns, threads, room, parts=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, PLAIN_THREADS, per_block=tile.q)
     return (
         ("usual", Mode((prepare, mean, few, main, finish))),

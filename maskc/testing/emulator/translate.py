@@ -126,6 +126,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
     (r"^cvt\.f32\.f16", "{o0} = emu::widen({i0}, true)"),
     (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
+    (r"cvt\.rn\.f16\.f32", "{o0} = emu::pack({i0}, 0.0f, true) & 0xffff"),
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
     (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),
