@@ -23,6 +23,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
+from maskc.core.listed import Listed
 from maskc.ir.decompose import decompose
 from maskc.ir.id_lists import veiled
 from maskc.ir.pieces_data import simplified
@@ -56,6 +57,8 @@ class Part:
     keys: int | None = None
     """The residue, modulo the stride, of the keys that all queries meet; the mask then speaks of
     N_KV_OF_ALL. None: see `stride`."""
+    listed: Listed | None = None
+    """The tokens whose rows it runs over in place of all queries, or keys; see ir/listed."""
 
 
 # ------------------------------------------------------------------ parts
