@@ -65,7 +65,10 @@ def emit(plan: KernelPlan, name: str) -> Bundle:
     bundle = merged([_emit(each, name) for each in (plan, *plan.also)], "")
     parts = (
         PartBundle(
-            part.stride, emit(part.plan, f"{name}_part{number}"), part.aligned, part.keys,
+            part.stride,
+            emit(part.plan, f"{name}_part{number}"),
+            part.aligned,
+            part.keys,
             part.listed,
         )
         for number, part in enumerate(plan.parts)

@@ -1,5 +1,4 @@
-"""Plans of passes in parts over the rows of listed tokens: what is packed where, and the launches.
-"""
+"""Plans of passes in parts over the rows of listed tokens: what is packed where, and the launches."""
 
 from __future__ import annotations
 
@@ -111,14 +110,10 @@ class ListedParts:
             return None
         return _Planning(self, wanted, bound, arrays, place, outputs, found).plan()
 
-    def _tokens(
-        self, listed: Listed, sizes: Sizes, bound: Bound, arrays: Arrays
-    ) -> np.ndarray:
+    def _tokens(self, listed: Listed, sizes: Sizes, bound: Bound, arrays: Arrays) -> np.ndarray:
         return tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, arrays())
 
-    def _taken(
-        self, found: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound
-    ) -> bool:
+    def _taken(self, found: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
         always, as the others of the batch would decide too."""
         if self._in_parts is not None or any(len(over.tokens) > 1 for over in found):
@@ -126,7 +121,8 @@ class ListedParts:
         base = self._parts[0].bundle.variants[0].recipe(unit.tile)
         tiles = tuple(
             ListedTiles(
-                over.listed, self._parts[over.number].bundle.variants[0].recipe(unit.tile),
+                over.listed,
+                self._parts[over.number].bundle.variants[0].recipe(unit.tile),
                 over.tokens[0][over.tokens[0] >= 0],
             )
             for over in found
@@ -191,11 +187,13 @@ class _Planning:
         ])  # fmt: skip
         made = tuple(
             step if isinstance(step, Part) else moves(step, self.sizes, shared, kernel)
-            for step in steps if step
+            for step in steps
+            if step
         )
         at = 3 if backward else 2
         spaces = [
-            step.plan.outputs[at].shape[0] for step in made
+            step.plan.outputs[at].shape[0]
+            for step in made
             if isinstance(step, Part) and len(step.plan.outputs) > at
         ]
         floats = self.room // _SINGLE + max(spaces, default=0)
