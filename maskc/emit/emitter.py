@@ -52,7 +52,6 @@ from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
-
 MOVING_THREADS = 256
 """Of a block that moves rows."""
 

@@ -1,4 +1,4 @@
-"""Plans of passes in parts over the rows of listed tokens: what is packed where, and the launches."""
+"""Plans of passes in parts over the rows of listed tokens: what is packed where, what is launched."""
 
 from __future__ import annotations
 
