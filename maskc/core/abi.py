@@ -198,6 +198,31 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 """The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
 entry for each selection. Of two values the first belongs to queries, the second to keys."""
 
+MOST_MOVED = 8
+"""The most tensors of which a launch moves rows."""
+_TENSORS = MOST_MOVED
+
+MOVED_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "or null: every row is filled", _TENSORS),
+    Field("to", "void *", "rows of other memory", _TENSORS),
+    Field("tokens", "const i32 *", "[lists][listed], ascending; -1 behind the last one", _TENSORS),
+    Field("source_stride", "i64", "of each: units between batches, heads, rows", 3 * _TENSORS),
+    Field("to_stride", "i64", "likewise", 3 * _TENSORS),
+    Field("tokens_batch", "i64", "entries from one list to the next, 0 if all share theirs",
+          _TENSORS),
+    Field("way", "i32", "0: to row i from row tokens[i]; 1: back; 2: all rows, filled if listed",
+          _TENSORS),
+    Field("heads", "i32", "of each", _TENSORS),
+    Field("rows", "i32", "of a head that are moved", _TENSORS),
+    Field("listed", "i32", "entries of a list", _TENSORS),
+    Field("width", "i32", "units of a row", _TENSORS),
+    Field("unit", "i32", "bytes: 4 or 16", _TENSORS),
+    Field("filling", "i32", "the word in rows that have no source", _TENSORS),
+    Field("batch", "i32", "sequences"),
+    Field("count", "i32", "tensors"),
+)  # fmt: skip
+"""The arguments of the kernel that moves rows of listed tokens; arrays have an entry per tensor."""
+
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,
 }  # fmt: skip

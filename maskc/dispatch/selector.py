@@ -144,8 +144,9 @@ class SourceSelector:
         if Direction.backward in directions:
             with suppress(TargetNotBuilt):  # a call of it says so
                 units += self.sources(Direction.backward, features)
-        lists = self.bundle.list_source(units[0].target) if units else None
-        units += () if lists is None else (lists,)
+        if units:
+            made_by = self.bundle.list_source, self.bundle.moving_source
+            units += tuple(filter(None, (source(units[0].target) for source in made_by)))
         found = {
             (unit.key, mode, built): (unit, mode, built)
             for unit in units

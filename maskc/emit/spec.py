@@ -218,6 +218,19 @@ class ListsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MovesSpec:
+    """The source that moves rows of listed tokens: the same for all masks."""
+
+    threads: int
+    """Per block."""
+    banner: tuple[str, ...]
+    most: int = abi.MOST_MOVED
+    fields: tuple[abi.Field, ...] = field(default=abi.MOVED_FIELDS)
+    arguments: str = "Moved"
+    """The argument block's name."""
+
+
+@dataclass(frozen=True, slots=True)
 class SelectionText:
     """A run-time selection as the device makes it."""
 

@@ -45,8 +45,10 @@ from maskc.runtime.launch.ahead import Ahead, processors
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
 from maskc.runtime.launch.kernels import Kernels
+from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
+from maskc.runtime.listed_parts import ListedParts
 
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
@@ -56,7 +58,7 @@ def _call(job: Callable[[], object]) -> None:
     job()
 
 
-Planned = PreparedLaunch | PartedPlan | DeviceListedPlan
+Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
 """How calls of one signature run."""
 
 
@@ -82,6 +84,8 @@ class CallPlanner:
         self.lister: DeviceLists = made_by(self.whole, binder)
         """Makes tile lists on the device."""
         self._on_host = TopKOnHost(bundle, target)
+        self.listed = ListedParts(self.whole, self.parts, in_parts)
+        """Makes plans in parts over the rows of listed tokens."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
@@ -208,7 +212,12 @@ class CallPlanner:
             return lists.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
-        if own and self._divides(unit, wanted.features, sizes, bound, arrays):
+        if own and self.listed.active and self._in_parts is not False:
+            with suppress(NotAddressable):
+                plan = self.listed.plan(unit, wanted, bound, arrays, place, outputs)
+                if plan is not None:
+                    return plan
+        elif own and self._divides(unit, wanted.features, sizes, bound, arrays):
             spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
 
             def make(number: int, features: Features, part: Place) -> PreparedLaunch:
