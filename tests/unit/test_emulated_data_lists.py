@@ -156,7 +156,8 @@ def test_unchanged_arrays_make_no_lists(hopper, launched):
     flags[:, 100:] = False  # the same array, written into
     second = attn(*given[:3], x=flags)
     assert launched["data_bounds"] == 2
-    assert torch.equal(second, attn(*given[:3], x=flags.numpy()))
+    want = attn(*given[:3], x=flags.numpy())
+    torch.testing.assert_close(second, want, atol=2e-2, rtol=2e-2)
     other = flags.clone()  # equal, but another one: nobody has compared them
     assert torch.equal(attn(*given[:3], x=other), second)
     assert launched["data_bounds"] == 3
@@ -169,7 +170,8 @@ def test_arrays_that_are_gone_are_not_mistaken(hopper):
     for keys in (100, 250, 30, 299):
         flags = torch.arange(N) < keys  # may lie where the last one lay
         found = attn(*given[:3], x=flags)
-        assert torch.equal(found, attn(*given[:3], x=flags.numpy())), keys
+        want = attn(*given[:3], x=flags.numpy())
+        torch.testing.assert_close(found, want, atol=2e-2, rtol=2e-2)
         del flags
 
 

@@ -12,7 +12,7 @@ from maskc.core.data import CuSeqlens, DataDecl, DataKind
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
-from maskc.runtime.arrays.known import LIBRARIES, TORCH
+from maskc.runtime.arrays.known import LIBRARIES
 
 CODES = {
     "bool": (0, 1), "uint8": (0, 1), "int8": (1, 1), "int16": (2, 2), "int32": (3, 4),
@@ -262,28 +262,12 @@ class Watched:
             if one is None or type(one) is int:
                 arrays.append(one)
                 continue
-            if LIBRARIES.get(type(one)) is not TORCH:
+            version = LIBRARIES[type(one)].version(one)
+            if version is None:
                 return None
-            try:
-                versions.append(one._version)
-            except RuntimeError:  # a tensor of inference mode
-                return None
+            versions.append(version)
             arrays.append(weakref.ref(one))
         return cls(tuple(arrays), tuple(versions))
-
-    def again(self, given: Sequence[Any]) -> tuple[int, ...] | None:
-        """The versions of the same arrays now; None where any is another one."""
-        versions = []
-        known = iter(self._arrays)
-        for one in leaves_of(tuple(given)):
-            mine = next(known, None)
-            if type(mine) is weakref.ref:
-                if mine() is not one:
-                    return None
-                versions.append(one._version)
-            elif mine != one or type(mine) is not type(one):
-                return None
-        return tuple(versions)
 
     def same(self, other: Watched | None) -> bool:
         """Whether another call gave the same arrays, with the same content."""

@@ -1,4 +1,5 @@
-// What formulas are on a tile: numbers between bounds. Needs: FN, i64, formulas.h with 64 bits.
+// What formulas are on a tile: numbers between bounds, of 64 bits.
+// Needs: FN, formulas.h.
 
 struct Span {
     i64 low, high;
