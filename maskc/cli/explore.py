@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Look at the mask in a browser, to its last pair.")
 @mask_source
-@click.option("-o", "--output", metavar="PAGE", help="Write one *.html file that needs nothing else.")
-@click.option("--with", "other", metavar="E", help="Compare with this expression, or pattern's name.")
+@click.option(
+    "-o", "--output", metavar="PAGE", help="Write one *.html file that needs nothing else."
+)
+@click.option(
+    "--with", "other", metavar="E", help="Compare with this expression, or pattern's name."
+)
 @problem_options
 @length_options("where the mask has its shape")
 @data_options(None)

@@ -323,5 +323,3 @@ def _function() -> Any:
             return None, *ctx.step.backward(*ctx.saved_tensors, dout, dlse)
 
     return SharedAttention
-
-

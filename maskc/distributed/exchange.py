@@ -82,7 +82,9 @@ class Exchange:
             except RuntimeError as error:
                 peer = self._peers[number] if len(self._work) == len(self._peers) else "others"
                 count = len(self._work)
-                raise RankLost(peer, number, count, str(error).split("\n")[0], at="group") from error
+                raise RankLost(
+                    peer, number, count, str(error).split("\n")[0], at="group"
+                ) from error
         self._work, self._ops, self._kept = [], [], []
 
 
