@@ -7,6 +7,7 @@ import fnmatch
 import re
 import subprocess
 import sys
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def room(path: Path) -> str:
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    return imports(parsed(path))
+
+
 def imports(tree: ast.AST) -> list[tuple[str, int, bool]]:
     """(dotted name, line, at module level or in a type-checking block's place)."""
     top = set(map(id, tree.body)) if isinstance(tree, ast.Module) else set()
@@ -106,7 +117,7 @@ def test_arrows_point_one_way():
         here = room(path)
         if here in ("__init__", "__pycache__"):
             continue
-        for name, line, _ in imports(ast.parse(path.read_text())):
+        for name, line, _ in imports_of(path):
             if not name.startswith("maskc."):
                 continue
             there = name.split(".")[1]
@@ -133,7 +144,7 @@ def test_no_circle_between_files():
     for here, path in names.items():
         found = {
             name if name in names else name.rpartition(".")[0]
-            for name, _, top in imports(ast.parse(path.read_text()))
+            for name, _, top in imports_of(path)
             if top and name.startswith("maskc")
         }
         # What a package's __init__ re-exports is not an arrow of those who import from inside it.
@@ -149,7 +160,7 @@ def test_no_circle_between_files():
 def test_heavy_libraries_stay_in_their_rooms():
     wrong = []
     for path in FILES:
-        for name, line, top in imports(ast.parse(path.read_text())):
+        for name, line, top in imports_of(path):
             library = name.split(".")[0]
             if library not in HEAVY or (library == "torch" and room(path) == "nn"):
                 continue  # modules of torch: `maskc.nn` is loaded when it is asked for
@@ -161,7 +172,7 @@ def test_heavy_libraries_stay_in_their_rooms():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_mistakes_have_classes_of_their_own(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno} assert"
         if isinstance(node, ast.Raise) and node.exc is not None:
             assert "NotImplementedError" not in ast.unparse(node.exc), f"{path.name}:{node.lineno}"
@@ -170,7 +181,7 @@ def test_mistakes_have_classes_of_their_own(path: Path):
 def test_public_functions_have_docstrings():
     missing = []
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 overload = any(ast.unparse(x) == "overload" for x in node.decorator_list)
                 if path.parent.name == "errors" or ast.get_docstring(node) or overload:
