@@ -49,9 +49,7 @@ def doctor(as_json: bool) -> None:
             ],
         })  # fmt: skip
         return
-    echo(
-        f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n"
-    )
+    echo(f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n")
     write_table(
         ("looked for", "", "found", "what the gap costs"),
         [
