@@ -65,6 +65,8 @@ def _wgmma(asm: Asm, found: re.Match[str]) -> str:
     if found[2] == "e4m3":  # along columns, both
         return f"emu::wgmma_bytes(&({asm.outs[0]}), {found[1]}, {a[0]}, {b}, {add})"
     flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
+    if flags is None:
+        raise Unknown(asm.text)
     begin, d, turned = "emu::wgmma", f"&({asm.outs[0]}), {found[1]}", _bool(flags[1] == "1")
     rest = f"{b}, {add}, {turned}, {_bool(flags[2] == '1')}, {_bool(found[2] == 'f16')})"
     if len(a) == 4:
