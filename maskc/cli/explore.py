@@ -101,7 +101,7 @@ class _Models:
         beside = None if not other else self._shown(_one(other), heads, n_q, n_kv)
         return page_model(
             self._shown(entry, heads, n_q, n_kv), n_q, n_kv, problem=problem, target=target,
-            other=beside, served=served,
+            other=beside, served=served, quick=served and not query,
         )  # fmt: skip
 
     def _entry(self, settings: list[str]) -> Entry:

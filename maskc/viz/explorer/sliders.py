@@ -77,8 +77,7 @@ def movable_mask(mask: Mask) -> Movable:
         number = E.as_const(value)
         if number is None or number < 0 or number > _MOST:
             return value
-        names = (f"{label}{end}" for end in ("", *(f"_{i}" for i in count(2))))
-        name = next(name for name in names if name not in taken)
+        name = next(name for i in count(1) if (name := f"{label}_{i}" if i > 1 else label) not in taken)
         taken.add(name)
         labels[name] = name
         return E.Param(name, number)
