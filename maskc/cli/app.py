@@ -64,7 +64,17 @@ def main() -> None:
     """
 
 
-for command in (compile_command, visualize, explore, explain, verify, bench, doctor, patterns, init):
+for command in (
+    compile_command,
+    visualize,
+    explore,
+    explain,
+    verify,
+    bench,
+    doctor,
+    patterns,
+    init,
+):
     main.add_command(command)
 
 
