@@ -37,11 +37,14 @@ ALLOWED: dict[str, set[str]] = {
         "build", "runtime",
     },
     "conventions": {"dsl"},
-    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
+    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
     "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
-    "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
+    "viz": {
+        "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",
+        "runtime",
+    },
     "verify": {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",

@@ -102,10 +102,13 @@ class _Models:
         problem = self.asked.problem(entry.mask)
         target = Target.named(self.asked.target or "sm_90a")
         other = (query.get("with") or [self.other])[0]
-        beside = None if not other else self._shown(_one(other), heads, n_q, n_kv)
+        shown = self._shown(entry, heads, n_q, n_kv)
+        beside = None
+        if other:
+            beside = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
         return page_model(
-            self._shown(entry, heads, n_q, n_kv), n_q, n_kv, problem=problem, target=target,
-            other=beside, served=served,
+            shown, n_q, n_kv, problem=problem, target=target,
+            other=beside, served=served, quick=served and not query,
         )  # fmt: skip
 
     def _entry(self, settings: list[str]) -> Entry:
@@ -127,18 +130,23 @@ class _Models:
         except (KeyError, ValueError):
             return None
 
-    def _shown(self, entry: Entry, heads: int | None, n_q: int, n_kv: int) -> Shown:
+    def _shown(
+        self, entry: Entry, heads: int | None, n_q: int, n_kv: int,
+        taken: frozenset[str] = frozenset(),
+    ) -> Shown:  # fmt: skip
+        """`taken`: the parameters of the mask beside which it stands."""
         from maskc.viz.explorer.build import Shown
         from maskc.viz.explorer.sliders import movable, movable_mask
 
         if entry.pattern is None:
-            made = movable_mask(entry.mask)
+            made = movable_mask(entry.mask, taken)
         else:
-            made = movable(entry.pattern, entry.pattern.read(entry.settings), heads)
+            made = movable(entry.pattern, entry.pattern.read(entry.settings), heads, taken)
         source = entry.source.removeprefix("--expr ")
+        labels = {n: f"{x} of {entry.name}" if taken else x for n, x in made.labels.items()}
         return Shown(
             entry.name, made.mask, "" if entry.title == entry.name else entry.title, source,
-            self.arrays.of(entry, n_q, n_kv), made.labels, made.stuck, entry.settings, entry.mask,
+            self.arrays.of(entry, n_q, n_kv), labels, made.stuck, entry.settings, entry.mask,
         )  # fmt: skip
 
 
@@ -148,4 +156,4 @@ def _one(text: str) -> Entry:
 
     if text in patterns.names():
         return entries(text, None, (), None)[0]
-    return entries(None, text, (), None)[0]
+    return replace(entries(None, text, (), None)[0], name="other", title="other", source=text)

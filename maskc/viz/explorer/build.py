@@ -44,7 +44,7 @@ class Shown:
 
 def page_model(
     shown: Shown, n_q: int, n_kv: int, *, problem: Problem, target: Target,
-    other: Shown | None = None, served: bool = False, embedded: bool = False,
+    other: Shown | None = None, served: bool = False, embedded: bool = False, quick: bool = False,
 ) -> Plain:  # fmt: skip
     """Everything that the page shows, as plain values.
 
@@ -54,6 +54,7 @@ def page_model(
         other: a mask to compare with.
         served: whether a server makes other models.
         embedded: whether the page is part of another one, whose address it leaves alone.
+        quick: leave out what takes planning and proofs; the page then asks for the rest.
 
     Raises:
         ExplorerTooLarge: the arrays are too large for a page (MC720).
@@ -65,6 +66,12 @@ def page_model(
         "stuck": [[name, _plain(value)] for name, value in shown.stuck],
         "mask": _mask(shown, n_q, n_kv, problem), "other": None, "verdict": None,
     }  # fmt: skip
+    if quick:
+        why = "the compiler is at work"
+        return model | {
+            "pending": True, "source": {"files": []}, "price": _no_price(problem, why),
+            "with": other.expression if other else None,
+        }  # fmt: skip
     model |= _planned(shown, problem, target, model["mask"])
     if other is not None:
         model["other"] = {

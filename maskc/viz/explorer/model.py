@@ -5,6 +5,7 @@ Lengths and parameters stay symbols in it: the page moves them without asking th
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -70,7 +71,7 @@ def mask_model(
         for heads, ir, own in _distinct(irs, arrays)
     ]
     return {
-        "formula": print_short(mask), "n_q": n_q, "n_kv": n_kv, "fixed": _fixed(mask, arrays),
+        "formula": _text(mask), "n_q": n_q, "n_kv": n_kv, "fixed": _fixed(mask, arrays),
         "notes": _notes(mask, data, sequences), "sets": sets, "arrays": pool,
         "params": [
             {"name": name, "label": (labels or {}).get(name, name), "value": value}
@@ -147,13 +148,21 @@ def _terms(
     known = {*own, *E.arrays(ir.keep)}
     for depth, term, formula in terms(mask, head, n_heads):
         unknown = set(E.arrays(formula)) - known
-        text, loc = print_short(term), getattr(term, "loc", None)
+        text, loc = _text(term), getattr(term, "loc", None)
         place = None
         if loc is not None:
             place = {"file": loc.file, "line": loc.line, "col": loc.col, "end": loc.end_col}
-        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
         # Arrays that the simplified mask does not read decide nothing in it, nor do choices.
-        yield depth, short, place, any_choice(formula, unknown)
+        yield depth, text, place, any_choice(formula, unknown)
+
+
+_PARAM = re.compile(r"param\('(\w+)', -?\d+\)")
+
+
+def _text(term: Mask) -> str:
+    """A term for people: parameters by their names, which the page says the values of."""
+    text = _PARAM.sub(r"\1", print_short(term))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _stored(array: np.ndarray, pool: Plain, stored: dict[bytes, str]) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from maskc import driver
 from maskc.core.coefficients import card_of
 from maskc.core.errors import MaskcError
-from maskc.core.problem import Problem
+from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.dsl.combinators import full
-from maskc.plan.explain import predicted
+from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan
 
-_LENGTHS = tuple(1 << exponent for exponent in range(8, 21))
-_LONGEST_WITH_LISTS = 1 << 17
-"""Where tiles have no closed form, making them for longer ones takes long."""
+_LENGTHS = tuple(1 << exponent for exponent in range(8, 16))
+"""Beyond them predicting takes seconds: all tiles of all sources are counted."""
+_HEADS = 16
+"""Query heads that times are for, where the mask does not say how many there are."""
 
 _PEAKS = {"NVIDIA H200": (989, 4800), "NVIDIA H100": (989, 3350)}
 """Of the data sheets: TFLOP/s of bf16 with fp32 sums, GB/s of memory."""
@@ -29,7 +32,7 @@ def prices(plan: KernelPlan) -> Plain:
     found: Plain = {
         "tile": [plan.tile.q, plan.tile.k], "dims": problem.head_dim + problem.head_dim_v,
         "itemsize": problem.dtype.itemsize, "target": target.name,
-        "heads": problem.n_heads or 16, "card": None, "curve": [],
+        "heads": problem.n_heads or _HEADS, "card": None, "curve": [],
         "why": "the compiler predicts no times here",
     }  # fmt: skip
     card = card_of(target.name)
@@ -43,22 +46,21 @@ def prices(plan: KernelPlan) -> Plain:
     return found
 
 
-def _curve(plan: KernelPlan, dense: KernelPlan) -> list[Plain]:
+def _curve(plan: KernelPlan, dense: KernelPlan) -> Iterator[Plain]:
     """Forward milliseconds at some lengths."""
-    points = []
-    closed = all(mask.recipe.loops is not None for mask in plan.masks)
+    heads = plan.problem.n_heads or _HEADS
+    if plan.chooser is not None or plan.gathering is not None:
+        return  # the cost model knows nothing of choosing
     for n in _LENGTHS:
-        if not closed and n > _LONGEST_WITH_LISTS:
-            break
         try:
-            mask, whole = predicted(plan, n, n), predicted(dense, n, n)
+            mask = milliseconds(plan, Direction.forward, n, n, heads)
         except MaskcError:
             continue  # lengths that the mask does not have
-        if "forward" not in mask or "forward" not in whole:
-            continue
-        points.append({"n": n, "mask": mask["forward"], "dense": whole["forward"]})
-    return points
+        whole = milliseconds(dense, Direction.forward, n, n, heads)
+        if mask is not None and whole is not None:
+            yield {"n": n, "mask": mask, "dense": whole}
 
 
 def _dense(problem: Problem, target: Target) -> KernelPlan:
-    return driver.plan_kernel(full(), problem, target)
+    """Of its first source alone: small tiles never serve it better."""
+    return replace(driver.plan_kernel(full(), problem, target), also=())

@@ -7,10 +7,8 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.data import RESERVED
@@ -40,12 +38,15 @@ class Movable:
 
 
 def movable(
-    pattern: Pattern[...], values: Mapping[str, object], n_heads: int | None = None
-) -> Movable:
+    pattern: Pattern[...], values: Mapping[str, object], n_heads: int | None = None,
+    taken: Collection[str] = (),
+) -> Movable:  # fmt: skip
     """The pattern's mask for these values, with parameters wherever it is the same mask then.
 
     Args:
         values: of some parameters of the pattern; the others have their defaults.
+        n_heads: query heads, where the mask does not say how many there are.
+        taken: names that its parameters must not have: those of a mask beside it.
 
     Raises:
         MaskcError: the pattern refuses the values as they are.
@@ -57,29 +58,30 @@ def movable(
         name: value for name, kind, _ in pattern.parameters
         if kind is int and type(value := full[name]) is int and value >= 0
     }  # fmt: skip
-    chosen = {n: v for n, v in numbers.items() if _same(plain, call, full, {n: v}, n_heads)}
+    traced = {name: param(_name(name, taken), value) for name, value in numbers.items()}
+    alone = (name for name in traced if _same(plain, call, full, {name: traced[name]}, n_heads))
+    chosen = {name: traced[name] for name in alone}
     if not _same(plain, call, full, chosen, n_heads):
         chosen = {}
-    mask = call(**{**full, **_params(chosen)}) if chosen else plain
+    mask = call(**{**full, **chosen}) if chosen else plain
     stuck = tuple((name, value) for name, value in full.items() if name not in chosen)
-    return Movable(mask, {_name(name): name for name in chosen}, stuck)
+    return Movable(mask, {_name(name, taken): name for name in chosen}, stuck)
 
 
-def movable_mask(mask: Mask) -> Movable:
+def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
     """A mask that no pattern made, with parameters for its widths and counts.
 
-    `causal() & window(1023)` has one: window. Equal masks get parameters of their own.
+    `causal() & window(1023)` has one: window. Every number gets a parameter of its own.
     """
-    taken = set(params_of(mask))
+    used = {*params_of(mask), *taken}
     labels: dict[str, str] = {}
 
     def free(value: Expr, label: str) -> Expr:
         number = E.as_const(value)
         if number is None or number < 0 or number > _MOST:
             return value
-        names = (f"{label}{end}" for end in ("", *(f"_{i}" for i in count(2))))
-        name = next(name for name in names if name not in taken)
-        taken.add(name)
+        name = _name(label, used)
+        used.add(name)
         labels[name] = name
         return E.Param(name, number)
 
@@ -117,25 +119,22 @@ def params_of(mask: Mask) -> dict[str, int]:
     return found
 
 
-def _name(label: str) -> str:
+def _name(label: str, taken: Collection[str]) -> str:
     """A keyword for a parameter that the pattern may call anything."""
     label = label.lstrip("_") or "number"
-    return f"{label}_" if label in RESERVED else label
-
-
-def _params(numbers: Mapping[str, int]) -> dict[str, Any]:
-    return {name: param(_name(name), value) for name, value in numbers.items()}
+    names = (label, *(f"{label}_{i}" for i in range(2, len(taken) + 4)))
+    return next(name for name in names if name not in RESERVED and name not in taken)
 
 
 def _same(
     plain: Mask, call: Callable[..., Mask], full: Mapping[str, object],
-    numbers: Mapping[str, int], n_heads: int | None,
+    numbers: Mapping[str, object], n_heads: int | None,
 ) -> bool:  # fmt: skip
     """Whether the mask with these parameters at their values is the plain one."""
     if not numbers:
         return True
     try:
-        traced = call(**{**full, **_params(numbers)})
+        traced = call(**{**full, **numbers})
         pairs = zip(on_all_heads(traced, n_heads), on_all_heads(plain, n_heads), strict=True)
         return all(
             (fixed := _at_defaults(one.keep)) == other.keep or equals(fixed, other.keep) is True

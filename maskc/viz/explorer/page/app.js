@@ -23,6 +23,7 @@ export class Explorer {
     this.compareWith = ask && ((expression) => this.#replaced(this.settings, expression));
     this.settings = model.settings ?? {};
     this.#start();
+    if (ask && model.pending) this.#replaced(this.settings).catch((error) => { this.alarm.textContent = error.message; });
   }
 
   #start() {
@@ -38,7 +39,8 @@ export class Explorer {
     this.epoch = 0;
     this.kept = new Map();
     this.#build();
-    this.#readPermalink();
+    if (this.before) this.#restored();
+    else this.#readPermalink();
     this.changed();
     this.map.resized();
     if (this.wantedView) this.map.setView(this.wantedView);
@@ -214,11 +216,11 @@ export class Explorer {
       };
       if (price?.card) {
         const compute = (2 * dims * area) / (price.card.tflops * 1e9), memory = bytes / (price.card.gbytes * 1e6);
-        found.roof = { ms: Math.max(compute, memory), by: compute >= memory ? "arithmetic" : "memory", card: price.card.name };
+        found.roof = { ms: price.heads * Math.max(compute, memory), heads: price.heads, by: compute >= memory ? "arithmetic" : "memory" };
       }
       const asBuilt = this.#asBuilt();
       const point = asBuilt && price?.curve?.find(({ n }) => n === n_q && n === n_kv);
-      if (point) found.predicted = { ms: point.mask, heads: price.heads, card: price.card.name };
+      if (point) found.predicted = { ms: point.mask, card: price.card.name };
       return found;
     });
   }
@@ -345,14 +347,15 @@ export class Explorer {
   moved() { this.#later(); }
   drawn() {}
 
-  async #replaced(settings, other = this.model.other?.expression) {
+  /** Another model in the place of this one; what was moved stays where it is. */
+  async #replaced(settings, other = this.model.other?.expression ?? this.model.with) {
     const model = await this.ask({ settings, other, n_q: this.state.n_q, n_kv: this.state.n_kv });
-    this.settings = settings;
-    this.model = model;
+    const before = { state: this.state, view: { ...this.map.view }, cursor: this.map.cursor, pinned: this.map.pinned };
+    const compares = model.other && !this.model.other && !this.model.pending;
+    Object.assign(this, { settings, model, shader: undefined, before });
     this.root.replaceChildren();
-    this.shader = undefined;
     this.#start();
-    if (other && other !== undefined) this.setMode(model.other ? "difference" : "mask");
+    if (compares) this.setMode("difference");
   }
 
   // ---------------------------------------------------------------- elements
@@ -522,6 +525,18 @@ export class Explorer {
     this.writing = setTimeout(() => {
       try { history.replaceState(null, "", `#${this.permalink()}`); } catch { /* a browser may refuse so many */ }
     }, 250);
+  }
+
+  /** What was moved in the model before. */
+  #restored() {
+    const { state, view, cursor, pinned } = this.before;
+    Object.assign(this.state, { set: Math.min(state.set, this.masks[0].sets.length - 1), twin: state.twin, theme: state.theme });
+    if (this.modes.some(([name]) => name === state.mode)) this.state.mode = state.mode;
+    for (const { name } of this.parameters) this.state.params[name] = state.params[name] ?? this.state.params[name];
+    if (state.theme) this.shell.dataset.theme = state.theme;
+    this.twinBox.hidden = !state.twin;
+    Object.assign(this, { wantedView: view, wantedCursor: cursor });
+    this.map.pinned = pinned;
   }
 
   #readPermalink() {

@@ -46,7 +46,7 @@ export class MaskMap {
   fit() {
     const { n_q, n_kv } = this.owner.scene();
     this.wantsFit = this.element.clientWidth < 10;
-    const scale = Math.min(this.width / Math.max(1, n_kv), this.height / Math.max(1, n_q));
+    const scale = Math.min((this.width - 8) / Math.max(1, n_kv), (this.height - 8) / Math.max(1, n_q));
     this.setView({ q: 0, k: 0, scale });
   }
 

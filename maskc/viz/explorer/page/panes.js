@@ -114,8 +114,8 @@ export class Price {
       ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ];
-    if (price.roof) rows.push(["roofline", `${price.roof.by} bound on an ${price.roof.card}`, milliseconds(price.roof.ms)]);
-    if (price.predicted) rows.push(["predicted", `${price.predicted.heads} heads on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
+    if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound`, milliseconds(price.roof.ms)]);
+    if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
     this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
       make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
     make("p", { class: "aside" }, price.checked));
@@ -174,7 +174,7 @@ function curve(explorer) {
   const picture = make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "predicted milliseconds against N, beside dense attention" });
   for (let at = Math.ceil(y0); at <= y1; at++) {
     picture.append(make("line", { svg: true, x1: left, x2: width - right, y1: y(10 ** at), y2: y(10 ** at), stroke: "var(--line)" }),
-      make("text", { svg: true, x: left - 5, y: y(10 ** at) + 4, "text-anchor": "end" }, at < 0 ? `${1000 * 10 ** at} µs` : `${10 ** at} ms`));
+      make("text", { svg: true, x: left - 5, y: y(10 ** at) + 4, "text-anchor": "end" }, at < 0 ? `${Math.round(1000 * 10 ** at)} µs` : at < 3 ? `${10 ** at} ms` : `${10 ** (at - 3)} s`));
   }
   for (const { n } of points) {
     if (Math.log2(n) % 2 === 0) picture.append(make("text", { svg: true, x: x(n), y: height - 8, "text-anchor": "middle" }, n >= 1 << 20 ? `${n >> 20}M` : n >= 1024 ? `${n >> 10}k` : `${n}`));
