@@ -73,7 +73,9 @@ class Target:
         dims = (problem.head_dim, problem.head_dim_v)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         unequal = self.equal_head_dims and dims[0] != dims[1]
-        return problem.dtype not in self.dtypes or unequal or any(dim not in allowed for dim in dims)
+        return (
+            problem.dtype not in self.dtypes or unequal or any(dim not in allowed for dim in dims)
+        )
 
     def serving(self, problem: Problem) -> Target:
         """This target, or `simt` where this one is CUDA's and lacks a problem that `simt` has: a

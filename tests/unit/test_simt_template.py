@@ -87,7 +87,14 @@ def check(arch: str, dim: int, dim_v: int, dtype: str, features: frozenset[Featu
         assert report.kernels, report.log
         for kernel in report.kernels:
             spills = (kernel.stack, kernel.spill_stores, kernel.spill_loads)
-            assert spills == (0, 0, 0), (kernel, arch, dim, dim_v, dtype, sorted(map(str, features)))
+            assert spills == (0, 0, 0), (
+                kernel,
+                arch,
+                dim,
+                dim_v,
+                dtype,
+                sorted(map(str, features)),
+            )
             assert kernel.shared <= LIMIT
 
 
@@ -120,7 +127,9 @@ def test_no_precision_is_given_away():
 def test_the_page_shows_the_code_as_it_is():
     text = (ROOT / "docs" / "simt.md").read_text()
     code = "\n".join(
-        file.read_text() for file in sorted((ROOT / "templates" / "simt").rglob("*")) if file.is_file()
+        file.read_text()
+        for file in sorted((ROOT / "templates" / "simt").rglob("*"))
+        if file.is_file()
     )
     shown = re.findall(r"```cuda\n(.*?)```", text, re.DOTALL)
     assert len(shown) >= 8
