@@ -14,7 +14,6 @@ from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.dispatch import checks
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
 from maskc.dispatch.recent import Recent

@@ -27,9 +27,9 @@ def runs(target: Target, index: int) -> bool:
 def default_target(problem: Problem | None = None) -> str:
     """The best target of the first visible NVIDIA GPU, else `cpu`.
 
-    `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on, and `simt` from 7.0 on where
-    these have no kernel for the problem. Never raises: without a driver, a device or CuPy the answer
-    is `cpu`, and so it is for a problem that no CUDA target has a kernel for.
+    `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on, and `simt` from 7.0 on
+    where these have no kernel for the problem. Never raises: without a driver, a device or CuPy the
+    answer is `cpu`, and so it is for a problem that no CUDA target has a kernel for.
 
     Args:
         problem: what the kernel is for, where it is known.
