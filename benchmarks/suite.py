@@ -10,7 +10,17 @@ from time import monotonic
 from typing import Any
 
 from benchmarks import calibration, correctness
-from benchmarks.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, ENTMAX, SELECTIONS, SM80, Anchor
+from benchmarks.anchors import (
+    ANCHORS,
+    CPU,
+    DECODING,
+    DOCUMENTS,
+    ENTMAX,
+    GLOBALS,
+    SELECTIONS,
+    SM80,
+    Anchor,
+)
 from benchmarks.contest import Ask, Measured, Progress
 from benchmarks.grids import GRIDS
 from benchmarks.prepare import jobs, prepare, use_caches
@@ -55,6 +65,7 @@ SUITES = {
     "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),
+    "globals": Suite(GLOBALS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
     "selections": Suite(
         (*SELECTIONS, *ENTMAX),
         "sm_90a",
