@@ -87,6 +87,9 @@ class DataDecl:
     they captured. Empty where a call brings them, see `Held`."""
     shape: tuple[int, ...] = ()
     """Shape of `values`, where these are bytes."""
+    most: int | None = None
+    """flags: the most tokens of a sequence that are flagged, as the mask promises; None where it
+    promises nothing."""
 
     @property
     def rank(self) -> int:

@@ -211,10 +211,14 @@ def _moves_unit(plan: KernelPlan) -> SourceUnit:
         f"Rows of listed tokens, packed and put back: {plan.target.name}.",
         "Written by `maskc compile`; change the template, not this file.",
     )
-    launch = Launch("move_rows", Grid.results, MOVING_THREADS, resident=4)
+    launches = (
+        Launch("list_tokens", Grid.lists, MOVING_THREADS),
+        Launch("move_rows", Grid.results, MOVING_THREADS, resident=4),
+        Launch("spoil_results", Grid.results, MOVING_THREADS, resident=4),
+    )
     text = render("common/move_rows.cu.j2", MovesSpec(MOVING_THREADS, banner))
     return SourceUnit(
-        plan.target.name, text, TileShape(1, 1), False, (), (("usual", Mode((launch,))),),
+        plan.target.name, text, TileShape(1, 1), False, (), (("usual", Mode(launches)),),
         form=MOVES,
     )  # fmt: skip
 

@@ -224,7 +224,8 @@ class MovesSpec:
     threads: int
     """Per block."""
     banner: tuple[str, ...]
-    most: int = abi.MOST_MOVED
+    results: int = abi.MOST_RESULTS
+    """Of a pass, at most."""
     fields: tuple[abi.Field, ...] = field(default=abi.MOVED_FIELDS)
     arguments: str = "Moved"
     """The argument block's name."""

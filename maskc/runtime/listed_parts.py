@@ -1,49 +1,62 @@
-"""Plans of passes in parts over the rows of listed tokens: what is packed where, what is launched."""
+"""Plans of passes in parts over the rows of listed tokens: what is packed where, what is run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.abi import POINTERS
-from maskc.core.bundle import OF_KEYS, SourceUnit
+from maskc.core import expr as E
+from maskc.core.abi import ATTENTION, POINTERS
+from maskc.core.bundle import OF_KEYS, Bundle, LayoutRecipe, SourceUnit, TileLoop
+from maskc.core.data import DataDecl
 from maskc.core.listed import Listed
-from maskc.core.problem import Direction, Feature, Features
+from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.core.sizes import Sizes
-from maskc.core.tensors import Output, Shape, singles
+from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, of_all, pays, tokens_of
+from maskc.dispatch.options import CallOptions
 from maskc.dispatch.packing import packed
 from maskc.dispatch.selector import Arrays
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.binding import Binder
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.cuda import CudaKernel
+from maskc.runtime.launch.cuda import CudaKernel, host_word
 from maskc.runtime.launch.listed import (
     ALIGNED,
     DELTA,
     EMPTY_LSE,
+    FLAG_BYTES,
     HIDE,
     NOWHERE,
     PACK,
     UNPACK,
     Address,
+    Flags,
     HostMoves,
     ListedRowsPlan,
+    Making,
     Moved,
     Part,
     Tensor,
+    flags_numbers,
     lists_plan,
     moves,
     packed_strides,
+    steps_of,
 )
 
 _WHOLE = frozenset({Feature.alibi, Feature.entmax})
 """Features of passes that run whole: distances between packed rows are not even, and entmax joins
 by no log-sum-exp."""
+_FORWARD = 3
+"""Most outputs of a forward pass."""
 _SINGLE = 4
 """Bytes of an fp32 number."""
 _SIDES = "qk"
@@ -70,7 +83,9 @@ class _Over(NamedTuple):
     number: int
     listed: Listed
     tokens: np.ndarray
-    """int32 [sequences or 1, most]."""
+    """int32 [sequences or 1, most]; any where the device makes the list."""
+    lists: int
+    """Sequences with lists of their own, or 1."""
 
     @property
     def count(self) -> int:
@@ -82,12 +97,39 @@ class ListedParts:
     """Makes such plans for one bundle; safe to use from several threads."""
 
     def __init__(
-        self, whole: BuiltBundle, parts: tuple[BuiltBundle, ...], in_parts: bool | None
-    ) -> None:
+        self, whole: BuiltBundle, parts: tuple[BuiltBundle, ...], binder: Binder,
+        in_parts: bool | None,
+    ) -> None:  # fmt: skip
         self._whole, self._parts, self._in_parts = whole, parts, in_parts
         self._moving = whole.bundle.moving_source(whole.target.name)
         self.active = bool(parts) and any(part.listed for part in whole.bundle.parts)
         """Whether the mask has such parts."""
+        self._flags = _flags_of(whole.bundle) if self.active and self._moving else {}
+        self.on_device = bool(self._flags) and in_parts is not False
+        """Whether the device may make the lists, from flags of which the mask promises how many
+        there are."""
+        self._binder = binder
+        self._report = cache(host_word)  # of a device
+        self._open: dict[int, BuiltBundle] = {}
+
+    def bind(
+        self, options: CallOptions, keywords: Mapping[str, Any], sizes: Sizes, device: Device
+    ) -> Bound | None:
+        """Parameters of a call, and its flags; None where the host is to read them.
+
+        Raises:
+            DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
+        """
+        if options.features & _WHOLE or 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+            return None
+        found: dict[str, Array | None] = dict.fromkeys(_SIDES)
+        for side, decl in self._flags.items():
+            found[side] = _flags_on(device, keywords.get(decl.name), side, decl, sizes)
+            if found[side] is None:
+                return None
+        given = Flags(found["q"], found["k"])
+        params = self._binder.parameters(keywords)
+        return Bound(params, None, (tuple(params.values()), given.key), given)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
@@ -101,8 +143,15 @@ class ListedParts:
         sizes = place.sizes
         if wanted.features & _WHOLE or not sizes.n_kv:
             return None
+        if bound.given is not None:
+            over = [
+                self._unknown(number, part.listed, sizes, bound.given)
+                for number, part in enumerate(self._whole.bundle.parts)
+                if part.listed is not None
+            ]
+            return _Planning(self, wanted, bound, arrays, place, outputs, over).plan()
         found = [
-            _Over(number, part.listed, self._tokens(part.listed, sizes, bound, arrays))
+            _over(number, part.listed, self._tokens(part.listed, sizes, bound, arrays))
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
@@ -112,6 +161,39 @@ class ListedParts:
 
     def _tokens(self, listed: Listed, sizes: Sizes, bound: Bound, arrays: Arrays) -> np.ndarray:
         return tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, arrays())
+
+    def _unknown(self, number: int, listed: Listed, sizes: Sizes, given: Flags) -> _Over:
+        """A part whose tokens the device lists."""
+        length = sizes.n_q if listed.side == "q" else sizes.n_kv
+        array = given[_SIDES.index(listed.side)]
+        room = min(self._flags[listed.side].most or length, length)
+        lists = 1 if array is None or len(array.shape) == 1 else array.shape[0]
+        return _Over(number, listed, np.full((1, room), length - 1, np.int32), lists)
+
+    def making(
+        self, kernel: CudaKernel, given: Flags, over: Mapping[str, _Over],
+        take: Callable[[int], Address], outputs: tuple[Output, ...], device: int,
+    ) -> Making:  # fmt: skip
+        """How the device makes the lists of a plan, in a workspace from which `take` takes."""
+        backward = len(outputs) > _FORWARD
+        room = [over[side].count if side in over else 0 for side in _SIDES]
+        lists = [over[side].lists if side in over else 0 for side in _SIDES]
+        places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
+        results = ("dq", "dk", "dv", "dsink", "dalibi") if backward else ("out", "lse")
+        dtype = self._whole.bundle.problem.dtype
+        sizes = [prod(outputs[place].shape) for place in ((0, 1, 2, 4, 4) if backward else (0, 1))]
+        tensors = 3 if backward else 1
+        words = [
+            size * (dtype.itemsize if number < tensors else _SINGLE) // _SINGLE
+            for number, size in enumerate(sizes)
+        ]
+        numbers = flags_numbers(given, (lists[0], lists[1]), (room[0], room[1]), words)
+        return Making(
+            next(iter(self._flags.values())).name, kernel,
+            steps_of(kernel, "list_tokens", sum(lists)), steps_of(kernel, "spoil_results"), numbers,
+            (places[0], places[1]), take(_SINGLE * sum(lists)), self._report(device),
+            tuple(map(POINTERS.index, results)),
+        )  # fmt: skip
 
     def _taken(self, found: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
@@ -130,9 +212,14 @@ class ListedParts:
         language = self._whole.target.language
         return pays(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
 
-    def built(self, number: int) -> BuiltBundle:
-        """A part's sources."""
-        return self._parts[number]
+    def built(self, number: int, known: bool = True) -> BuiltBundle:
+        """A part's sources; `known` tells whether the host knows the tokens."""
+        part = self._parts[number]
+        if known or not part.bundle.arrays:
+            return part
+        if number not in self._open:
+            self._open[number] = BuiltBundle(_undecided(part.bundle), part.target, part.kernels)
+        return self._open[number]
 
     def mover(self, device: int) -> CudaKernel | HostMoves:
         """What moves rows."""
@@ -170,9 +257,14 @@ class _Planning:
         if backward and "q" in self.over:
             self.hidden = Tensor(self._take(_SINGLE * self._count("lse")), self._strides("lse"))
         kernel = self.owner.mover(self.wanted.device[1])
+        making = None
+        if self.bound.given is not None and isinstance(kernel, CudaKernel):
+            making = self.owner.making(
+                kernel, self.bound.given, self.over, self._take, self.outputs, self.wanted.device[1]
+            )
         lists = [self.over[side].tokens if side in self.over else np.zeros((1, 0), np.int32)
                  for side in _SIDES]  # fmt: skip
-        shared = tuple(len(each) == 1 for each in lists)
+        shared = tuple(side not in self.over or self.over[side].lists == 1 for side in _SIDES)
         steps: list[Part | list[Moved]] = [self._before(), self._launch("", False)]
         order = ("q", "k") if backward else ("k", "q")
         for side in order:
@@ -202,7 +294,7 @@ class _Planning:
             else (*self.outputs[:2], singles(floats))
         )  # fmt: skip
         plans = lists_plan(self.direction, kernel, self.wanted.device, lists)
-        return ListedRowsPlan(plans, made, outputs)
+        return ListedRowsPlan(plans, made, outputs, making)
 
     # ------------------------------------------------------------ memory
 
@@ -290,7 +382,8 @@ class _Planning:
         n_q, n_kv = self.sizes.n_q, self.sizes.n_kv
         params: Mapping[str, int] = {**self.bound.params, **of_all(n_q, n_kv)}
         bound = replace(self.bound, params=params, key=(self.bound.key, n_q, n_kv))
-        built = self.owner.built(0 if over is None else over.number)
+        known = self.bound.given is None
+        built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
         place = Place(sizes, strides, joins=joins)
         spared = self.outputs
@@ -302,4 +395,62 @@ class _Planning:
         else:
             source = built.selector.choose(source, wanted, sizes, bound, arrays, joins)
         plan = built.plan(source, wanted, bound, arrays, place, spared)
-        return Part(plan, tuple(sorted(instead.items())))
+        reads = _SIDES.index(side) if over is not None and built.bundle.arrays else None
+        if not known and over is not None and over.lists > 1 and reads is not None:
+            block = ATTENTION.from_buffer_copy(plan.numbers)
+            block.array_batch[0] = over.count
+            plan = replace(plan, numbers=bytes(block))
+        return Part(plan, tuple(sorted(instead.items())), reads)
+
+
+def _over(number: int, listed: Listed, tokens: np.ndarray) -> _Over:
+    return _Over(number, listed, tokens, len(tokens))
+
+
+def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:
+    """By side the flags that a list is made of; empty where not all of them promise how many there
+    are."""
+    found = {}
+    for part in bundle.parts:
+        if part.listed is not None:
+            read = E.arrays(part.listed.among)
+            decls = [decl for decl in bundle.data if set(read).intersection(decl.arrays)]
+            if len(decls) != 1 or decls[0].most is None:
+                return {}
+            found[part.listed.side] = decls[0]
+    return found
+
+
+def _flags_on(device: Device, value: Any, side: str, decl: DataDecl, sizes: Sizes) -> Array | None:
+    """Flags that kernels can read where they are, of the queries or keys of a call."""
+    library = LIBRARIES.get(type(value))
+    if library is None or type(value) is np.ndarray:
+        return None
+    array = library.view(value, decl.name)
+    length = sizes.n_q if side == "q" else sizes.n_kv
+    known = {length, max(sizes.n_q, sizes.n_kv)} if side == "q" else {length}
+    shape = array.shape
+    if array.device != device or array.dtype not in FLAG_BYTES or len(shape) not in (1, 2):
+        return None
+    if shape[-1] not in known or (len(shape) == 2 and shape[0] != sizes.batch):
+        return None
+    first = 0 if decl.from_start else shape[-1] - length
+    start = array.pointer + first * array.strides[-1] * FLAG_BYTES[array.dtype]
+    return array._replace(pointer=start, shape=(*shape[:-1], length))
+
+
+def _undecided(bundle: Bundle) -> Bundle:
+    """The same mask, every tile of which is live and partial: any tokens may be listed."""
+    variants = tuple(
+        replace(variant, recipes=tuple(
+            LayoutRecipe(recipe.tile, E.ALWAYS, (_all_tiles(recipe.tile),))
+            for recipe in variant.recipes
+        ))
+        for variant in bundle.variants
+    )  # fmt: skip
+    return replace(bundle, variants=variants)
+
+
+def _all_tiles(tile: TileShape) -> TileLoop:
+    last = E.floordiv(E.sub(E.N_KV, E.const(1)), tile.k) if tile.k > 1 else E.N_KV
+    return TileLoop(E.ALWAYS, E.ZERO, last, 1, False)

@@ -36,7 +36,7 @@ from maskc.dispatch.selector import Arrays, Form
 from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists
+from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists, Unlisted
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.documents import DocumentLists
 from maskc.runtime.device_lists.gathered import Gatherer
@@ -47,7 +47,7 @@ from maskc.runtime.launch.ahead import Ahead, processors
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
 from maskc.runtime.launch.kernels import Kernels
-from maskc.runtime.launch.listed import ListedRowsPlan
+from maskc.runtime.launch.listed import Flags, ListedRowsPlan
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
 from maskc.runtime.listed_parts import ListedParts
@@ -93,7 +93,7 @@ class CallPlanner:
         self.lister: DeviceLists = _made_by(bundle, target)(self.whole, binder)
         """Makes tile lists on the device."""
         self._on_host = TopKOnHost(bundle, target)
-        self.listed = ListedParts(self.whole, self.parts, in_parts)
+        self.listed = ListedParts(self.whole, self.parts, binder, in_parts)
         """Makes plans in parts over the rows of listed tokens."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
@@ -216,6 +216,12 @@ class CallPlanner:
                 bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
             )
             return prepare(idle, None, self.whole.dtype)
+        if isinstance(bound.given, Flags):
+            own = unit.target == self.target.name
+            plan = self.listed.plan(unit, wanted, bound, dict, place, outputs) if own else None
+            if plan is None:
+                raise Unlisted
+            return plan
         if bound.given is not None:
             lists = self.gatherer or self.lister
             return lists.plan(unit, wanted, bound, place, outputs)

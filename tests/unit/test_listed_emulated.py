@@ -9,6 +9,7 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
+from maskc.core.errors import DataRange  # noqa: E402
 from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
 from tests.emulator import machine  # noqa: E402
@@ -78,3 +79,37 @@ def test_the_same_bits(hopper):
     hopper.seed = 1000
     again = called(attn, *made, deterministic=True)
     assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_flags_that_stay_on_the_device(hopper, deterministic):
+    """Sequences with flags of their own, and one list for all of them."""
+    mask = mc.window(8, 8) | mc.global_tokens("g", at_most=40)
+    attn = in_parts(mask)
+    flags = np.random.default_rng(0).random((2, 200)) < [[0.05], [0.1]]
+    live = torch.tensor(np.stack([mask.dense(200, g=own) for own in flags]))
+    made = given(200, 200, batch=2)
+    check(attn, made, live[:, None], {"g": torch.tensor(flags)}, deterministic=deterministic)
+    own = torch.tensor(flags[0]).to(torch.int64)
+    check(attn, made, live[0], {"g": own}, deterministic=deterministic)
+    assert "list_tokens" in {entry for entry, _ in hopper.launches}
+
+
+def test_flags_of_columns_and_lengths_that_differ(hopper):
+    mask = mc.causal() & (mc.window(8) | mc.flags("g", at_most=300))
+    attn = in_parts(mask)
+    for n_q, n_kv in ((130, 210), (210, 130)):
+        flags = np.random.default_rng(0).random(n_kv) < 0.2
+        check(attn, given(n_q, n_kv), live_pairs(mask, n_q, n_kv, {"g": flags}),
+              {"g": torch.tensor(flags)})  # fmt: skip
+    assert "list_tokens" in {entry for entry, _ in hopper.launches}
+
+
+def test_more_flags_than_promised():
+    mask = mc.causal() & (mc.window(8) | mc.flags("g", at_most=3))
+    attn, (q, k, v, _) = in_parts(mask), given(130, 130)
+    assert not called(attn, q, k, v, data={"g": torch.arange(130) < 3})["out"].isnan().any()
+    assert called(attn, q, k, v, data={"g": torch.arange(130) < 4})["out"].isnan().all()
+    with pytest.raises(DataRange, match="more tokens were flagged than promised"):
+        attn(q, k, v, g=torch.arange(130) < 3)
+    assert not attn(q, k, v, g=torch.arange(130) < 3).isnan().any()

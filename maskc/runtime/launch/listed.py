@@ -8,24 +8,28 @@ has no key.
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, MOST_MOVED, POINTERS, Pointers
-from maskc.core.bundle import Launch
+from maskc.core.abi import ATTENTION, MOST_MOVED, MOST_RESULTS, POINTERS, Pointers
+from maskc.core.bundle import Grid, Launch
+from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
-from maskc.core.tensors import Device, Output, Shape, contiguous, singles
+from maskc.core.tensors import Array, Device, Output, Shape, contiguous, singles
 from maskc.dispatch.tables import Slot, Tables
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.arrays.memory import at
+from maskc.runtime.device_lists.call import DELTA as DELTA
+from maskc.runtime.device_lists.call import KEPT, KEPT_AT
 from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import CudaKernel
+from maskc.runtime.launch.cuda import CudaKernel, Step
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent
 from maskc.runtime.launch.sequence import Sents
 
@@ -33,7 +37,6 @@ MOVED = abi.structure(abi.MOVED_FIELDS)
 _POINTERS = struct.Struct(f"{MOVED.source_stride.offset // 8}Q")
 PACK, UNPACK, HIDE = range(3)
 """Ways to move rows, as `struct Moved` has them."""
-DELTA = POINTERS.index("delta")
 _ARRAY = ATTENTION.array.offset
 EMPTY_LSE = 0xFF800000
 """lse of a query without a key, minus infinity, as a word."""
@@ -136,7 +139,8 @@ class Moves:
             *(each.to.at.of(pointers) for each in self.moved), *rest,
             *(tokens[each.list] for each in self.moved), *rest,
         ]  # fmt: skip
-        self.kernel.launch(self.steps, stream, Arguments(numbers, _POINTERS, tuple(lists)))
+        nothing = (0,) * (_POINTERS.size // 8 - len(lists))
+        self.kernel.launch(self.steps, stream, Arguments(numbers, _POINTERS, (*lists, *nothing)))
 
     def _on_host(self, each: Moved, tokens: int, pointers: Pointers) -> None:
         batch, width = self.sizes.batch, each.bytes // each.element
@@ -188,6 +192,83 @@ class Part(NamedTuple):
     plan: PreparedLaunch
     instead: tuple[tuple[int, Address], ...]
     """(index among POINTERS, what stands there)."""
+    reads: int | None = None
+    """The list that the kernel's first data array is, 0 for queries and 1 for keys; None: it reads
+    none."""
+
+
+class Flags(NamedTuple):
+    """Flags of a call that lie on its device: of queries and of keys, None for a side without."""
+
+    of_q: Array | None
+    of_k: Array | None
+
+    @property
+    def key(self) -> Hashable:
+        """All but where they are."""
+        return tuple(None if each is None else each[1:] for each in self)
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """How lists are made on the device."""
+
+    name: str
+    """Of the data."""
+    kernel: CudaKernel
+    before: tuple[Step, ...]
+    """The launch that makes the lists."""
+    after: tuple[Step, ...]
+    """The launch that spoils results where a list has no room."""
+    numbers: bytes
+    """`struct Moved` without pointers."""
+    places: tuple[Address, Address]
+    """Where the lists are, of queries and of keys."""
+    verdict: Address
+    report: ctypes.c_int32
+    """Where the device tells the host that a list had no room."""
+    results: tuple[int, ...]
+    """What a pass writes, among POINTERS."""
+
+    def tokens(self, pointers: Pointers) -> tuple[int, int]:
+        """Addresses of the lists."""
+        of_q, of_k = self.places
+        return of_q.of(pointers), of_k.of(pointers)
+
+    def arguments(self, given: Flags, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
+        """Of both launches."""
+        results = [pointers[place] for place in self.results]
+        return Arguments(self.numbers, _POINTERS, (
+            *(0,) * (3 * MOST_MOVED), *(0 if each is None else each.pointer for each in given),
+            *tokens, *results, *(0,) * (MOST_RESULTS - len(results)), self.verdict.of(pointers),
+            ctypes.addressof(self.report),
+        ))  # fmt: skip
+
+
+FLAG_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+"""Of the flags that kernels read."""
+
+
+def flags_numbers(
+    given: Flags, lists: tuple[int, int], room: tuple[int, int], result_words: Sequence[int]
+) -> bytes:
+    """`struct Moved` of the launches that list flagged tokens, without pointers.
+
+    Args:
+        lists: of queries and of keys: how many; 0 where there are no flags.
+        room: of each list.
+    """
+    block = MOVED()
+    for side, array in enumerate(given):
+        if array is None:
+            continue
+        block.flags_list[side] = array.strides[0] if lists[side] > 1 else 0
+        block.flags_step[side] = array.strides[-1]
+        block.flag_bytes[side], block.n[side] = FLAG_BYTES[array.dtype], array.shape[-1]
+        block.room[side], block.lists[side] = room[side], lists[side]
+    for number, words in enumerate(result_words):
+        block.result_words[number] = words
+    return bytes(block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +281,28 @@ class ListedRowsPlan:
     outputs: tuple[Output, ...]
     """As `PreparedLaunch` has them, with a workspace for packed rows and for all launches."""
 
+    making: Making | None = None
+    """What makes the lists on the device, from flags there; None where the host knows them."""
+
     @property
     def kernel(self) -> object:
         """Never None: every result is written."""
         return self.lists.kernel
+
+    def called(self, given: Flags) -> ListedRowsCall:
+        """A call with these flags.
+
+        Raises:
+            DataRange: more tokens were flagged in an earlier call than promised.
+        """
+        making = self.making
+        if making is not None and making.report.value:
+            making.report.value = 0
+            found = (
+                "in an earlier call, whose results are NaN, more tokens were flagged than promised"
+            )
+            raise DataRange(making.name, found, "raise at_most, or leave it out", at=making.name)
+        return ListedRowsCall(self, given)
 
     @property
     def size(self) -> int:
@@ -228,22 +327,49 @@ class ListedRowsPlan:
 
     def run(
         self, _: object, sents: Sents, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        softcap: float | None, stream: int, given: Flags | None = None,
     ) -> None:  # fmt: skip
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
         lists, *others = sents.steps
-        tokens = tokens_in(lists)
+        making, listing = self.making, None
+        if making is None or given is None:
+            tokens = tokens_in(lists)
+        else:
+            tokens = making.tokens(pointers)
+            listing = making.arguments(given, tokens, pointers)
+            making.kernel.launch(making.before, stream, listing)
         rest = iter(others)
         for step in self.steps:
             if isinstance(step, Part):
-                own = list(pointers)
+                own, sent = list(pointers), next(rest)
                 for place, address in step.instead:
                     own[place] = address.of(pointers)
-                step.plan.run(step.plan, next(rest), tuple(own), scale, softcap, stream)
+                if listing is not None and step.reads is not None:
+                    own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
+                step.plan.run(step.plan, sent, tuple(own), scale, softcap, stream)
             else:
                 moves, numbers = step
                 moves.run(numbers, tokens, pointers, stream)
+        if making is not None and listing is not None:
+            making.kernel.launch(making.after, stream, listing)
+
+
+class ListedRowsCall:
+    """One call of a plan whose lists the device makes."""
+
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
+
+    def __init__(self, plan: ListedRowsPlan, given: Flags) -> None:
+        self._plan, self._given = plan, given
+        self.kernel, self.outputs, self.place = plan.kernel, plan.outputs, plan.place
+
+    def run(
+        self, _: object, sents: Sents, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue everything."""
+        self._plan.run(self._plan, sents, pointers, scale, softcap, stream, self._given)
 
 
 def tokens_in(sent: Sent) -> tuple[int, int]:
@@ -270,13 +396,20 @@ def moves(
     """A launch, and its numbers."""
     on_device = isinstance(kernel, CudaKernel)
     unit = 16 if on_device else max(each.element for each in moved)
-    steps = kernel.steps(_blocks) if isinstance(kernel, CudaKernel) else ()
+    steps = steps_of(kernel, "move_rows") if isinstance(kernel, CudaKernel) else ()
     made = Moves(tuple(moved), sizes, unit, shared, kernel if on_device else None, steps)
     return made, made.numbers() if on_device else b""
 
 
-def _blocks(launch: Launch, multiprocessors: int) -> int:
-    return launch.resident * multiprocessors
+def steps_of(kernel: CudaKernel, entry: str, lists: int = 0) -> tuple[Step, ...]:
+    """One of the launches; `lists` are made in all."""
+
+    def blocks(launch: Launch, multiprocessors: int) -> int:
+        if launch.entry != entry:
+            return 0
+        return lists if launch.grid is Grid.lists else launch.resident * multiprocessors
+
+    return kernel.steps(blocks)
 
 
 def packed_strides(heads: int, rows: int, width: int) -> Shape:
