@@ -299,6 +299,18 @@ class SourceSelector:
         promised, whichever documents there are."""
         return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
 
+    def by_hull(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, tally: Callable[[SourceUnit], Tally]
+    ) -> SourceUnit:  # fmt: skip
+        """The same for other data on a device: the source that takes least for all that the mask
+        could keep, whatever its data are. `tally` counts that."""
+        units = tuple(
+            each.without(APART)
+            for each in self._choice(unit, wanted, sizes)
+            if not each.only_once and each.boxes is None
+        )
+        return cheapest(units, tally, sizes.n_kv) if len(units) > 1 else unit
+
     def _choice(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> tuple[SourceUnit, ...]:
         """`unit`, and where it is the first of a choice the others that serve the pass."""
         units = self.bundle.choice(unit.target, wanted.direction)

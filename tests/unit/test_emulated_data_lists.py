@@ -187,3 +187,16 @@ def test_values_beyond_32_bits_are_spoilt_and_said(hopper):
         attn(*given[:3], x=flags, doc=ids_)
     ids_[17] = 0
     assert torch.equal(attn(*given[:3], x=flags, doc=ids_), fine)
+
+
+@pytest.mark.parametrize("n_q", [1, 9])
+def test_few_queries_share_a_tile(hopper, n_q):
+    """Query heads of a key/value head are rows of one tile, as they are with data on the host."""
+    mask = mc.flags("x") & mc.flags("y", on="q") & CAUSAL
+    attn, given = mask.compile(head_dim=64, target="sm_90a"), made(n_q, N)
+    rng = np.random.default_rng(0)
+    data = {"x": rng.random((2, N)) < 0.5, "y": rng.random((2, N)) < 0.8}
+    found = attn(*given[:3], **{key: on_device(value) for key, value in data.items()})
+    assert attn.last_sources[-1].endswith("packed")
+    live = mask.dense(n_q, N, **data)[:, None]
+    torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)

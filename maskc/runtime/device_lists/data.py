@@ -15,14 +15,18 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from maskc.core.abi import ATTENTION, WORK_FIELDS
-from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import PACKED, Bundle, Grid, Launch, SourceUnit
+from maskc.core.cost import Tally
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Device, Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import launch_plan, mode_of
+from maskc.dispatch.packing import packed
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import MAX_ITEMS, heads_per_group
@@ -252,9 +256,11 @@ class DataLists:
         if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
             raise Unlisted
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
-        backward, given, sizes = wanted.direction is Direction.backward, bound.given, place.sizes
+        backward, given = wanted.direction is Direction.backward, bound.given
+        unit, place = self._source(unit, wanted, bound, place)
+        sizes = place.sizes
         kept = self._kept(unit, sizes, bound, wanted.direction)
-        mode = mode_of(unit, wanted, kept)
+        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, kept)
         making = Making(
             unit, sizes, given, self._readings, backward, mode == "deterministic",
             dict(kept.parts)["row_tiles"].size, kept.wide,
@@ -282,6 +288,26 @@ class DataLists:
             self._report(index), self._names,
         )  # fmt: skip
 
+    def _source(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
+    ) -> tuple[SourceUnit, Place]:  # fmt: skip
+        """The source, and the tokens: heads as rows of one tile where they fit; else what takes
+        least for all that the mask could keep."""
+        bundle, selector = self._built.bundle, self._built.selector
+        shapes = {
+            name: np.broadcast_to(np.int32(0), source.shape)
+            for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
+        }
+        fit = packed(bundle, unit, wanted, place, lambda: shapes)
+        if fit is not None:
+            return fit
+
+        def tally(each: SourceUnit) -> Tally:
+            found = self._kept(each, place.sizes, bound, wanted.direction).tally
+            return Tally(0, 0, 0) if found is None else replace(found, single=False, alone=False)
+
+        return selector.by_hull(unit, wanted, place.sizes, tally), place
+
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction
     ) -> Tables:  # fmt: skip
@@ -293,10 +319,10 @@ class DataLists:
         key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()))
         tables = self._tables.get(key)
         if tables is None:
-            own = replace(unit, work=None, costs=())
+            own = replace(unit, work=None)
             bundle = _without_data(self._built.bundle)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
-            tables = replace(tables, work=unknown_work(0), adders=None, tally=None)
+            tables = replace(tables, work=unknown_work(0), adders=None)
             with self._lock:
                 self._tables.put(key, tables)
         return tables
