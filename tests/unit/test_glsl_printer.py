@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.property.strategies import masks
 
 import maskc as mc
 from maskc import driver
@@ -20,7 +21,6 @@ from maskc.ir.selecting import hull
 from maskc.questions.asked import bound
 from maskc.reference.dense import dense
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
 from tests.support import glsl
 from tests.support.patterns import FOLDER
 
