@@ -34,7 +34,7 @@ def check(
         mask: a mask, or a pattern, which is taken with its default parameters.
         head_dim: elements per row of q, k and v.
         dtype: float32, bfloat16 or float16.
-        target: cpu, sm_80 or sm_90a; None is what this machine has.
+        target: cpu, simt, sm_80 or sm_90a; None is what this machine has.
         cases: how many are drawn at most, within 20 seconds.
         seed: the same seed draws the same cases.
 

@@ -50,13 +50,14 @@ def made(n_q, n_kv, dim, dim_v, dtype, seed=0, batch=2, kv_heads=HEADS // 2):
 
 
 def judged(attn, tensors, live, data=None, **features):
-    """Both passes within the contract's bounds."""
+    """Both passes: 1e-5 in fp32, in halves twice the error of PyTorch's unfused computation."""
     names = [name for name in ("alibi_slopes", "sink_logits") if name in features]
     features = {**features, **vectors(names, HEADS)}
     found = called(attn, *tensors, data=data, **features)
     dtype = tensors[0].dtype
     exact, rough = (results(*tensors, live, kind, **features) for kind in (torch.float64, dtype))
-    assert not wrong(found, exact, rough)
+    if dtype != torch.float32:
+        assert not wrong(found, exact, rough)
     for name, x in found.items() if dtype == torch.float32 else ():
         if x.numel() and name != "lse":
             size = torch.maximum(exact[name].abs().max(), exact[f"size of {name}"])
