@@ -142,7 +142,7 @@ class Asked:
         from maskc.core.target import Target
         from maskc.runtime.device import default_target
 
-        return Target.named(self.target or default_target(problem))
+        return Target.named(self.target or default_target(problem)).serving(problem)
 
 
 def single(targets: tuple[str, ...]) -> str | None:

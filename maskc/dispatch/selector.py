@@ -144,8 +144,9 @@ class SourceSelector:
         if Direction.backward in directions:
             with suppress(TargetNotBuilt):  # a call of it says so
                 units += self.sources(Direction.backward, features)
-        lists = self.bundle.list_source(units[0].target) if units else None
-        units += () if lists is None else (lists,)
+        if units:
+            made_by = self.bundle.list_source, self.bundle.moving_source
+            units += tuple(filter(None, (source(units[0].target) for source in made_by)))
         found = {
             (unit.key, mode, built): (unit, mode, built)
             for unit in units
@@ -297,6 +298,18 @@ class SourceSelector:
         """The same for documents: the source that takes least for those of the length that is
         promised, whichever documents there are."""
         return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
+
+    def by_hull(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, tally: Callable[[SourceUnit], Tally]
+    ) -> SourceUnit:  # fmt: skip
+        """The same for other data on a device: the source that takes least for all that the mask
+        could keep, whatever its data are. `tally` counts that."""
+        units = tuple(
+            each.without(APART)
+            for each in self._choice(unit, wanted, sizes)
+            if not each.only_once and each.boxes is None
+        )
+        return cheapest(units, tally, sizes.n_kv) if len(units) > 1 else unit
 
     def _choice(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> tuple[SourceUnit, ...]:
         """`unit`, and where it is the first of a choice the others that serve the pass."""

@@ -14,7 +14,6 @@ from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.dispatch import checks
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
 from maskc.dispatch.recent import Recent
@@ -24,6 +23,7 @@ from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answ
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
@@ -86,7 +86,7 @@ class CompiledMask:
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
         self._lock = threading.Lock()
-        self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
+        self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
 
     def holding(self, held: Held | None) -> CompiledMask:
@@ -328,7 +328,7 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, DeviceListedPlan):
+        if bound.given is not None and isinstance(plan, (DeviceListedPlan, ListedRowsPlan)):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 
@@ -353,7 +353,11 @@ class CompiledMask:
         if self.held is not None:
             sizes, _ = self._sound.sizes(given, kinds, places)
             data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
-        lister = self._planner.lister
+        rows, lister = self._planner.listed, self._planner.lister
+        if listed and rows.on_device:
+            bound = rows.bind(options, data, *self._sound.sizes(given, kinds, places))
+            if bound is not None:
+                return bound
         if listed and lister.active:
             bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
             if bound is not None:

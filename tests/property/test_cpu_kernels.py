@@ -16,7 +16,9 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.reference.attention import attention
 from maskc.testing.strategies import masks
+from tests.support.thorough import examples
 
+pytestmark = pytest.mark.shipped_flags
 HEADS = 4
 
 
@@ -35,7 +37,7 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return np.abs(found[~odd] - expected[~odd]).max(initial=0) / scale
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 16), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(seed, parts):
     """As users test theirs: lengths, data, options, strides and both passes are drawn again."""

@@ -39,7 +39,7 @@ class HeadDimUnsupported(MaskcError):
 
     code = "MC504"
     message = "target {0} has no kernel for head_dim={1}, head_dim_v={2}; it has: {3}"
-    hint = "pad or split the head dimension; target='cpu' takes any up to 512"
+    hint = "pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512"
 
 
 class DTypeUnsupported(MaskcError):
@@ -47,7 +47,7 @@ class DTypeUnsupported(MaskcError):
 
     code = "MC505"
     message = "target {0} has no {1} kernel; it has: {2}"
-    hint = "choose one of these dtypes, or another target"
+    hint = "choose one of these dtypes, or another target; 'simt' and 'cpu' have fp32, too"
 
 
 class NoCompiler(MaskcError):

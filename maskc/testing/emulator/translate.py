@@ -94,6 +94,11 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", _box("load_tensor", 3)),
     (r"cp\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", false")),
     (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", true")),
+    (
+        r"red\.global\.add\.v4\.f32",
+        "atomicAdd({i0}, {i1}), atomicAdd({i0} + 1, {i2}), "
+        "atomicAdd({i0} + 2, {i3}), atomicAdd({i0} + 3, {i4})",
+    ),
     (r"cp\.reduce\.async\.bulk\.global.*add\.f32", "emu::add_floats({i0}, {i1}, {i2})"),
     (r"cp\.async\.bulk\.shared::cluster\.global",
      "emu::load_bytes({i0}, {i1}, {i2}, {i3})"),
@@ -123,6 +128,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
     (r"^cvt\.f32\.f16", "{o0} = emu::widen({i0}, true)"),
     (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
+    (r"cvt\.rn\.f16\.f32", "{o0} = emu::pack({i0}, 0.0f, true) & 0xffff"),
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
     (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),

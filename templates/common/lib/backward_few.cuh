@@ -1,9 +1,9 @@
 // Delta found once more where a call has few pairs.
-// Needs: backward_rows.cuh.
+// Needs: backward_rows.cuh; keep of the mask. Gives: settle_rows.
 
 // Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
 // their error, and delta is found once more, by a warp for each query.
-#include "sm90a/lib/settled_delta.cuh"
+#include "common/lib/settled_delta.cuh"
 
 #if SETTLES_DELTA
 // The rows of a tensor's head, in pieces of eight numbers.
@@ -33,9 +33,8 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
-attention_backward_few(const __grid_constant__ struct Attention p,
-                       const __grid_constant__ struct Maps) {
+// By a block for each tile row.
+FN void settle_rows(const struct Attention &p) {
 #if SETTLES_DELTA
 #if !WITH_ENTMAX
     const i64 row = blockIdx.x;
