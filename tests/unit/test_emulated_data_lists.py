@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.emulator import machine
 
 import maskc as mc
 from maskc.runtime.device_lists.data_launch import DataPlan
+from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from tests.emulator import machine  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from maskc import driver  # noqa: E402
@@ -19,6 +18,7 @@ from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support import exact_entmax  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
