@@ -496,13 +496,13 @@ def _simplest(found: Mismatch, subject: Subject) -> Mismatch:
     Hypothesis shrinks what was drawn, and draws squares more simply than single rows.
     """
     best, left = found, _SIMPLER
-    candidates = _simpler(best.case)
+    candidates = _simpler(best.case, subject)
     while left and (case := next(candidates, None)) is not None:
         left -= 1
         with suppress(MaskcError):
             again = mismatch_or_raised(case, subject)
             if again is not None:
-                best, candidates = again, _simpler(again.case)
+                best, candidates = again, _simpler(again.case, subject)
     return best
 
 
@@ -510,9 +510,19 @@ _SIMPLER = 60
 """Cases that are tried in the end, at most."""
 
 
-def _simpler(case: Drawn) -> Iterator[Drawn]:
+def _simpler(case: Drawn, subject: Subject) -> Iterator[Drawn]:
+    """Cases with one thing simpler, those that save most first."""
+    if case.batch > 1:
+        yield replace(case, batch=1, data_by_sequence=False)
+    if subject.heads is None and case.heads > 1:
+        yield replace(case, heads=1, kv_heads=1)
+        yield replace(case, heads=case.heads // 2, kv_heads=min(case.kv_heads, case.heads // 2))
+    if case.kv_heads < case.heads:
+        yield replace(case, kv_heads=case.heads)
     for option in case.options:
         yield replace(case, options=tuple(name for name in case.options if name != option))
+    if case.strides != STRIDES[0]:
+        yield replace(case, strides=STRIDES[0])
     for name in ("planted", "deterministic", "data_as_tensors", "data_by_sequence"):
         if getattr(case, name):
             yield replace(case, **{name: False})

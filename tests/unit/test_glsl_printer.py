@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.strategies import masks
 
 import maskc as mc
 from maskc import driver
@@ -20,6 +19,7 @@ from maskc.emit.glsl_printer import WIDEST, glsl_printer, shader
 from maskc.ir.selecting import hull
 from maskc.questions.asked import bound
 from maskc.reference.dense import dense
+from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
 from tests.support import glsl
 from tests.support.patterns import FOLDER

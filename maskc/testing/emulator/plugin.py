@@ -9,4 +9,5 @@ from maskc.testing.emulator import machine
 
 
 def pytest_configure() -> None:
+    """Put the emulator in place of a GPU, until the process ends."""
     machine.install(pytest.MonkeyPatch())
