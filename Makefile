@@ -15,13 +15,15 @@ THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness' tests/unit tests/
 .PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
 $(STAMP): pyproject.toml
+	@echo "Building a virtual environment in $(VENV), once: a minute or so, most of it downloads."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e '.[test,figures]' $(EXTRAS)
 	touch $@
 
+# One mask drawn, compiled for this machine's CPU, run on a real text and checked: some seconds.
 demo: $(STAMP)
-	$(BIN)/python docs/demo.py
+	@$(BIN)/python docs/demo.py
 
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)

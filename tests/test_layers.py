@@ -37,17 +37,24 @@ ALLOWED: dict[str, set[str]] = {
         "build", "runtime",
     },
     "conventions": {"dsl"},
-    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
-    "flex": {"dsl", "api"},
+    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
+    "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
-    "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
+    "viz": {
+        "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",
+        "runtime",
+    },
     "verify": {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",
     },
+    "distributed": {
+        "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "questions", "runtime",
+        "integrations", "transformers", "api", "driver",
+    },
     "patterns": {"dsl"},
-    "testing": {"dsl", "reference", "ir", "driver", "verify"},
+    "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
@@ -59,11 +66,13 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "transformers", "verify"}, False),
-    "transformers": ({"transformers"}, False),
+    "torch": ({"integrations", "transformers", "verify", "testing", "distributed"}, False),
+    "transformers": ({"transformers", "distributed"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),
+    "hypothesis": ({"verify", "testing"}, True),
+    "pytest": ({"testing"}, True),
 }
 
 
@@ -236,6 +245,9 @@ print(",".join(loaded))
         ("maskc", ["torch", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich"]),
         ("maskc.runtime.generated", ["sympy", "islpy", "jinja2", "torch", "cupy", "matplotlib"]),
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
+        ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),
+        ("maskc.testing.plugin", ["torch", "hypothesis", "islpy", "sympy", "jinja2"]),
+        ("maskc.distributed", ["torch", "transformers", "cupy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core.errors import OneOfSeveral, Undecided
 from maskc.ir.names import declared_names
-from tests.property.strategies import HEADS, data_for, lengths, masks
+from maskc.testing.strategies import HEADS, data_for, lengths, masks
 from tests.support.thorough import examples
 
 SLOW = settings(

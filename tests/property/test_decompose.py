@@ -18,7 +18,7 @@ from maskc.dsl.slots import with_captured
 from maskc.ir.decompose import decompose
 from maskc.ir.types import Band, Columns, Lattice, MaskIR, Piece, PieceKind, Rows, Segments, Table
 from maskc.layout import Chosen, bind_ranked
-from tests.property.strategies import data_for, lengths, masks
+from maskc.testing.strategies import data_for, lengths, masks
 from tests.support.thorough import examples
 
 SLOW = settings(

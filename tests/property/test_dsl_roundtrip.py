@@ -13,7 +13,7 @@ from maskc.core import expr as E
 from maskc.core.expr_text import parse_expr, to_python
 from maskc.reference.dense import dense
 from maskc.reference.formula import condition
-from tests.property.strategies import (
+from maskc.testing.strategies import (
     HEADS,
     NAMESPACE,
     condition_texts,

@@ -14,8 +14,8 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.runtime import FallbackWarning
+from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
 from tests.property.test_cpu_kernels import SIZES
 from tests.support.cpu_harness import NUMPY, DType
 from tests.support.entmax_oracle import Problem

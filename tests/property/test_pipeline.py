@@ -25,7 +25,7 @@ from maskc.layout import bind_arrays, build, held_arrays, split_call_data
 from maskc.plan.ranges import RowRange, TileRange, row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.reference.dense import dense as reference
-from tests.property.strategies import HEADS, data_for, lengths, masks, tiles
+from maskc.testing.strategies import HEADS, data_for, lengths, masks, tiles
 from tests.support.thorough import examples
 
 SLOW = settings(

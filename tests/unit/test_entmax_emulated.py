@@ -7,7 +7,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import TargetNotBuilt
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 

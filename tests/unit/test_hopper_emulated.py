@@ -27,7 +27,7 @@ from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
     live_pairs,

@@ -18,7 +18,7 @@ from tests.support.ledger import build
 
 torch = pytest.importorskip("torch")
 
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.chosen_keys import (  # noqa: E402
     BOTH,
     PASSES,
