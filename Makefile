@@ -5,11 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # PyTorch only where it is already cheap to have: tests that compare with it skip themselves without.
 STAMP := $(VENV)/.installed
-# What needs no GPU; to load the others takes seconds in every process.
+# What needs no GPU; to load the others takes seconds in every process. Neighbours stay together where
+# work is divided: what one test has planned is there for the next.
 HOST := --ignore tests/gpu
 # Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
-THOROUGH := $$(grep -rlE 'support.(thorough|cpu_harness)' tests/unit tests/property)
+THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness' tests/unit tests/property)
 
 .PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
@@ -27,7 +28,7 @@ demo: $(STAMP)
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)
 	@echo "About 6,000 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
-	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto -rs)
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
 
 # While editing: messages, the house rules, the language, sets, layouts and plans.
 fast: $(STAMP)

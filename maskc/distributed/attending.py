@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import MixedLibraries, NotShared
+from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Rows, bring, give_back
 from maskc.distributed.groups import Ranks, agree, ranks_of
 
@@ -168,11 +169,11 @@ class Step:
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         buffer = k.new_empty((work.size, rows.width)) if work.size else None
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
-        out, lse = _empty(q, v)
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
+        results = _Results(q, v)
         for call in work.calls:
             if call.own:
-                self._run(call, q, k, v, heads, out, lse)
+                self._run(call, q, k, v, heads, results)
         if buffer is not None:
             self._fill(rows, k, v, buffer)
         if messages is not None:
@@ -181,8 +182,8 @@ class Step:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
                 if not call.own:
-                    self._run(call, q, keys, values, heads, out, lse)
-        return out, lse, buffer
+                    self._run(call, q, keys, values, heads, results)
+        return results.out, results.lse, buffer
 
     def _fill(self, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
         """What of the buffer is the rank's own, and zeros where nobody looks."""
@@ -195,17 +196,17 @@ class Step:
             buffer[start:stop].zero_()
 
     def _run(
-        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], out: Any, lse: Any
+        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results
     ) -> None:
         """One call, whose rows of the results it writes."""
         own, keys = _part(call)
-        attn = self.kernel(call, q, v)
-        part = attn.launch(
-            q[:, :, own], k[:, :, keys], v[:, :, keys], return_lse=True, data=call.local.data,
-            **heads, **self.options,
+        attn, queries = self.kernel(call, q, v), q[:, :, own]
+        into = results.place(queries, own)
+        out, lse = attn.launch(
+            queries, k[:, :, keys], v[:, :, keys], return_lse=True, data=call.local.data,
+            into=into, **heads, **self.options,
         )  # fmt: skip
-        out[:, :, own] = part[0]
-        lse[:, :, own] = part[1]
+        results.put(own, out, lse, into is not None)
 
     # -------------------------------------------------------------- backward
 
@@ -217,30 +218,33 @@ class Step:
         travels under the others."""
         import torch
 
+        if dout is None and dlse is None:
+            return None, None, None, None, None
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
         heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in (slopes, sinks)]
         saved = q, out, lse, dout, dlse, slopes, sinks
-        messages, back = None, []
+        dq = torch.empty_like(q)
+        of_buffer = _Sums(work.size)
         if buffer is not None:
-            returned = torch.zeros_like(buffer)
-            to_keys, to_values = rows.keys(returned), rows.values(returned)
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
                 if not call.own:
-                    self._run_back(call, keys, values, saved, dq, to_keys, to_values, heads)
+                    self._run_back(call, keys, values, saved, dq, of_buffer, heads)
+        messages, back = None, []
         if self.travels:
-            source = returned if buffer is not None else k.new_empty((0, rows.width))
-            messages, back = give_back(work, self.ranks, rows, source)
+            parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
+            messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)
+        of_own = _Sums(work.tokens)
         for call in work.calls:
             if call.own:
-                self._run_back(call, k, v, saved, dq, dk, dv, heads)
+                self._run_back(call, k, v, saved, dq, of_own, heads)
+        dk, dv = of_own.whole(k, v)
         for each in work.copies:
-            part, own = slice(each.place, each.place + each.count), slice(
-                each.source, each.source + each.count)  # fmt: skip
-            dk[:, :, own] += to_keys[:, :, part]
-            dv[:, :, own] += to_values[:, :, part]
+            own = slice(each.source, each.source + each.count)
+            part = slice(each.place - of_buffer.first, each.place - of_buffer.first + each.count)
+            for total, more in zip((dk, dv), of_buffer.parts, strict=True):
+                total[:, :, own] += more[:, :, part]
         if messages is not None:
             messages.wait()
         for sent, came in zip(work.sends, back, strict=True):  # in the order of the ranks
@@ -250,7 +254,7 @@ class Step:
         return dq, dk, dv, *heads
 
     def _run_back(
-        self, call: Call, k: Any, v: Any, saved: tuple[Any, ...], dq: Any, dk: Any, dv: Any,
+        self, call: Call, k: Any, v: Any, saved: tuple[Any, ...], dq: Any, sums: _Sums,
         heads: list[Any],
     ) -> None:  # fmt: skip
         """The gradients of one call, added to those of its rows and keys."""
@@ -263,23 +267,123 @@ class Step:
         attn = self.kernel(call, q, v)
         exact = self.deterministic or torch.are_deterministic_algorithms_enabled()
         of_q, of_k, of_lse = q[:, :, own], k[:, :, keys], lse[:, :, own].contiguous()
+        of_dq = dq[:, :, own]
+        into = of_dq if dlse is None and _lies(of_dq, of_q) else None
 
         def run(v: Any, out: Any, dout: Any) -> Any:
-            return attn.backward(
+            return attn.launch_backward(
                 of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
-                deterministic=exact, **self.options, **call.local.data,
+                deterministic=exact, data=call.local.data, into=into, **self.options,
             )  # fmt: skip
 
         parts = (None if x is None else x[:, :, own] for x in (dout, dlse))
         found = gradients(run, v[:, :, keys], out[:, :, own], of_lse, slopes, sinks, *parts)
-        if found[0] is None:
-            return
-        dq[:, :, own] = found[0]
-        dk[:, :, keys] += found[1]
-        dv[:, :, keys] += found[2]
+        if into is None:
+            of_dq.copy_(found[0])
+        sums.add(call.key, found[1], found[2])
         for number, more in enumerate(found[3:]):
             if more is not None:
                 heads[number] += more
+
+
+class _Results:
+    """out and lse of a rank's rows: those of one call, or put together."""
+
+    def __init__(self, q: Any, v: Any) -> None:
+        self._q, self._v = q, v
+        self.tokens = q.shape[2]
+        self._made: tuple[Any, Any] | None = None
+
+    @property
+    def _all(self) -> tuple[Any, Any]:
+        if self._made is None:
+            self._made = _empty(self._q, self._v)
+        return self._made
+
+    @property
+    def out(self) -> Any:
+        """[B, Hq, tokens, Dv]."""
+        return self._all[0]
+
+    @property
+    def lse(self) -> Any:
+        """fp32 [B, Hq, tokens]."""
+        return self._all[1]
+
+    def _whole(self, own: slice) -> bool:
+        return (own.start, own.stop) == (0, self.tokens)
+
+    def place(self, queries: Any, own: slice) -> Any:
+        """Where some rows of out may be written at once; None where they lie otherwise."""
+        part = None if self._whole(own) else self.out[:, :, own]
+        return part if part is not None and _lies(part, queries) else None
+
+    def put(self, own: slice, out: Any, lse: Any, written: bool) -> None:
+        """Take some rows."""
+        if self._whole(own):
+            self._made = out, lse
+            return
+        if not written:
+            self.out[:, :, own] = out
+        self.lse[:, :, own] = lse
+
+
+class _Sums:
+    """Gradients of keys and values, from calls that see some of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.first = size, 0
+        self.dk: Any = None
+        self.dv: Any = None
+
+    @property
+    def parts(self) -> tuple[Any, Any]:
+        """Gradients of the tokens from `first` on."""
+        return self.dk, self.dv
+
+    def add(self, key: int, dk: Any, dv: Any) -> None:
+        """Add those of the tokens from `key` on."""
+        if self.dk is None:
+            self.first, self.dk, self.dv = key, dk, dv
+            return
+        if self.first or self.dk.shape[2] != self.size:  # a second call: room for all tokens
+            before = self.first, self.dk, self.dv
+            self.first = 0
+            self.dk, self.dv = (_zeros(x, self.size) for x in (dk, dv))
+            self._add(*before)
+        self._add(key, dk, dv)
+
+    def _add(self, key: int, dk: Any, dv: Any) -> None:
+        part = slice(key, key + dk.shape[2])
+        self.dk[:, :, part] += dk
+        self.dv[:, :, part] += dv
+
+    def whole(self, k: Any, v: Any) -> tuple[Any, Any]:
+        """Gradients of all tokens; zero where no call saw them."""
+        import torch
+
+        if self.dk is None:
+            return torch.zeros_like(k), torch.zeros_like(v)
+        if self.dk.shape[2] != self.size:
+            self.add(0, self.dk[:, :, :0], self.dv[:, :, :0])
+        return self.dk, self.dv
+
+
+def _zeros(x: Any, tokens: int) -> Any:
+    """Zeros for so many tokens, in the order of x [B, H, N, D]."""
+    batch, heads, _, dim = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_zeros((batch, tokens, heads, dim)).transpose(1, 2)
+    return x.new_zeros((batch, heads, tokens, dim))
+
+
+def _lies(part: Any, like: Any) -> bool:
+    """Whether rows of a result lie as a result of their own would, that goes with `like`."""
+    _, heads, tokens, _ = like.shape
+    swapped = heads > 1 and tokens > 1 and like.stride(1) < like.stride(2)
+    wanted = out_strides(tuple(part.shape), swapped)
+    steps = zip(part.shape, part.stride(), wanted, strict=True)
+    return all(size == 1 or step == want for size, step, want in steps)
 
 
 def _part(call: Call) -> tuple[slice, slice]:

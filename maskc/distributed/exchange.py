@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
@@ -80,11 +80,9 @@ class Exchange:
             try:
                 work.wait()
             except RuntimeError as error:
-                peer = self._peers[number] if len(self._work) == len(self._peers) else "others"
-                count = len(self._work)
-                raise RankLost(
-                    peer, number, count, str(error).split("\n")[0], at="group"
-                ) from error
+                count, why = len(self._work), str(error).split("\n")[0]
+                peer = self._peers[number] if count == len(self._peers) else "others"
+                raise RankLost(peer, number, count, why, at="group") from error
         self._work, self._ops, self._kept = [], [], []
 
 
@@ -108,18 +106,20 @@ def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> 
     return found
 
 
-def give_back(work: Work, ranks: Ranks, rows: Rows, gradients: Any) -> tuple[Exchange, list[Any]]:
+def give_back(
+    work: Work, ranks: Ranks, rows: Rows, dk: Any, dv: Any, first: int
+) -> tuple[Exchange, list[Any]]:
     """Start to return the gradients of what came; (messages, what comes back for each sent one).
 
     Args:
-        gradients: [buffer tokens, width] of keys and values.
+        dk, dv: gradients of the buffer's keys and values, from token `first` of it on.
     """
     found = Exchange(ranks)
     back = []
     for each in work.sends:
-        back.append(gradients.new_empty((each.count, rows.width)))
+        back.append(dk.new_empty((each.count, rows.width)))
         found.receive(back[-1], each.peer)
     for each in work.receives:
-        found.send(gradients[each.place : each.place + each.count], each.peer)
+        found.send(packed(rows, dk, dv, replace(each, place=each.place - first)), each.peer)
     found.start()
     return found, back

@@ -1,8 +1,8 @@
-"""A mask as one rank sees it: over some of the queries, and over keys that lie packed in a buffer.
+"""A mask as one rank sees it: over some of the queries, and over keys that lie in a buffer.
 
-The formula of the mask speaks of the sequence's q and k. On a rank, query i is q = i + q0, and key j
-of a buffer is k = j + k0, with one k0 for each stretch of keys. So the formula is the same one with
-sums in place of q and k: numbers of a call where that leaves the kernel as it is.
+The formula of the mask speaks of the sequence's q and k. On a rank, query i is q = i + q0, and key
+j of a buffer is k = j + k0, with one k0 for each stretch of keys. So the formula is the same one
+with sums in place of q and k: numbers of a call where that leaves the kernel as it is.
 """
 
 from __future__ import annotations

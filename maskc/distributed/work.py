@@ -8,6 +8,7 @@ rank's own keys lie in the order of the sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -167,7 +168,7 @@ def _stretches(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[Stretch]:
             merged.append([start, stop])
     total = sum(stop - start for start, stop in merged)
     while len(merged) > 1:
-        gaps = [after[0] - before[1] for before, after in zip(merged, merged[1:], strict=False)]
+        gaps = [after[0] - before[1] for before, after in pairwise(merged)]
         least = min(gaps)
         if len(merged) <= _MOST_STRETCHES and least > total // 2:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, overload
 
 from maskc.build import BuildReport
@@ -191,7 +192,7 @@ class CompiledMask:
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        data: Mapping[str, Any] = _NOTHING,
+        data: Mapping[str, Any] = _NOTHING, into: Any = None,
     ) -> Any:  # fmt: skip
         """The forward pass alone, which torch neither sees nor records.
 
@@ -199,6 +200,7 @@ class CompiledMask:
 
         Args:
             data: the mask's data and parameters by name.
+            into: a torch tensor that out is written to, of the strides that it would have.
         """
         names: tuple[str, ...] = _QKV
         given = [q, k, v]
@@ -212,7 +214,7 @@ class CompiledMask:
         plan, lib, places = self._begin(options, given, data)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
-        out, place = lib.empty(q, outputs[0])
+        out, place = lib.empty(q, outputs[0]) if into is None else (into, into.data_ptr())
         lse, unread = None, sent.lse
         if return_lse or not unread:
             lse, unread = lib.empty(q, outputs[1])
@@ -274,6 +276,23 @@ class CompiledMask:
             TooFewMultiprocessors: a deterministic pass would never end on this stream (MC410).
             MaskcError: as in the call.
         """
+        return self.launch_backward(
+            q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
+            deterministic, nan_safe, data,
+        )  # fmt: skip
+
+    def launch_backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, deterministic: bool = False,
+        nan_safe: bool = False, data: Mapping[str, Any] = _NOTHING, into: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The backward pass; arguments, results and errors are those of `backward`.
+
+        Args:
+            data: the mask's data and parameters by name.
+            into: a torch tensor that dq is written to, of the strides that it would have.
+        """
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
@@ -288,7 +307,11 @@ class CompiledMask:
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
-        made = [zeros(lib, q, x) if plan.kernel is None else lib.empty(q, x) for x in tensors]
+        make = partial(zeros, lib) if plan.kernel is None else lib.empty
+        made = [] if into is None else [(into, into.data_ptr())]
+        if made and plan.kernel is None:
+            lib.clear(into)
+        made += [make(q, x) for x in tensors[len(made) :]]
         delta, space = lib.empty(q, workspace)
         written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
         for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):

@@ -7,10 +7,15 @@ from importlib.util import find_spec
 from maskc.build.toolchain import gpus
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Problem
-from maskc.core.target import Target
+from maskc.core.target import TARGETS, Target
 
-CUDA = ("sm_90a", "sm_80", "simt")
-"""CUDA targets in order of preference."""
+CUDA = tuple(
+    sorted(
+        (target.name for target in TARGETS.values() if target.language == "cuda"),
+        key=lambda name: -TARGETS[name].capability,
+    )
+)
+"""CUDA targets in order of preference: the newest card's first."""
 
 
 def runs(target: Target, index: int) -> bool:

@@ -63,7 +63,7 @@ def _main(
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=600),
         )  # fmt: skip
         module, _, name = place.partition(":")
         result = getattr(importlib.import_module(module), name)(rank, size, *args)

@@ -7,6 +7,9 @@ that the package gives its compiler.
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 VARIABLE = "MASKC_THOROUGH"
 """The environment variable that `--thorough` sets, before tests are imported."""
@@ -20,3 +23,9 @@ own, compile with -O3 always."""
 def examples(count: int) -> int:
     """Of a property: `count` where a run is thorough, else a quarter of them, but five at least."""
     return count if THOROUGH else min(count, max(5, count // 4))
+
+
+def more(*values: Any) -> Any:
+    """A parameter that only `make matrix` tries: others reach every branch of the text that it
+    runs, which differs from theirs in constants."""
+    return pytest.param(*values, marks=pytest.mark.matrix)

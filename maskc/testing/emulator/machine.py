@@ -40,7 +40,8 @@ def _machine_text() -> str:
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    """The machine itself: one for all sources, which find its functions once it is loaded."""
+    """The machine itself: one for all sources, which find its functions once it is loaded. It keeps
+    the stacks of its threads, some 14 MB: of a machine in every library, a run would keep GB."""
     command = ["g++", *FLAGS, "-O3", "-march=native", "-shared", str(HERE / "runtime.cpp")]
     return ctypes.CDLL(str(built(_machine_text(), ".so", command)), mode=ctypes.RTLD_GLOBAL)
 

@@ -176,12 +176,19 @@ void begin() {
     leave();
 }
 
+// Its lowest page is nobody's: a thread that needs more than there is stops there.
+unsigned char *new_stack() {
+    void *const made = mmap(nullptr, STACK, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED || mprotect(made, 4096, PROT_NONE))
+        fprintf(stderr, "the emulator has no memory for another thread\n"), abort();
+    return (unsigned char *)made;
+}
+
 Fiber *new_fiber(Block *block, unsigned thread) {
     auto *f = new Fiber;
     f->block = block, f->thread = thread;
-    if (stacks.empty())
-        stacks.push_back((unsigned char *)mmap(nullptr, STACK, PROT_READ | PROT_WRITE,
-                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (stacks.empty()) stacks.push_back(new_stack());
     f->stack = stacks.back();
     stacks.pop_back();
     void **top = (void **)(f->stack + STACK - 72);  // as if begin had been called

@@ -15,7 +15,8 @@ FN void start(struct RowState &rows) {
 
 // A factor of sums. With nan_safe it never becomes zero, so that infinities outlive it.
 FN float not_zero(float factor) {
-    return WITH_NAN_SAFE ? fmaxf(factor, 0x1p-126f) : factor;
+    constexpr float LEAST = 0x1p-126f;
+    return WITH_NAN_SAFE && factor < LEAST ? LEAST : factor;
 }
 
 // Turns the logits of a tile into weights. Where they raise a row's peak, what was summed under the
