@@ -168,7 +168,10 @@ def _kernel(entry: Entry, asked: Asked) -> KernelTiles | None:
         if asked.targets:
             raise
         return None
-    return KernelTiles(plan.target.name, plan.tile)
+    boxes = [each.boxes for each in plan.also if each.boxes and each.direction is plan.direction]
+    also = [f"or boxes of {' x '.join(map(str, each.q))} queries" for each in boxes[:1]]
+    also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
+    return KernelTiles(plan.target.name, plan.tile, tuple(also))
 
 
 def _draw(pictures: list[Picture]) -> None:
@@ -217,5 +220,6 @@ def _plain(shown: Picture) -> dict[str, Any]:
         })  # fmt: skip
     return {
         "name": shown.name, "formula": shown.formula, "n_q": shown.n_q, "n_kv": shown.n_kv,
-        "range": [span.q0, span.q1, span.k0, span.k1], "kernel": shown.kernel, "panels": panels,
+        "range": [span.q0, span.q1, span.k0, span.k1], "kernel": shown.kernel,
+        "kernel_also": list(shown.also), "panels": panels,
     }  # fmt: skip

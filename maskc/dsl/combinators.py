@@ -50,21 +50,20 @@ class _Window:
     Other projects count differently; their conventions have names:
     `window.hf(W)`, `window.hf_bidirectional(W)`, `window.longformer(W)`, `window.jax(L, R)`,
     `window.flash(L, R)`, `window.gym(W)`.
+
+    Args:
+        left: keys before the query, which is not counted; None is unbounded.
+        right: keys behind it; None is unbounded.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        NegativeWidth: a side is below 0 (MC101).
+        NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
     """
 
     def __call__(self, left: Count | None, right: Count | None = 0, *, align: str = END) -> Mask:
-        """Make the mask.
-
-        Args:
-            left: keys before the query, which is not counted; None is unbounded.
-            right: keys behind it; None is unbounded.
-            align: "end", where the last query meets the last key, or "start", where the first ones
-                meet.
-
-        Raises:
-            NegativeWidth: a side is below 0 (MC101).
-            NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
-        """
+        """Make the mask; see above."""
         at = caller()
         sides = [
             None if side is None else checked.count("window", name, side, at)

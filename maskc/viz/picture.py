@@ -151,6 +151,8 @@ class Picture:
     panels: tuple[Panel, ...]
     kernel: str = ""
     """The target whose kernel has the tiles; '' where they are of no kernel."""
+    also: tuple[str, ...] = ()
+    """What else a call of that kernel may choose."""
 
     @property
     def whole(self) -> bool:
@@ -164,6 +166,8 @@ class KernelTiles:
 
     target: str
     tile: TileShape
+    also: tuple[str, ...] = ()
+    """What else a call may choose, in a few words each."""
 
 
 def suitable_tile(n_q: int, n_kv: int) -> TileShape:
@@ -239,8 +243,8 @@ def picture(
     if found.sequence is not None:
         notes = (*notes, f"sequence {found.sequence} of {found.sequences}")
     formula = f"{mask} ({', '.join(notes)})" if notes else str(mask)
-    target = kernel.target if kernel else ""
-    return Picture(name, formula, n_q, n_kv, window, *dims, kind, panels, target)
+    whose = (kernel.target, kernel.also) if kernel else ("", ())
+    return Picture(name, formula, n_q, n_kv, window, *dims, kind, panels, *whose)
 
 
 def numbers_of(

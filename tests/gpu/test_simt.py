@@ -13,7 +13,7 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-from tests.property.strategies import masks  # noqa: E402
+from maskc.testing.strategies import masks  # noqa: E402
 
 from maskc.verify.samples import sample_data  # noqa: E402
 from tests.support import exact_entmax  # noqa: E402

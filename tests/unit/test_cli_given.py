@@ -177,12 +177,10 @@ def test_what_was_meant(here: Path, written: str, ours: str):
     ("mc.window(4, stride=2)",
      "window() got an unexpected keyword argument 'stride'; it takes left, right, align"),
     ("mc.full(n=2)", "full() got an unexpected keyword argument 'n'; it takes no arguments"),
-    ("sorted([1], down=True)", "sort() got an unexpected keyword argument 'down'"),
     ("mine(x=2)", "mine() got an unexpected keyword argument 'x'"),
-    ("mc.causal() + 1", "unsupported operand type(s) for +: 'Causal' and 'int'"),
 ])  # fmt: skip
 def test_what_a_combinator_takes(here: Path, written: str, said: str):
     Path("m.py").write_text(f"import maskc as mc\ndef mine(): ...\nm = {written}\n")
     found = maskc("compile", "m.py", code=1).stderr.splitlines()[0]
-    assert found.startswith("MC")
-    assert found.endswith(said) or "MC201" not in found
+    assert found.startswith("MC201 m.py:3:5  ")
+    assert found.endswith(said)

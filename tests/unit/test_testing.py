@@ -84,9 +84,6 @@ def test_hopper_is_emulated_where_there_is_none():
     done = examine("mask", mc.causal() & mc.window(20), Wanted(examples=6, **HOPPER))
     assert (done.right(), done.where) == (6, "sm_90a in the emulator")
     assert not machine.installed
-    assert all(
-        u.target in ("sm_90a", "sm_80") for u in done.subject.kernels["bfloat16"].bundle.units
-    )
 
 
 def test_what_the_emulator_needs(monkeypatch: pytest.MonkeyPatch):
