@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-import maskc as mc
 from maskc import patterns
-from maskc.core.data import ranking_of
+from maskc.core.errors import MaskcError
 from maskc.core.svg import panel
-from maskc.ir.heads import differs_by_head
+from maskc.dsl.mask import Mask
 from maskc.verify.samples import sample_data
 from maskc.viz.notebook import heads_of
 from maskc.viz.picture import picture
 
 PAGE = Path(__file__).with_name("patterns.md")
-LENGTHS = (4096, 65_536)
+LENGTH = 4096
+"""Of the price."""
 TOKENS = 256
 """Of a picture."""
 
 HEAD = """\
 # Patterns
 
-The library of published masks: each is a file of a screen or less, with its paper and its definition.
-`mc.patterns.longformer(window=128)` makes the mask in Python, `maskc visualize longformer` draws it, and
-`maskc explain longformer` says what it costs on a machine. A pattern of your own begins with `maskc init`.
+The library of published masks: each is a file of a screen or less, with its paper and definition.
+`mc.patterns.longformer(window=128)` makes the mask in Python, `maskc visualize longformer` draws
+it, and `maskc explain longformer` says what it costs on a machine. A pattern of your own begins
+with `maskc init`.
 
-The price is the number of keys that a query reads, on average, with the parameters as they are: exact
-counts, not samples. A mask whose price grows with the length costs time that grows with its square.
+The price is the number of keys that a query reads at 4,096 tokens, on average, with the parameters
+as they are: an exact count, not a sample. Where the data of a call decide, there is no number.
+
+| pattern | what it is | paper | keys a query |
+|---|---|---|---:|
 """
 
 SMALL = {
@@ -54,3 +56,46 @@ SMALL = {
     "tri_shape": {"n_sinks": 8, "window": 40, "last": 24},
 }
 """Parameters of pictures: the papers' sizes would fill 256 tokens."""
+
+
+def price(mask: Mask) -> str:
+    """Keys that a query reads on average."""
+    heads = heads_of(mask)
+    try:
+        pairs = mask.count(LENGTH, n_heads=heads)
+    except MaskcError:
+        return "by the data"
+    return f"{pairs / LENGTH / (heads or 1):,.0f}"
+
+
+def row(name: str) -> str:
+    """A line of the table."""
+    about = patterns.about(name)
+    link = f"[`{name}`](../patterns/{name}.py)"
+    return f"| {link} | {about.title} | {about.paper} | {price(getattr(patterns, name)())} |\n"
+
+
+def page() -> str:
+    """The text of docs/patterns.md."""
+    return HEAD + "".join(map(row, patterns.names()))
+
+
+def drawings() -> str:
+    """A picture of every pattern as HTML: what the site shows below the table."""
+    shown = []
+    for name in patterns.names():
+        mask = getattr(patterns, name)(**SMALL.get(name, {}))
+        try:
+            drawn = picture(
+                mask, TOKENS, n_heads=heads_of(mask), data=sample_data(mask, TOKENS)
+            ).panels[0]
+        except MaskcError:  # its sizes fit no 256 tokens
+            continue
+        cells = drawn.raster.fit(TOKENS // 2, TOKENS // 2)
+        shown.append(f"<figure>{panel(cells.classes, cells.share, 1)}"
+                     f"<figcaption><code>{name}</code></figcaption></figure>")  # fmt: skip
+    return f'<div class="gallery">{"".join(shown)}</div>'
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -8,7 +8,7 @@ from maskc.integrations import transformers as hf
 
 def main() -> None:
     hf.register()
-    # A tiny one; real weights: AutoModelForCausalLM.from_pretrained(name, attn_implementation="maskc")
+    # A tiny model; real weights come with from_pretrained(name, attn_implementation="maskc").
     config = GptOssConfig(
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, head_dim=16,
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, sliding_window=8,
