@@ -17,6 +17,8 @@ LENGTH = 4096
 """Of the price."""
 TOKENS = 256
 """Of a picture."""
+CELLS = 64
+"""Across a picture: the page holds many."""
 
 HEAD = """\
 # Patterns
@@ -91,7 +93,7 @@ def drawings() -> str:
             ).panels[0]
         except MaskcError:  # its sizes fit no 256 tokens
             continue
-        cells = drawn.raster.fit(TOKENS // 2, TOKENS // 2)
+        cells = drawn.raster.fit(CELLS, CELLS)
         shown.append(f"<figure>{panel(cells.classes, cells.share, 1)}"
                      f"<figcaption><code>{name}</code></figcaption></figure>")  # fmt: skip
     return f'<div class="gallery">{"".join(shown)}</div>'
