@@ -146,6 +146,25 @@ def test_every_code_of_a_page_exists() -> None:
         assert set(re.findall(r"\bMC\d{3}\b", page.read_text())) <= known, page.name
 
 
+# ---------------------------------------------------------------- patterns
+
+
+def test_the_gallery_lists_every_pattern_with_its_paper_and_price() -> None:
+    from maskc import patterns
+
+    written = runpy.run_path(str(ROOT / "docs" / "pattern_index.py"))
+    page = (ROOT / "docs" / "patterns.md").read_text()
+    assert page.startswith(written["HEAD"]), "run `python docs/pattern_index.py`"
+    rows = page.removeprefix(written["HEAD"]).splitlines(keepends=True)
+    about = [patterns.about(name) for name in patterns.names()]
+    assert len(rows) == len(about)
+    for line, each in zip(rows, about, strict=True):
+        link = f"[`{each.name}`](../patterns/{each.name}.py)"
+        assert line.startswith(f"| {link} | {each.title} | {each.paper} | "), each.name
+    for name in ("causal", "documents", "longformer", "swin", "topk_attention"):
+        assert written["row"](name) in rows, name
+
+
 # ---------------------------------------------------------------- links
 
 
