@@ -34,7 +34,7 @@ READ = """() => {
 }"""
 VIEW = """([q, k, scale]) => {
   const { map } = maskcExplorer;
-  map.wantsFit = false;
+  map.fitted = false;
   map.view = { q, k, scale };
   for (let i = 0; i < 400; i++) { map.draw(); if (map.complete) break; }
   return map.complete;
