@@ -22,8 +22,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
-SLOW = ("bench",)
-"""Commands that pages show and this test leaves out, because they time things."""
+SLOW = ("bench", "explore")
+"""Commands that pages show and this test leaves out: they time things, or serve until Ctrl-C."""
 
 
 class Block(NamedTuple):

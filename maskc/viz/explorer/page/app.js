@@ -43,7 +43,7 @@ export class Explorer {
     else this.#readPermalink();
     this.changed();
     this.map.resized();
-    if (this.wantedView) this.map.setView(this.wantedView);
+    if (this.wantedView && !this.before?.fitted) this.map.setView(this.wantedView);
     else this.map.fit();
     if (this.wantedCursor) this.map.point(this.wantedCursor.q, this.wantedCursor.k);
   }
@@ -350,7 +350,7 @@ export class Explorer {
   /** Another model in the place of this one; what was moved stays where it is. */
   async #replaced(settings, other = this.model.other?.expression ?? this.model.with) {
     const model = await this.ask({ settings, other, n_q: this.state.n_q, n_kv: this.state.n_kv });
-    const before = { state: this.state, view: { ...this.map.view }, cursor: this.map.cursor, pinned: this.map.pinned };
+    const before = { state: this.state, view: { ...this.map.view }, cursor: this.map.cursor, pinned: this.map.pinned, fitted: this.map.fitted };
     const compares = model.other && !this.model.other && !this.model.pending;
     Object.assign(this, { settings, model, shader: undefined, before });
     this.root.replaceChildren();

@@ -94,13 +94,15 @@ export class Price {
     for (const { name, label } of explorer.parameters) {
       rows.push(slider(label, "", () => explorer.state.params[name], (value) => explorer.setParam(name, value), 0, LARGEST, ""));
     }
-    for (const [name, value] of model.stuck ?? []) {
-      const movable = explorer.rebuild && Number.isInteger(value);
+    const words = (model.stuck ?? []).filter(([, value]) => !Number.isInteger(value));
+    for (const [name, value] of (model.stuck ?? []).filter(([, own]) => Number.isInteger(own))) {
+      const movable = explorer.rebuild !== null;
       rows.push(slider(name, "", () => value, (next) => explorer.rebuild({ [name]: next }), 0, LARGEST,
         movable ? "" : `${name} shapes the formula: \`maskc explore\` without -o moves it`, String(value)));
     }
     this.rows = rows;
     this.sliders.replaceChildren(...rows.map(({ element }) => element));
+    if (words.length) this.sliders.append(make("p", { class: "aside" }, `as written: ${words.map(([name, value]) => `${name} = ${value}`).join(", ")}`));
     if (fixed) this.sliders.append(make("p", { class: "aside" }, `N stays as it is: ${fixed}`));
   }
 
