@@ -150,6 +150,9 @@ def test_residue_classes(monkeypatch):
     for features in ({}, {name: FEATURES[name] for name in ("alibi_slopes", "sink_logits")}):
         judged(attn, made(150, 150, 16), live, **features)
         assert isinstance(attn._last[1], PartedPlan)
+    halves = simt(mask, 16, dtype=BF16)  # so few pairs that delta is summed over a part's own
+    judged(halves, made(88, 88, 16, dtype=BF16), live_pairs(mask, 88, 88, device="cpu"))
+    assert isinstance(halves._last[1], PartedPlan)
 
 
 @pytest.mark.parametrize("block", [1, 16])
