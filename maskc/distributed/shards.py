@@ -35,9 +35,7 @@ def shard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
     if x.shape[dim] != plan.n:
         what = f"x (dim {dim})"
         raise ShardLength(what, x.shape[dim], "all", plan.ranks, plan.n, plan.n, at="x")
-    parts = [
-        x.narrow(dim, start, stop - start) for start, stop in plan.layout.own.of(ranks.rank)
-    ]
+    parts = [x.narrow(dim, start, stop - start) for start, stop in plan.layout.own.of(ranks.rank)]
     if not parts:
         return x.narrow(dim, 0, 0)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
