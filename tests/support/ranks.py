@@ -12,10 +12,13 @@ from datetime import timedelta
 from typing import Any
 
 
-def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) -> list[Any]:
+def run(job: Callable[..., Any], size: int, *args: Any, seconds: float = 600) -> list[Any]:
     """Run `job(rank, size, *args)` in `size` processes with a gloo group.
 
     Processes are forks of one that has imported torch and maskc, so that starting many is cheap.
+
+    Args:
+        seconds: after which gloo gives up.
 
     Returns:
         What each rank returned; a rank that failed gives the text of its error, after "failed:".
@@ -31,7 +34,7 @@ def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) ->
     }
     place = f"{job.__module__}:{job.__qualname__}"
     processes = [
-        context.Process(target=_main, args=(place, rank, size, port, settings, queue, args))
+        context.Process(target=_main, args=(place, rank, size, port, settings, queue, seconds, args))
         for rank in range(size)
     ]
     for each in processes:
@@ -39,7 +42,7 @@ def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) ->
     found: list[Any] = [None] * size
     try:
         for _ in range(size):
-            rank, result = queue.get(timeout=timeout)
+            rank, result = queue.get(timeout=2 * seconds)
             found[rank] = result
     finally:
         for each in processes:
@@ -51,7 +54,7 @@ def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) ->
 
 
 def _main(
-    place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any,
+    place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any, seconds: float,
     args: tuple[Any, ...],
 ) -> None:  # fmt: skip
     os.environ.update(settings)
@@ -63,7 +66,7 @@ def _main(
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-            timeout=timedelta(seconds=600),
+            timeout=timedelta(seconds=seconds),
         )  # fmt: skip
         module, _, name = place.partition(":")
         result = getattr(importlib.import_module(module), name)(rank, size, *args)
