@@ -24,6 +24,9 @@ Arrays = Mapping[str, np.ndarray]
 _MOVED = 4
 """Passes over a listed row that moving it, and what belongs to it, takes as long as."""
 
+_THIN = 4
+"""Part of all tiles that a thin mask has at most."""
+
 
 def tokens_of(
     listed: Listed, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
@@ -62,6 +65,14 @@ class ListedTiles:
     recipe: LayoutRecipe
     tokens: np.ndarray
     """int32 [most], one sequence's."""
+
+
+def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) -> bool:
+    """Whether the mask without its lists has so few tiles that scattered tokens would multiply
+    them."""
+    layout = build(base, n_q, n_kv, params, {})
+    rows, columns = layout.shape
+    return _THIN * layout.nnz <= rows * columns
 
 
 def pays(

@@ -21,7 +21,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
-from maskc.dispatch.listed_split import ListedTiles, of_all, pays, tokens_of
+from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, pays, tokens_of
 from maskc.dispatch.options import CallOptions
 from maskc.dispatch.packing import packed
 from maskc.dispatch.selector import Arrays
@@ -200,10 +200,12 @@ class ListedParts:
 
     def _taken(self, found: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
-        always, as the others of the batch would decide too."""
-        if self._in_parts is not None or any(len(over.tokens) > 1 for over in found):
-            return self._in_parts is not False
+        as those of the mask without its lists do, for the others of the batch would decide too."""
+        if self._in_parts is not None:
+            return self._in_parts
         base = self._parts[0].bundle.variants[0].recipe(unit.tile)
+        if any(over.lists > 1 for over in found):
+            return is_thin(base, bound.params, sizes.n_q, sizes.n_kv)
         tiles = tuple(
             ListedTiles(
                 over.listed,
