@@ -203,6 +203,25 @@ SM80 = (
 )
 """What libraries have kernels of their own for."""
 
+SIMT = (
+    _plain("full_4k_d64", full, by_hand.full, 1, 16, 4096, 64),
+    _plain("causal_4k_d128", causal, by_hand.causal, 1, 16, 4096),
+    _plain("window1024_16k_d64", lambda: window.hf(1024), _W1024, 1, 8, 16384, 64),
+    _plain(
+        "streaming_16_64_4k_d64",
+        lambda: streaming(16, 64),
+        by_hand.streaming(16, 64),
+        1,
+        6,
+        4096,
+        64,
+    ),
+    _plain(
+        "blockdiag64_4k_d64", lambda: block_diagonal(64), by_hand.block_diagonal(64), 1, 6, 4096, 64
+    ),
+)
+"""What fp32 on CUDA cores is judged by, beside PyTorch's kernels for it."""
+
 DENSE = (
     *SM80[3:5],
     _plain("full_8k_d256", full, by_hand.full, 1, 16, 8192, 256),

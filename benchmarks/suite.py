@@ -18,6 +18,7 @@ from benchmarks.anchors import (
     ENTMAX,
     GLOBALS,
     SELECTIONS,
+    SIMT,
     SM80,
     Anchor,
 )
@@ -62,6 +63,9 @@ _ALL_GPU = ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4")
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
     "sm80": Suite(SM80, "sm_80", DType.bfloat16, ("maskc", "fa2", "cudnn", "flex")),
+    "simt": Suite(
+        SIMT, "simt", DType.float32, ("maskc", "math", "efficient", "dense", "sdpa_masked", "flex")
+    ),
     "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),

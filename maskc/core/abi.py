@@ -140,6 +140,60 @@ LISTED_FIELDS: tuple[Field, ...] = (
 """The arguments of kernels that make lists of tiles from documents. Of two values the first belongs
 to queries and tile rows, the second to keys and tile columns."""
 
+MAX_READINGS = 2 * MAX_ARRAYS
+"""The most ways in which tiles read a mask's arrays: each by queries and by keys."""
+
+DATA_LISTS_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "what the caller gave, by array", MAX_ARRAYS),
+    Field("array", "i32 *", "the same of 32 bits, as kernels read it", MAX_ARRAYS),
+    Field("kept_ptr", "const i32 *", "[tiles + 1]: lists of what the mask may be at most", 2),
+    Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
+    Field("mask_args", "const i32 *", "the formula's shape, its constants"),
+    Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, whether it is wrong"),
+    Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
+    Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
+    Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
+    Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
+    Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
+    Field("counter", "i32 *", "[2], to be cleared"),
+    Field("verdict", "i32 *", "whether anything given was wrong, or null"),
+    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("result", "i32 *", "what is spoilt where it was", 5),
+    Field("most", "i64", "tokens of a document", MAX_ARRAYS),
+    Field("result_words", "i64", "of four bytes", 5),
+    Field("source_batch", "i64", "elements from one sequence to the next, 0 if shared", MAX_ARRAYS),
+    Field("source_head", "i64", "the same of heads", MAX_ARRAYS),
+    Field("source_row", "i64", "the same of rows of a table", MAX_ARRAYS),
+    Field("source_step", "i64", "elements from one entry, or length, to the next", MAX_ARRAYS),
+    Field("array_batch", "i64", "as in struct Attention", MAX_ARRAYS),
+    Field("array_head", "i64", "likewise", MAX_ARRAYS),
+    Field("array_row", "i64", "likewise", MAX_ARRAYS),
+    Field("source_code", "i32", "of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64", MAX_ARRAYS),
+    Field("rule", "i32", "0 as it is, 1 boolean, 2 clipped to 0..n_kv, 3 cumulative", MAX_ARRAYS),
+    Field("ends", "i32", "cumulative lengths of a sequence", MAX_ARRAYS),
+    Field("batches", "i32", "sequences of the array, or 1", MAX_ARRAYS),
+    Field("heads_of", "i32", "heads of the array, or 1", MAX_ARRAYS),
+    Field("rows", "i32", "of a table, or 1", MAX_ARRAYS),
+    Field("columns", "i32", "entries of a row", MAX_ARRAYS),
+    Field("first_block", "i32", "of each reading; then how many there are", MAX_READINGS + 1),
+    Field("bit_words", "i32", "of a list", 2),
+    Field("room", "i32", "tiles for which a list has room", 2),
+    Field("n", "i32", "queries, and keys", 2),
+    Field("tile", "i32", "tokens of a tile", 2),
+    Field("tile_count", "i32", "tile rows, and tile columns", 2),
+    Field("lists", "i32", "of tiles: sequences with data of their own, times heads likewise"),
+    Field("heads", "i32", "lists of a sequence"),
+    Field("wide", "i32", "whether constants have two words"),
+    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
+    Field("owner_heads", "i32", "query heads from one owner to the next"),
+    Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
+    Field("group_owners", "i32", "of a list that share the cache"),
+    Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
+)  # fmt: skip
+"""The arguments of kernels that make lists of tiles from any data. Of two values the first belongs
+to queries and tile rows, the second to keys and tile columns."""
+
 MAX_SELECTIONS = 3
 """The most run-time selections of a mask that the device makes."""
 _EACH = MAX_SELECTIONS

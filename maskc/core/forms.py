@@ -20,6 +20,8 @@ LISTS = "gather_lists"
 """What makes the lists of gathered keys."""
 DOCUMENTS = "documents"
 """What makes the tile lists of documents on the device."""
+DATA = "data"
+"""What makes the tile lists of other data on the device."""
 SELECTIONS = "selections"
 """What chooses blocks of keys on the device."""
 

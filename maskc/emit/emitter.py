@@ -33,6 +33,7 @@ from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
+from maskc.emit.data_lists import data_lists_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
@@ -162,7 +163,7 @@ def _emit(plan: KernelPlan, name: str) -> Bundle:
         arrays=tuple(reads),
         data=data,
         params=tuple(sorted(found.items())),
-        units=(unit, *_lists_units(plan)),
+        units=(unit, *_lists_units(plan, tuple(reads))),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
@@ -191,8 +192,10 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
 
 
-def _lists_units(plan: KernelPlan) -> tuple[SourceUnit, ...]:
+def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
     """What makes lists on the device, where something does."""
+    if plan.data_lists:
+        return (data_lists_unit(plan, reads),)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:

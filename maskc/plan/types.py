@@ -127,6 +127,8 @@ class KernelPlan:
     or the family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
+    data_lists: bool = False
+    """Whether tile lists may be made on the device, from any data that are given there."""
     selecting: bool = False
     """Whether run-time selections, and the tile lists that follow, may be made there."""
     boxes: Boxes | None = None

@@ -14,6 +14,7 @@ from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
 from maskc.core.bundle import Bundle, PartBundle, SourceUnit
 from maskc.core.errors import NotAddressable
+from maskc.core.forms import DATA
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -36,6 +37,7 @@ from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists, Unlisted
+from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.documents import DocumentLists
 from maskc.runtime.device_lists.gathered import Gatherer
 from maskc.runtime.device_lists.topk import TopKLists
@@ -56,6 +58,14 @@ _REMEMBERED = 1024
 
 def _call(job: Callable[[], object]) -> None:
     job()
+
+
+def _made_by(bundle: Bundle, target: Target) -> Callable[[BuiltBundle, Binder], DeviceLists]:
+    """What makes the tile lists of a mask on the device."""
+    if bundle.selections:
+        return TopKLists
+    source = bundle.list_source(target.name)
+    return DataLists if source is not None and source.form == DATA else DocumentLists
 
 
 Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
@@ -80,8 +90,7 @@ class CallPlanner:
         self.chooser = BuiltBundle(chooser, target) if chooser is not None else None
         self.gatherer = Gatherer(self.whole) if self.whole.selector.gathers else None
         """Makes plans over single keys that are chosen on the device."""
-        made_by = TopKLists if bundle.selections else DocumentLists
-        self.lister: DeviceLists = made_by(self.whole, binder)
+        self.lister: DeviceLists = _made_by(bundle, target)(self.whole, binder)
         """Makes tile lists on the device."""
         self._on_host = TopKOnHost(bundle, target)
         self.listed = ListedParts(self.whole, self.parts, binder, in_parts)

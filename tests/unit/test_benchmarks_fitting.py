@@ -20,8 +20,8 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.testing.emulator import machine
 from maskc.verify.case import Case
-from tests.emulator import machine
 from tests.support.cli import benchmarks
 
 HOPPER = Target.named("sm_90a")

@@ -431,7 +431,7 @@ def test_arguments_beyond_everything_are_brought_near():
 @pytest.mark.parametrize("name", ["products", "sums"])
 def test_wide_sources_compile(name, target):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    from maskc.build import build
+    from tests.support.ledger import build
 
     problem = driver.problem(128, None, None, "bfloat16")
     bundle = driver.emit_bundle(

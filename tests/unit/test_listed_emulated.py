@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from maskc.core.errors import DataRange  # noqa: E402
 from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, tensors, vectors  # noqa: E402
 from tests.support.hopper import TARGET, check, half  # noqa: E402
 

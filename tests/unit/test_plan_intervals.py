@@ -16,7 +16,7 @@ from maskc.core.evaluate import evaluate
 from maskc.ir.lift import Lifted, lift
 from maskc.plan.intervals import MOST, Interval, intervals
 from maskc.plan.ranges import TileRange
-from tests.property.strategies import data_for, lengths, masks, parameters, plain_atoms
+from maskc.testing.strategies import data_for, lengths, masks, parameters, plain_atoms
 
 SIZES = [(0, 0), (1, 1), (1, 9), (9, 1), (0, 5), (5, 0), (7, 7), (24, 24), (13, 30), (30, 13)]
 

@@ -97,8 +97,9 @@ def test_hostile_names_are_text(monkeypatch: pytest.MonkeyPatch):
     html = page(evil, [evil], [(evil, "<svg/>")])
     assert "<script" not in html
     assert html.count("&lt;script&gt;") == 3
-    monkeypatch.setattr("maskc.viz.picture._formula", lambda *given: evil)
+    monkeypatch.setattr(type(MASK), "__str__", lambda mask: evil)
     assert "<script" not in MASK._repr_html_()
+    assert "&lt;script&gt;" in MASK._repr_html_()
 
 
 @pytest.mark.usefixtures("binaries")

@@ -59,22 +59,20 @@ OTHERWISE = {
 }
 
 
-def bits_of(
-    mask: mc.Mask, dim: int, direction: Direction, folder, packed: int = 1
-) -> HostBits:  # fmt: skip
+def bits_of(mask: mc.Mask, dim: int, direction: Direction, packed: int = 1) -> HostBits:
     problem = driver.problem(dim, None, HEADS, "bfloat16")
     bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, SM_90A))
     unit = bundle.unit("sm_90a", direction)
     assert unit is not None
-    return HostBits(bundle, unit, backward_schedule(problem).score_queries, folder, packed)
+    return HostBits(bundle, unit, backward_schedule(problem).score_queries, packed)
 
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("dim", [64, 128, 192, 256])
 @pytest.mark.parametrize("name", [*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE])
-def test_bits_are_the_mask(name, dim, direction, tmp_path):
+def test_bits_are_the_mask(name, dim, direction):
     mask = (BY_DISTANCE | MIXED | IN_RUNS | OTHERWISE)[name]
-    bits = bits_of(mask, dim, direction, tmp_path)
+    bits = bits_of(mask, dim, direction)
     for n_q, n_kv in SIZES:
         data = {}
         if "data" in name:
@@ -91,10 +89,10 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
 
 @pytest.mark.parametrize("heads", [2, 3, 8])
 @pytest.mark.parametrize("name", ["dilated", "blocks of queries", "intervals", "pairs"])
-def test_packed_heads_have_the_same_rows(name, heads, tmp_path):
+def test_packed_heads_have_the_same_rows(name, heads):
     """The queries of several heads, one head after another, are rows of one tile."""
     mask = (BY_DISTANCE | IN_RUNS | OTHERWISE)[name]
-    bits = bits_of(mask, 128, Direction.forward, tmp_path, packed=heads)
+    bits = bits_of(mask, 128, Direction.forward, packed=heads)
     for n_q, n_kv in ((1, 1), (1, 300), (5, 260), (16, 16), (16, 9)):
         want = np.tile(mask.dense(n_q, n_kv), (heads, 1))
         np.testing.assert_array_equal(bits.live(n_q, n_kv, 1)[0], want, str((n_q, n_kv)))

@@ -71,12 +71,12 @@ def in_boxes(bundle, direction: Direction):
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("dim", [64, 128, 192])
 @pytest.mark.parametrize("name", MASKS)
-def test_bits_are_the_mask(name, dim, direction, tmp_path):
+def test_bits_are_the_mask(name, dim, direction):
     mask, lengths = MASKS[name]
     plan = planned(mask, dim)
     bundle = driver.emit_bundle(plan)
     queries = backward_schedule(plan.problem).score_queries
-    bits = HostBits(bundle, in_boxes(bundle, direction), queries, tmp_path)
+    bits = HostBits(bundle, in_boxes(bundle, direction), queries)
     for n in lengths:
         want = np.broadcast_to(mask.dense(n, n_heads=HEADS), (HEADS, n, n))
         np.testing.assert_array_equal(bits.live(n, n, HEADS), want, str(n))

@@ -25,10 +25,11 @@ from maskc.core.expr_text import to_people
 from maskc.core.layout import MAX_LENGTH, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.source import SourceLoc
+from maskc.core.tile_bounds import Span
 from maskc.layout.tiles.bounds import Analyst, Boxes, whole_box
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.lists import sequence_arrays
-from maskc.layout.tiles.ranges import Bounds, Extremes
+from maskc.layout.tiles.ranges import Extremes
 
 Arrays = dict[str, np.ndarray]
 
@@ -130,12 +131,12 @@ class _Domain(Analyst):
         self._box = whole_box(n_q, n_kv)
         self._heads = heads
 
-    def bounds(self, expr: Expr, boxes: Boxes) -> Bounds:
-        if expr == E.H:
-            return np.asarray(0, np.int64), np.asarray(max(self._heads, 1) - 1, np.int64)
-        return super().bounds(expr, boxes)
+    def symbol(self, name: str, boxes: Boxes) -> Span:
+        if name == "h":
+            return Span(np.asarray(0, np.int64), np.asarray(max(self._heads, 1) - 1, np.int64))
+        return super().symbol(name, boxes)
 
-    def _values(self, name: str) -> Extremes:
+    def values(self, name: str) -> Extremes:
         array = self.arrays[name]
         ends = (array.min(), array.max()) if array.size else (0, 0)
         low, high = (np.asarray(end, np.int64) for end in ends)

@@ -1,0 +1,16 @@
+// Numbers in memory are float16.
+// Gives: Element, HALF, number_of, stored.
+
+typedef unsigned short Element;
+[[maybe_unused]] constexpr bool HALF = true;  // whether results are rounded when they are stored
+
+FN float number_of(Element x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+FN Element stored(float x) {
+    Element y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
