@@ -109,6 +109,8 @@ class ListedParts:
         self.on_device = bool(self._flags) and in_parts is not False
         """Whether the device may make the lists, from flags of which the mask promises how many
         there are."""
+        self.alignment = whole.target.alignment(whole.bundle.problem.dtype)
+        """Bytes to whose multiples rows are aligned."""
         self._binder = binder
         self._report = cache(host_word)  # of a device
         self._open: dict[int, BuiltBundle] = {}
@@ -262,6 +264,7 @@ class _Planning:
         if backward and "q" in self.over:
             self.hidden = Tensor(self._take(_SINGLE * self._count("lse")), self._strides("lse"))
         kernel = self.owner.mover(self.wanted.device[1])
+        unit = self.owner.alignment
         making = None
         if self.bound.given is not None and isinstance(kernel, CudaKernel):
             making = self.owner.making(
@@ -283,7 +286,7 @@ class _Planning:
             for side in self.over for name in _MADE[side, self.direction]
         ])  # fmt: skip
         made = tuple(
-            step if isinstance(step, Part) else moves(step, self.sizes, shared, kernel)
+            step if isinstance(step, Part) else moves(step, self.sizes, shared, kernel, unit)
             for step in steps
             if step
         )

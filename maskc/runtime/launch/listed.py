@@ -12,6 +12,7 @@ import ctypes
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ class Moves:
     moved: tuple[Moved, ...]
     sizes: Sizes
     unit: int
-    """Most bytes that are moved at once: 16 on a GPU, there rows are so aligned; an element's."""
+    """Bytes to whose multiples rows are aligned: most that are moved at once."""
     shared: tuple[bool, ...]
     """Of both lists: whether all sequences share them."""
     kernel: CudaKernel | None
@@ -125,7 +126,7 @@ class Moves:
         return bytes(block)
 
     def _unit(self, each: Moved) -> int:
-        return min(self.unit, each.bytes)
+        return max(each.element, gcd(self.unit, each.bytes))
 
     def run(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
         """Move all, or enqueue that.
@@ -403,11 +404,10 @@ def lists_plan(
 
 def moves(
     moved: Sequence[Moved], sizes: Sizes, shared: tuple[bool, ...],
-    kernel: CudaKernel | HostMoves,
+    kernel: CudaKernel | HostMoves, unit: int,
 ) -> tuple[Moves, bytes]:  # fmt: skip
-    """A launch, and its numbers."""
+    """A launch, and its numbers; rows are aligned to multiples of `unit` bytes."""
     on_device = isinstance(kernel, CudaKernel)
-    unit = 16 if on_device else max(each.element for each in moved)
     steps = steps_of(kernel, "move_rows") if isinstance(kernel, CudaKernel) else ()
     made = Moves(tuple(moved), sizes, unit, shared, kernel if on_device else None, steps)
     return made, made.numbers() if on_device else b""
