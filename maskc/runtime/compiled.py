@@ -350,11 +350,17 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
-        if self.held is not None:
-            sizes, _ = self._sound.sizes(given, kinds, places)
-            data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
         lister = self._planner.lister
-        if listed and lister.active:
+        listed = listed and lister.active
+        if self.held is not None:
+            sizes, device = self._sound.sizes(given, kinds, places)
+            if listed and lister.reads_captured:
+                bound = lister.bind({**data, HELD: self.held}, sizes, device)
+                if bound is not None:
+                    return bound
+                listed = False
+            data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
+        if listed:
             bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
             if bound is not None:
                 return bound

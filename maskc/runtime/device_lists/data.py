@@ -216,6 +216,8 @@ def strides_of(shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
 class DataLists:
     """Makes such plans for one bundle; safe to use from several threads."""
 
+    reads_captured = True
+
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder = built, binder
         bundle = built.bundle
