@@ -98,12 +98,16 @@ class Reader:
             return None
         if isinstance(held, Held) and not self._inside(held, found, keywords, sizes):
             return None
-        watched = Watched.of([
-            held.source_of(decl.name) if decl.held and isinstance(held, Held) else
-            keywords[decl.name]
-            for decl in self._decls
-        ])  # fmt: skip
+        watched = Watched.of(self.arrays(keywords))
         return Given(tuple(found[name] for name in self._arrays), watched)
+
+    def arrays(self, keywords: Mapping[str, Any]) -> list[Any]:
+        """What the caller gives, and the mask holds, declaration by declaration."""
+        held = keywords.get(HELD)
+        return [
+            held.source_of(decl.name) if decl.held and held is not None else keywords.get(decl.name)
+            for decl in self._decls
+        ]
 
     def _inside(
         self, held: Held, found: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
@@ -295,29 +299,52 @@ class Watched:
     """Arrays of a call, as long as they live: the same ones, which nobody has written into since,
     are told from all others. Torch counts what is written into its tensors."""
 
-    __slots__ = ("_arrays", "versions")
+    __slots__ = ("_arrays", "places", "versions")
 
-    def __init__(self, arrays: tuple[Any, ...], versions: tuple[int, ...]) -> None:
-        self._arrays, self.versions = arrays, versions
+    def __init__(
+        self, arrays: tuple[Any, ...], places: tuple[Any, ...], versions: tuple[int, ...]
+    ) -> None:
+        self._arrays, self.places, self.versions = arrays, places, versions
 
     @classmethod
     def of(cls, given: Sequence[Any]) -> Watched | None:
         """None where an array is of another library, or made where nothing is counted."""
-        arrays, versions = [], []
+        arrays, places, versions = [], [], []
         for one in leaves_of(tuple(given)):
             if one is None or type(one) is int:
                 arrays.append(one)
                 continue
-            version = LIBRARIES[type(one)].version(one)
+            library = LIBRARIES[type(one)]
+            version = library.version(one)
             if version is None:
                 return None
-            versions.append(version)
             arrays.append(weakref.ref(one))
-        return cls(tuple(arrays), tuple(versions))
+            places.append(library.read(one))
+            versions.append(version)
+        return cls(tuple(arrays), tuple(places), tuple(versions))
+
+    def again(self, given: Sequence[Any]) -> Watched | None:
+        """The same arrays, where they are still, as they are now; None where any is another one."""
+        places, versions, known = [], [], iter(self._arrays)
+        for one in leaves_of(tuple(given)):
+            mine = next(known, None)
+            if type(mine) is weakref.ref:
+                if mine() is not one:
+                    return None
+                library = LIBRARIES[type(one)]
+                places.append(library.read(one))
+                versions.append(library.version(one))
+            elif type(mine) is not type(one) or mine != one:
+                return None
+        if tuple(places) != self.places or next(known, self) is not self:
+            return None
+        if tuple(versions) == self.versions:
+            return self
+        return None if None in versions else Watched(self._arrays, self.places, tuple(versions))
 
     def same(self, other: Watched | None) -> bool:
         """Whether another call gave the same arrays, with the same content."""
-        if other is None or other.versions != self.versions:
+        if other is None or other.versions != self.versions or other.places != self.places:
             return False
         pairs = zip(self._arrays, other._arrays, strict=False)
         return len(self._arrays) == len(other._arrays) and all(
