@@ -159,9 +159,9 @@ class CompiledMask:
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
-            **data: the mask's data and parameters by name. Data are known by content: new data make
-                a new layout, on the host, which waits for a GPU; documents (Hopper) and chosen
-                blocks are exceptions.
+            **data: the mask's data and parameters by name. Data on the host are known by content:
+                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
+                made there while nothing waits; below Hopper the host reads them, which waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
