@@ -200,3 +200,32 @@ def test_few_queries_share_a_tile(hopper, n_q):
     assert attn.last_sources[-1].endswith("packed")
     live = mask.dense(n_q, N, **data)[:, None]
     torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+
+
+# ------------------------------------------------------------------ arrays that formulas captured
+
+
+def captured_masks(n, heads):
+    """mask_mods over tensors of a batch, as FlexAttention users write them."""
+    rng = np.random.default_rng(0)
+    doc = torch.tensor(np.sort(rng.integers(0, 4, (2, n)), axis=1))
+    lengths = torch.tensor([n // 3, n - 5])
+    table = torch.tensor(rng.random((2, heads, -(-n // 64), -(-n // 64))) < 0.5)
+    return {
+        "lengths": lambda b, h, q, k: (k < lengths[b]) & (doc[b, q] == doc[b, k]) & (k <= q),
+        "a table of every head": lambda b, h, q, k: table[b, h, q // 64, k // 64] & (k <= q),
+    }
+
+
+@pytest.mark.parametrize("name", ["lengths", "a table of every head"])
+def test_captured_arrays_are_read_where_they_are(hopper, name):
+    n, heads = 150, 2
+    mask_mod = captured_masks(n, heads)[name]
+    mask, given = mc.from_mask_mod(mask_mod), made(n, n, heads=heads, kv_heads=1)
+    attn = mask.compile(head_dim=64, target="sm_90a", n_heads=heads)
+    found = attn(*given[:3])
+    assert isinstance(attn._last[1], DataPlan)
+    place = [torch.arange(size) for size in (2, heads, n, n)]
+    live = mask_mod(*(x.reshape([-1] + [1] * (3 - i)) for i, x in enumerate(place)))
+    want = exact(*given[:3], live.numpy())
+    torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)

@@ -43,6 +43,8 @@ class DeviceLists(Protocol):
 
     active: bool
     """Whether the device can make the lists of this mask."""
+    reads_captured: bool
+    """Whether it reads arrays that formulas captured where they are."""
 
     def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
         """Parameters of a call, and what stays on the device; None where the host must read it."""

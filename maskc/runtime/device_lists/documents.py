@@ -184,6 +184,8 @@ class Making:
 class DocumentLists:
     """Makes such plans for one bundle; safe to use from several threads."""
 
+    reads_captured = False
+
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder = built, binder
         self._unit = built.bundle.list_source(built.target.name)
