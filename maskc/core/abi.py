@@ -252,6 +252,46 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 """The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
 entry for each selection. Of two values the first belongs to queries, the second to keys."""
 
+MOST_MOVED = 8
+"""The most tensors of which a launch moves rows."""
+_TENSORS = MOST_MOVED
+MOST_RESULTS = 5
+"""Of a pass: dq, dk, dv and two gradients per head."""
+
+MOVED_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "or null: every row is filled", _TENSORS),
+    Field("to", "void *", "rows of other memory", _TENSORS),
+    Field("tokens", "const i32 *", "[lists][listed], ascending; -1 behind the last one", _TENSORS),
+    Field("flags", "const void *", "[lists][n]: booleans or integers", 2),
+    Field("made", "i32 *", "[lists][room]: the lists", 2),
+    Field("result", "i32 *", "what is spoilt where a list has no room", MOST_RESULTS),
+    Field("verdict", "i32 *", "[both lists]: whether it has none"),
+    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("source_stride", "i64", "of each: units between batches, heads, rows", 3 * _TENSORS),
+    Field("to_stride", "i64", "likewise", 3 * _TENSORS),
+    Field("tokens_batch", "i64", "entries from one list to the next, 0 if all share theirs",
+          _TENSORS),
+    Field("way", "i32", "0: to row i from row tokens[i]; 1: back; 2: all rows, filled if listed",
+          _TENSORS),
+    Field("heads", "i32", "of each", _TENSORS),
+    Field("rows", "i32", "of a head that are moved", _TENSORS),
+    Field("listed", "i32", "entries of a list", _TENSORS),
+    Field("width", "i32", "units of a row", _TENSORS),
+    Field("unit", "i32", "bytes: 2, 4 or 16", _TENSORS),
+    Field("filling", "i32", "the word in rows that have no source", _TENSORS),
+    Field("flags_list", "i64", "elements from one sequence's flags to the next", 2),
+    Field("flags_step", "i64", "elements from one token's flag to the next", 2),
+    Field("result_words", "i64", "of four bytes", MOST_RESULTS),
+    Field("flag_bytes", "i32", "of an element: 1, 4 or 8", 2),
+    Field("n", "i32", "queries, and keys", 2),
+    Field("room", "i32", "tokens for which a list has room", 2),
+    Field("lists", "i32", "sequences with flags of their own, or 1; 0 without flags", 2),
+    Field("batch", "i32", "sequences"),
+    Field("count", "i32", "tensors"),
+)  # fmt: skip
+"""The arguments of kernels that list tokens and move their rows. Arrays have an entry per tensor;
+of two values the first belongs to queries, the second to keys."""
+
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,
 }  # fmt: skip

@@ -25,5 +25,8 @@ DATA = "data"
 SELECTIONS = "selections"
 """What chooses blocks of keys on the device."""
 
+MOVES = "moves"
+"""What packs the rows of listed tokens, and puts them back."""
+
 STEMS = {TINY: "mma16", CHOOSE: "choose", GATHER: "gather", WIDE: "gather"}
 """The first part of a template's name, by form; forms that are not named share the default's."""

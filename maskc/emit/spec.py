@@ -218,6 +218,20 @@ class ListsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MovesSpec:
+    """The source that moves rows of listed tokens: the same for all masks."""
+
+    threads: int
+    """Per block."""
+    banner: tuple[str, ...]
+    results: int = abi.MOST_RESULTS
+    """Of a pass, at most."""
+    fields: tuple[abi.Field, ...] = field(default=abi.MOVED_FIELDS)
+    arguments: str = "Moved"
+    """The argument block's name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """An array as lists read it, see templates/common/data_lists.cu.j2."""
 

@@ -8,7 +8,7 @@ import pytest
 import maskc as mc
 from maskc.runtime.device_lists.call import RememberedPlan
 from maskc.runtime.device_lists.data_launch import DataPlan
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
