@@ -249,6 +249,8 @@ def _held(call: _Call, given: Any) -> tuple[Source, ...]:
     if not isinstance(given, Held):
         raise _Unreadable
     rank, sizes = call.decl.rank, call.sizes
+    if not any(own[:2] == (call.decl.name, rank) for own in given.tables):
+        raise _Unreadable  # of more indices, which formulas read as two
     array = call.view(given.source_of(call.decl.name))
     front, own = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
     over, inner = array.strides[: len(front)], array.strides[len(front) :]
