@@ -186,7 +186,8 @@ def target_option(command: Command) -> Command:
 
     @click.option(
         "--target", "targets", multiple=True, metavar="T",
-        help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not given.",
+        help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
+        "given.",
     )  # fmt: skip
     @wraps(command)
     def wrapped(targets: tuple[str, ...], **rest: Any) -> Any:
