@@ -40,7 +40,9 @@ def main() -> None:
         for name in sys.argv[1:] or PAGES:
             words, link = PAGES[name]
             file = Path(folder) / f"{name}.html"
-            subprocess.run([sys.executable, "-m", "maskc", "explore", *words, "-o", file], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "maskc", "explore", *words, "-o", file], check=True
+            )
             page.goto("about:blank")
             page.goto(f"{file.as_uri()}#{link}")
             while not page.evaluate(READY):
