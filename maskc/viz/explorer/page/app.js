@@ -232,7 +232,8 @@ export class Explorer {
 
   #checked(live) {
     const { n_q, n_kv } = this.state, { mask } = this.model;
-    if (!this.#asBuilt() || n_q !== mask.n_q || n_kv !== mask.n_kv) return "Counted exactly, here in the page.";
+    const asked = this.#asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv;
+    if (!asked || this.set().live === null || Number.isNaN(live)) return "Counted exactly, here in the page.";
     const wanted = this.set().live;
     return live === wanted ? "Counted exactly; the compiler's own count is the same."
       : `The compiler counts ${count(wanted)}: please report that this page does not.`;
