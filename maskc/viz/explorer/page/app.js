@@ -212,6 +212,7 @@ export class Explorer {
       const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
       const found = {
         live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
+        note: price?.note ?? "",
         empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
       };
       if (price?.card) {
@@ -410,11 +411,11 @@ export class Explorer {
       tiles: [["full", "full"], ["partial", "partial"], ["empty", "empty"]],
       waste: [["full", "live"], ["waste", "run, but not live"], ["empty", "not run"]],
       difference: [["only-a", `only in ${model.name}`], ["only-b", `only in ${model.other?.name}`], ["both", "in both"], ["empty", "in none"]],
-    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), `${piece.kind}: ${piece.text}`]);
-    this.legendBox.replaceChildren(...entries.map(([color, label]) => {
+    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
+    this.legendBox.replaceChildren(...entries.map(([color, label, title]) => {
       const square = make("i");
       square.style.background = `rgb(${color.join(",")})`;
-      return make("span", {}, square, label);
+      return make("span", { title }, square, label);
     }));
   }
 
