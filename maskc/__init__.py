@@ -50,6 +50,7 @@ from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
 
 if TYPE_CHECKING:
+    from maskc import distributed as distributed
     from maskc import nn as nn
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
@@ -58,11 +59,11 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask, nn and the patterns on demand: importing maskc loads no torch."""
-    if name == "nn":
+    """CompiledMask, nn, distributed and the patterns on demand: importing maskc loads no torch."""
+    if name in ("nn", "distributed"):
         from importlib import import_module
 
-        return import_module("maskc.nn")
+        return import_module(f"maskc.{name}")
     if name == "CompiledMask":
         from maskc.runtime.compiled import CompiledMask
 

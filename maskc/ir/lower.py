@@ -113,6 +113,8 @@ class _Lowering:
                 return _ALGEBRA[op](self.formula(left), self.formula(right))
             case N.Complement(of):
                 return self._noted(mask, E.negate(self.formula(of)))
+            case N.GlobalFlags():
+                return E.disj(*map(self.formula, mask.children))
             case N.PerHead(masks):
                 self._check_head(len(masks), mask)
                 return self.formula(masks[self.head])
