@@ -16,6 +16,7 @@ from benchmarks.anchors import (
     DECODING,
     DOCUMENTS,
     ENTMAX,
+    GLOBALS,
     SELECTIONS,
     SIMT,
     SM80,
@@ -68,6 +69,7 @@ SUITES = {
     "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),
+    "globals": Suite(GLOBALS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
     "selections": Suite(
         (*SELECTIONS, *ENTMAX),
         "sm_90a",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from maskc.api import attention as attention
 from maskc.api import diff as diff
 from maskc.api import merge as merge
+from maskc.api import show as show
 from maskc.conventions import LayoutWarning as LayoutWarning
 from maskc.core import package as _package
 from maskc.core.difference import Difference as Difference
@@ -49,6 +50,7 @@ from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
 
 if TYPE_CHECKING:
+    from maskc import distributed as distributed
     from maskc import nn as nn
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
@@ -57,11 +59,11 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask, nn and the patterns on demand: importing maskc loads no torch."""
-    if name == "nn":
+    """CompiledMask, nn, distributed and the patterns on demand: importing maskc loads no torch."""
+    if name in ("nn", "distributed"):
         from importlib import import_module
 
-        return import_module("maskc.nn")
+        return import_module(f"maskc.{name}")
     if name == "CompiledMask":
         from maskc.runtime.compiled import CompiledMask
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, overload
 
 from maskc.build import BuildReport
@@ -23,6 +24,7 @@ from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answ
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
@@ -158,9 +160,9 @@ class CompiledMask:
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
-            **data: the mask's data and parameters by name. Data are known by content: new data make
-                a new layout, on the host, which waits for a GPU; documents (Hopper) and chosen
-                blocks are exceptions.
+            **data: the mask's data and parameters by name. Data on the host are known by content:
+                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
+                made there while nothing waits; below Hopper the host reads them, which waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -190,7 +192,7 @@ class CompiledMask:
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        data: Mapping[str, Any] = _NOTHING,
+        data: Mapping[str, Any] = _NOTHING, into: Any = None,
     ) -> Any:  # fmt: skip
         """The forward pass alone, which torch neither sees nor records.
 
@@ -198,6 +200,7 @@ class CompiledMask:
 
         Args:
             data: the mask's data and parameters by name.
+            into: a torch tensor that out is written to, of the strides that it would have.
         """
         names: tuple[str, ...] = _QKV
         given = [q, k, v]
@@ -211,7 +214,7 @@ class CompiledMask:
         plan, lib, places = self._begin(options, given, data)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
-        out, place = lib.empty(q, outputs[0])
+        out, place = lib.empty(q, outputs[0]) if into is None else (into, into.data_ptr())
         lse, unread = None, sent.lse
         if return_lse or not unread:
             lse, unread = lib.empty(q, outputs[1])
@@ -273,6 +276,23 @@ class CompiledMask:
             TooFewMultiprocessors: a deterministic pass would never end on this stream (MC410).
             MaskcError: as in the call.
         """
+        return self.launch_backward(
+            q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
+            deterministic, nan_safe, data,
+        )  # fmt: skip
+
+    def launch_backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, deterministic: bool = False,
+        nan_safe: bool = False, data: Mapping[str, Any] = _NOTHING, into: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The backward pass; arguments, results and errors are those of `backward`.
+
+        Args:
+            data: the mask's data and parameters by name.
+            into: a torch tensor that dq is written to, of the strides that it would have.
+        """
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
@@ -287,7 +307,11 @@ class CompiledMask:
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
-        made = [zeros(lib, q, x) if plan.kernel is None else lib.empty(q, x) for x in tensors]
+        make = partial(zeros, lib) if plan.kernel is None else lib.empty
+        made = [] if into is None else [(into, into.data_ptr())]
+        if made and plan.kernel is None:
+            lib.clear(into)
+        made += [make(q, x) for x in tensors[len(made) :]]
         delta, space = lib.empty(q, workspace)
         written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
         for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):
@@ -327,7 +351,7 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, DeviceListedPlan):
+        if bound.given is not None and isinstance(plan, (DeviceListedPlan, ListedRowsPlan)):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 
@@ -349,10 +373,19 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
+        rows, lister = self._planner.listed, self._planner.lister
         if self.held is not None:
-            sizes, _ = self._sound.sizes(given, kinds, places)
+            sizes, device = self._sound.sizes(given, kinds, places)
+            if listed and lister.active and lister.reads_captured:
+                bound = lister.bind({**data, HELD: self.held}, sizes, device)
+                if bound is not None:
+                    return bound
+                listed = False
             data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
-        lister = self._planner.lister
+        if listed and rows.on_device:
+            bound = rows.bind(options, data, *self._sound.sizes(given, kinds, places))
+            if bound is not None:
+                return bound
         if listed and lister.active:
             bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
             if bound is not None:

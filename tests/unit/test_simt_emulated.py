@@ -18,10 +18,11 @@ from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support import exact_entmax  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.thorough import examples  # noqa: E402
 
 TABLE = mc.block_table("t", 1)
 """Any mask, as data."""
@@ -83,7 +84,7 @@ def test_random_masks(dim, dim_v, dtype, features):
     attn = simt(TABLE, dim, dim_v, dtype)
     lengths = st.sampled_from([1, 2, 63, 64, 65, 100, 129])
 
-    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         lengths, lengths, st.sampled_from([0.02, 0.5, 1.0]), st.integers(0, 99), st.integers(1, 2)
     )

@@ -215,14 +215,11 @@ class BadMatrix(MaskcError):
 
 
 class ScoreModUnsupported(MaskcError):
-    """`mc.flex_attention` was given a score_mod."""
+    """`mc.flex_attention` was given a score_mod that is no option of a call."""
 
     code = "MC128"
-    message = "score_mod is not supported, found {0}"
-    hint = (
-        "a score_mod that hides pairs is a mask_mod; soft-capping and ALiBi are options: "
-        "mc.attention(q, k, v, mc.from_block_mask(block_mask), softcap=30.0, alibi_slopes=slopes)"
-    )
+    message = "score_mod cannot be run: {0}"
+    hint = "{1}"
 
 
 # ---------------------------------------------------------------- pattern files

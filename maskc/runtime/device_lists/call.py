@@ -9,13 +9,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
+import numpy as np
+
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, WORK_FIELDS, Pointers
 from maskc.core.bundle import SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.layout import Work
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.runtime.launch.prepared import PreparedLaunch, Sent
 
@@ -39,6 +43,8 @@ class DeviceLists(Protocol):
 
     active: bool
     """Whether the device can make the lists of this mask."""
+    reads_captured: bool
+    """Whether it reads arrays that formulas captured where they are."""
 
     def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
         """Parameters of a call, and what stays on the device; None where the host must read it."""
@@ -137,3 +143,26 @@ def with_room(
     room, entries = room_from(taken)
     outputs = (*plan.outputs[:at], singles(entries), *plan.outputs[at + 1 :])
     return replace(plan, outputs=outputs), room
+
+
+def words_of_results(
+    outputs: tuple[Output, ...], backward: bool, itemsize: int, count: int
+) -> list[int]:
+    """Of four bytes, in each of the `count` results that a launch may spoil.
+
+    Args:
+        outputs: of the pass.
+        itemsize: bytes of an element of its tensors.
+    """
+    places = (0, 1, 2, 4, 4) if backward else (0, 1)
+    tensors = 3 if backward else 1
+    found = [
+        prod(outputs[place].shape) * (itemsize if number < tensors else INT) // INT
+        for number, place in enumerate(places)
+    ]
+    return found + [0] * (count - len(found))
+
+
+def unknown_work(items: int) -> Work:
+    """A work list of which the host knows no more than the length."""
+    return Work(np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS))), items, False)

@@ -11,11 +11,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION, WORK_FIELDS
@@ -30,7 +27,6 @@ from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import (
     MAX_ITEMS,
-    Work,
     beside_documents,
     heads_per_group,
     longest_promised,
@@ -38,7 +34,13 @@ from maskc.layout import (
     room_of,
 )
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import INT, Unlisted, pack_parts, with_room
+from maskc.runtime.device_lists.call import (
+    Unlisted,
+    pack_parts,
+    unknown_work,
+    with_room,
+    words_of_results,
+)
 from maskc.runtime.device_lists.documents_given import Given, given_on, lists_of
 from maskc.runtime.device_lists.documents_launch import LISTED, PARTS, ListedPlan
 from maskc.runtime.launch.built import BuiltBundle
@@ -161,7 +163,9 @@ class Making:
         block.owners, block.owner_heads = self.owners, self.owner_heads
         block.item_heads = self.owner_heads
         block.group_owners, block.group_lists = self.groups
-        block.result_words[:] = _words(outputs, self.backward, itemsize)
+        block.result_words[:] = words_of_results(
+            outputs, self.backward, itemsize, len(block.result_words)
+        )
         return bytes(block)
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
@@ -174,22 +178,13 @@ class Making:
         return self.lists * sum(self.tiles[side] for side in sides)
 
 
-def _words(outputs: tuple[Output, ...], backward: bool, itemsize: int) -> list[int]:
-    """Of four bytes, in each of the results."""
-    places = (0, 1, 2, 4, 4) if backward else (0, 1)
-    tensors = 3 if backward else 1
-    found = [
-        prod(outputs[place].shape) * (itemsize if number < tensors else INT) // INT
-        for number, place in enumerate(places)
-    ]
-    return found + [0] * (LISTED.result.size // 8 - len(found))
-
-
 # ------------------------------------------------------------------ plans
 
 
 class DocumentLists:
     """Makes such plans for one bundle; safe to use from several threads."""
+
+    reads_captured = False
 
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder = built, binder
@@ -243,7 +238,7 @@ class DocumentLists:
         if making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS:
             raise Unlisted
         kernel = kernels.on_device(unit, mode, kept.features(wanted.features), index)
-        tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
+        tables = replace(kept, work=unknown_work(making.items), list_batch=int(making.lists > 1))
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)
         own, room = with_room(own, backward, making.room)
@@ -273,7 +268,7 @@ class DocumentLists:
             bundle = _without_documents(self._built.bundle, reach)
             own = replace(unit, work=None, costs=(), by_documents=False)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
-            tables = replace(tables, work=_unknown(0))
+            tables = replace(tables, work=unknown_work(0))
             with self._lock:
                 self._tables.put(key, tables)
         return tables
@@ -304,11 +299,6 @@ def _without_documents(bundle: Bundle, reach: int | None) -> Bundle:
         ahead = E.sub(E.K, E.Q)
         keep = E.conj(keep, E.le(ahead, E.const(reach)), E.le(E.const(-reach), ahead))
     return replace(bundle, variants=(replace(variant, keep=keep, recipes=()),), arrays=(), data=())
-
-
-def _unknown(items: int) -> Work:
-    """A work list of which the host knows no more than the length."""
-    return Work(np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS))), items, False)
 
 
 def _with_arrays(plan: PreparedLaunch, making: Making, order: tuple[int, ...]) -> PreparedLaunch:

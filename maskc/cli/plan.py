@@ -1,0 +1,97 @@
+"""maskc plan: how ranks share a sequence, who sends what to whom, and what that takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry
+from maskc.cli.options import Asked, LengthType, cost_options, json_option, mask_source
+from maskc.cli.output import echo, one_by_one, write_json
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import Plan
+
+
+@click.command(short_help="Plan one sequence on several ranks: shares, messages, time.")
+@mask_source
+@click.option(
+    "--n", type=LengthType(), required=True, metavar="N",
+    help="Tokens of the sequence: 131072, 128k (of 1024), 1M.",
+)  # fmt: skip
+@click.option("--ranks", type=click.IntRange(1), required=True, metavar="P", help="Ranks.")
+@click.option(
+    "--network", metavar="NET",
+    help="nvlink, 400Gb/s, 800Gb/s, or another speed per rank; NVLink up to eight ranks.",
+)  # fmt: skip
+@click.option(
+    "--layout", default="auto", show_default=True, metavar="L",
+    help="contiguous, zigzag, striped, balanced, or auto.",
+)  # fmt: skip
+@click.option("--kv-heads", type=click.IntRange(1), metavar="H", help="Key/value heads.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences.")
+@click.option(
+    "--data", "files", multiple=True, metavar="NAME=FILE",
+    help="What the mask reads, for all tokens; without it the plan holds for any data.",
+)  # fmt: skip
+@click.option(
+    "--together", is_flag=True, help="One layout for all masks of the file, as layers alternate."
+)
+@cost_options
+@json_option
+def plan(
+    found: list[Entry], n: int, ranks: int, network: str | None, layout: str,
+    kv_heads: int | None, batch: int, files: tuple[str, ...], together: bool, asked: Asked,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """How ranks share a sequence of --n tokens under a mask.
+
+    Says which tokens each rank holds, which keys travel and from where, how even the tiles are,
+    and what forward and backward are predicted to take, beside all-gather and a ring.
+    """
+    from maskc import distributed
+    from maskc.cli.given import read_all
+
+    given = read_all(files, found)
+    heads_q = asked.heads or 32
+    heads_kv = kv_heads or max(h for h in (1, 2, 4, 8) if heads_q % h == 0)
+    sizes = heads_q, heads_kv, asked.head_dim
+
+    def planned(entries: list[Entry]) -> Plan:
+        named = {entry.name: entry.mask for entry in entries}
+        params = {key: value for entry in entries for key, value in entry.params.items()}
+        return distributed.plan(
+            named, n, ranks, heads=sizes, dtype=asked.dtype, layout=layout, network=network,
+            batch=batch, data={**given, **params},
+        )  # fmt: skip
+
+    reports = []
+    for group in [found] if together else [[entry] for entry in one_by_one(found, "planning")]:
+        made = planned(group)
+        if as_json:
+            reports.append(_plain(made))
+        else:
+            echo(made.explain())
+    if as_json:
+        write_json({"plans": reports})
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values."""
+    layers = []
+    for name, layer in plan.layers.items():
+        forward, backward = plan.times(name)
+        layers.append({
+            "name": name, "formula": str(layer.mask), "granule": layer.reach.granule,
+            "hull_of": list(layer.reach.hull), "imbalance": plan.imbalance(name),
+            "received_bytes": (layer.received * plan.token_bytes).tolist(),
+            "sent_bytes": (layer.sent * plan.token_bytes).tolist(),
+            "forward_ms": forward.total, "backward_ms": backward.total,
+            "other_forward_ms": plan.others(name),
+        })  # fmt: skip
+    return {
+        "n": plan.n, "ranks": plan.ranks, "layout": plan.layout.name, "block": plan.block,
+        "tokens": plan.layout.tokens.tolist(), "network": plan.network.name,
+        "tried_ms": dict(plan.tried), "layers": layers, "digest": plan.digest,
+    }  # fmt: skip

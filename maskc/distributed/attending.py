@@ -1,0 +1,433 @@
+"""Attention over a sequence that ranks share: local shards in, local shards out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from maskc.core.errors import MixedLibraries, NotShared
+from maskc.core.tensors import out_strides
+from maskc.distributed.exchange import Rows, bring, give_back, unpacked
+from maskc.distributed.groups import Ranks, agree, ranks_of
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import Plan
+    from maskc.distributed.work import Call, Work
+
+_FEW = 4
+"""Gaps of a buffer that are cleared one by one."""
+
+
+def attention(
+    q: Any, k: Any, v: Any, plan: Plan, *, layer: str | None = None, group: Any = None,
+    scale: float | None = None, return_lse: bool = False, softcap: float | None = None,
+    alibi_slopes: Any = None, sink_logits: Any = None, normalizer: str = "softmax",
+    alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of this rank's queries over all keys that they see; all ranks must call it.
+
+    Keys that no query of a rank sees do not travel to it. Tiles that need only the rank's own keys
+    run while the others come. The result is differentiable in q, k, v, alibi_slopes and
+    sink_logits: gradients of keys return to their ranks; those of slopes and sinks are this rank's
+    share, to be summed over ranks like those of every weight.
+
+    Args:
+        q: this rank's queries [B, Hq, tokens, D], torch tensors; k: [B, Hkv, tokens, D];
+            v: [B, Hkv, tokens, Dv]. DTensors that are sharded along tokens are taken too.
+        plan: from `mc.distributed.plan`, the same on every rank; masks with data need
+            `plan.given(...)`.
+        layer: which mask of a plan for several.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None is the default group.
+        scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
+            deterministic: as in `mc.attention`. In a deterministic pass gradients from several
+            ranks are added in the order of the ranks.
+
+    Returns:
+        out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
+
+    Raises:
+        RanksDisagree: ranks have different plans or shapes (MC703), on all of them.
+        ShardLength: a tensor has another number of tokens than the rank (MC704).
+        RankLost: a message did not come (MC705).
+        WrongGroup: the group does not fit the plan (MC706).
+        PlanData: the mask reads data that the plan was not given (MC702).
+        NotShared: ALiBi where a rank's rows do not end where its keys do (MC707).
+        MaskcError: as `mc.attention`.
+    """
+    import torch
+
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise MixedLibraries("mc.distributed.attention", "torch.Tensor", name,
+                                 type(x).__name__, at=name)  # fmt: skip
+    meshes = [x for x in (q, k, v) if hasattr(x, "device_mesh")]
+    if meshes:
+        return _with_dtensors(
+            q, k, v, plan, layer=layer, group=group, scale=scale, return_lse=return_lse,
+            softcap=softcap, alibi_slopes=alibi_slopes, sink_logits=sink_logits,
+            normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
+        )  # fmt: skip
+    options = {
+        name: value for name, value in (
+            ("scale", scale), ("softcap", softcap), ("alpha", alpha),
+            ("normalizer", None if normalizer == "softmax" else normalizer),
+            ("nan_safe", nan_safe or None),
+        ) if value is not None
+    }  # fmt: skip
+    run = _compiled_out()
+    out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic)
+    return (out, lse) if return_lse else out
+
+
+@cache
+def _compiled_out() -> Callable[..., tuple[Any, Any]]:
+    """The call as compilers leave it alone: messages start and end inside it."""
+    import torch
+
+    def run(
+        q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None,
+        group: Any, options: dict[str, Any], deterministic: bool,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        ranks = ranks_of(plan, group)
+        agree(plan, ranks, q, k, v, layer)
+        work = plan.work(ranks.rank, layer)
+        if slopes is not None and not all(call.positions for call in work.calls):
+            why = "distances count from where a rank's keys end, which is not where its rows do"
+            raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
+                            at="alibi_slopes")  # fmt: skip
+        step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
+        found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
+        return found
+
+    disabled: Callable[..., tuple[Any, Any]] = torch.compiler.disable(run)
+    return disabled
+
+
+def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
+    """The call with DTensors: shards along tokens in, shards along tokens out.
+
+    Raises:
+        NotShared: a DTensor is placed otherwise.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = next(x.device_mesh for x in (q, k, v) if isinstance(x, DTensor))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, DTensor) or x.device_mesh != mesh or x.placements != (Shard(2),):
+            where = getattr(x, "placements", "no DTensor")
+            raise NotShared(name, f"it is placed {where}", "place q, k and v as Shard(2)", at=name)
+    if options["group"] is None:
+        options["group"] = mesh
+    found = attention(*(x.to_local() for x in (q, k, v)), plan, **options)
+
+    def whole(x: Any) -> Any:
+        shape = list(x.shape)
+        shape[2] = plan.n
+        stride = [1] * len(shape)
+        for axis in range(len(shape) - 2, -1, -1):
+            stride[axis] = stride[axis + 1] * shape[axis + 1]
+        return DTensor.from_local(
+            x.contiguous(), mesh, [Shard(2)], run_check=False, shape=tuple(shape),
+            stride=tuple(stride),
+        )  # fmt: skip
+
+    return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of attention on one rank."""
+
+    work: Work
+    ranks: Ranks
+    options: dict[str, Any]
+    deterministic: bool
+    kernels: dict[object, Any]
+    """Compiled masks by call and problem."""
+
+    def kernel(self, call: Call, q: Any, v: Any) -> Any:
+        """The compiled mask of a call."""
+        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device
+        found = self.kernels.get(key)
+        if found is None:
+            from maskc.api import _compiled
+
+            place = q.device.type, q.device.index or 0
+            rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
+            found = self.kernels[key] = _compiled(call.local.mask, *rest)
+        return found
+
+    @property
+    def travels(self) -> bool:
+        """Whether this rank sends or receives anything."""
+        return bool(self.work.sends or self.work.receives)
+
+    # -------------------------------------------------------------- forward
+
+    def forward(self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> tuple[Any, ...]:
+        """(out, lse, buffer); the buffer is None where all keys are the rank's own."""
+        work = self.work
+        rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        buffer = None
+        if work.size:  # of many gaps, all are cleared at once
+            make = k.new_zeros if len(work.gaps) > _FEW else k.new_empty
+            buffer = make((work.size, rows.width))
+        messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
+        heads = {"alibi_slopes": slopes, "sink_logits": sinks}
+        results = _Results(q, v)
+        if buffer is not None:  # first, so that messages begin before kernels fill the GPU
+            self._fill(rows, k, v, buffer)
+        for call in work.calls:
+            if call.own:
+                self._run(call, q, k, v, heads, results)
+        if messages is not None:
+            messages.wait()
+        if buffer is not None:
+            keys, values = rows.keys(buffer), rows.values(buffer)
+            for call in work.calls:
+                if not call.own:
+                    self._run(call, q, keys, values, heads, results)
+        return results.out, results.lse, buffer
+
+    def _fill(self, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
+        """What of the buffer is the rank's own, and zeros where nobody looks."""
+        for each in self.work.copies:
+            part = buffer[each.place : each.place + each.count]
+            own = slice(each.source, each.source + each.count)
+            rows.keys(part).copy_(k[:, :, own])
+            rows.values(part).copy_(v[:, :, own])
+        for start, stop in self.work.gaps if len(self.work.gaps) <= _FEW else ():
+            buffer[start:stop].zero_()
+
+    def _run(
+        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results
+    ) -> None:
+        """One call, whose rows of the results it writes."""
+        own, keys = _part(call)
+        attn, queries = self.kernel(call, q, v), q[:, :, own]
+        into = results.place(queries, own)
+        out, lse = attn.launch(
+            queries, k[:, :, keys], v[:, :, keys], return_lse=True, data=call.local.data,
+            into=into, **heads, **self.options,
+        )  # fmt: skip
+        results.put(own, out, lse, into is not None)
+
+    # -------------------------------------------------------------- backward
+
+    def backward(
+        self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, buffer: Any,
+        dout: Any, dlse: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """(dq, dk, dv, dslopes, dsinks): rows that read the buffer first, so that what goes back
+        travels under the others."""
+        import torch
+
+        if dout is None and dlse is None:
+            return None, None, None, None, None
+        work = self.work
+        rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in (slopes, sinks)]
+        saved = q, out, lse, dout, dlse, slopes, sinks
+        dq = torch.empty_like(q)
+        of_buffer = _Sums(work.size)
+        if buffer is not None:
+            keys, values = rows.keys(buffer), rows.values(buffer)
+            for call in work.calls:
+                if not call.own:
+                    self._run_back(call, keys, values, saved, dq, of_buffer, heads)
+        messages, back = None, []
+        if self.travels:
+            parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
+            messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)
+        of_own = _Sums(work.tokens)
+        for call in work.calls:
+            if call.own:
+                self._run_back(call, k, v, saved, dq, of_own, heads)
+        dk, dv = of_own.whole(k, v)
+        for each in work.copies:
+            own = slice(each.source, each.source + each.count)
+            part = slice(each.place - of_buffer.first, each.place - of_buffer.first + each.count)
+            for total, more in zip((dk, dv), of_buffer.parts, strict=True):
+                total[:, :, own] += more[:, :, part]
+        if messages is not None:
+            messages.wait()
+        for pieces, came in back:  # in the order of the ranks
+            unpacked(rows, came, pieces, dk, dv)
+        return dq, dk, dv, *heads
+
+    def _run_back(
+        self, call: Call, k: Any, v: Any, saved: tuple[Any, ...], dq: Any, sums: _Sums,
+        heads: list[Any],
+    ) -> None:  # fmt: skip
+        """The gradients of one call, added to those of its rows and keys."""
+        import torch
+
+        from maskc.integrations.torch.gradients import gradients, rows
+
+        q, out, lse, dout, dlse, slopes, sinks = saved
+        own, keys = _part(call)
+        attn = self.kernel(call, q, v)
+        exact = self.deterministic or torch.are_deterministic_algorithms_enabled()
+        of_q, of_k, of_lse = q[:, :, own], k[:, :, keys], lse[:, :, own].contiguous()
+        of_dq = dq[:, :, own]
+        into = of_dq if dlse is None and _lies(of_dq, of_q) else None
+
+        def run(v: Any, out: Any, dout: Any) -> Any:
+            return attn.launch_backward(
+                of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
+                deterministic=exact, data=call.local.data, into=into, **self.options,
+            )  # fmt: skip
+
+        parts = (None if x is None else x[:, :, own] for x in (dout, dlse))
+        found = gradients(run, v[:, :, keys], out[:, :, own], of_lse, slopes, sinks, *parts)
+        if into is None:
+            of_dq.copy_(found[0])
+        sums.add(call.key, found[1], found[2])
+        for number, more in enumerate(found[3:]):
+            if more is not None:
+                heads[number] += more
+
+
+class _Results:
+    """out and lse of a rank's rows: those of one call, or put together."""
+
+    def __init__(self, q: Any, v: Any) -> None:
+        self._q, self._v = q, v
+        self.tokens = q.shape[2]
+        self._made: tuple[Any, Any] | None = None
+
+    @property
+    def _all(self) -> tuple[Any, Any]:
+        if self._made is None:
+            self._made = _empty(self._q, self._v)
+        return self._made
+
+    @property
+    def out(self) -> Any:
+        """[B, Hq, tokens, Dv]."""
+        return self._all[0]
+
+    @property
+    def lse(self) -> Any:
+        """fp32 [B, Hq, tokens]."""
+        return self._all[1]
+
+    def _whole(self, own: slice) -> bool:
+        return (own.start, own.stop) == (0, self.tokens)
+
+    def place(self, queries: Any, own: slice) -> Any:
+        """Where some rows of out may be written at once; None where they lie otherwise."""
+        part = None if self._whole(own) else self.out[:, :, own]
+        return part if part is not None and _lies(part, queries) else None
+
+    def put(self, own: slice, out: Any, lse: Any, written: bool) -> None:
+        """Take some rows."""
+        if self._whole(own):
+            self._made = out, lse
+            return
+        if not written:
+            self.out[:, :, own] = out
+        self.lse[:, :, own] = lse
+
+
+class _Sums:
+    """Gradients of keys and values, from calls that see some of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.first = size, 0
+        self.dk: Any = None
+        self.dv: Any = None
+
+    @property
+    def parts(self) -> tuple[Any, Any]:
+        """Gradients of the tokens from `first` on."""
+        return self.dk, self.dv
+
+    def add(self, key: int, dk: Any, dv: Any) -> None:
+        """Add those of the tokens from `key` on."""
+        if self.dk is None:
+            self.first, self.dk, self.dv = key, dk, dv
+            return
+        if self.first or self.dk.shape[2] != self.size:  # a second call: room for all tokens
+            before = self.first, self.dk, self.dv
+            self.first = 0
+            self.dk, self.dv = (_zeros(x, self.size) for x in (dk, dv))
+            self._add(*before)
+        self._add(key, dk, dv)
+
+    def _add(self, key: int, dk: Any, dv: Any) -> None:
+        part = slice(key, key + dk.shape[2])
+        self.dk[:, :, part] += dk
+        self.dv[:, :, part] += dv
+
+    def whole(self, k: Any, v: Any) -> tuple[Any, Any]:
+        """Gradients of all tokens; zero where no call saw them."""
+        import torch
+
+        if self.dk is None:
+            return torch.zeros_like(k), torch.zeros_like(v)
+        if self.dk.shape[2] != self.size:
+            self.add(0, self.dk[:, :, :0], self.dv[:, :, :0])
+        return self.dk, self.dv
+
+
+def _zeros(x: Any, tokens: int) -> Any:
+    """Zeros for so many tokens, in the order of x [B, H, N, D]."""
+    batch, heads, _, dim = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_zeros((batch, tokens, heads, dim)).transpose(1, 2)
+    return x.new_zeros((batch, heads, tokens, dim))
+
+
+def _lies(part: Any, like: Any) -> bool:
+    """Whether rows of a result lie as a result of their own would, that goes with `like`."""
+    _, heads, tokens, _ = like.shape
+    swapped = heads > 1 and tokens > 1 and like.stride(1) < like.stride(2)
+    wanted = out_strides(tuple(part.shape), swapped)
+    steps = zip(part.shape, part.stride(), wanted, strict=True)
+    return all(size == 1 or step == want for size, step, want in steps)
+
+
+def _part(call: Call) -> tuple[slice, slice]:
+    return slice(call.row, call.row + call.rows), slice(call.key, call.key + call.keys)
+
+
+def _empty(q: Any, v: Any) -> tuple[Any, Any]:
+    """out and lse of all of the rank's rows; out in the order of q."""
+    import torch
+
+    batch, heads, tokens, _ = q.shape
+    shape = batch, heads, tokens, v.shape[3]
+    if heads > 1 and tokens > 1 and q.stride(1) < q.stride(2):
+        out = q.new_empty((batch, tokens, heads, v.shape[3])).transpose(1, 2)
+    else:
+        out = q.new_empty(shape)
+    return out, torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+
+
+@cache
+def _function() -> Any:
+    """The torch.autograd.Function; made on first use, as torch is."""
+    import torch
+
+    class SharedAttention(torch.autograd.Function):
+        """out, lse of a rank; the backward pass sends the gradients of keys to their ranks."""
+
+        @staticmethod
+        def forward(ctx: Any, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> Any:
+            out, lse, buffer = step.forward(q, k, v, slopes, sinks)
+            ctx.set_materialize_grads(False)
+            ctx.step = step
+            if step.options.get("normalizer"):
+                ctx.mark_non_differentiable(lse)
+            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, buffer)
+            return out, lse
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+            return None, *ctx.step.backward(*ctx.saved_tensors, dout, dlse)
+
+    return SharedAttention

@@ -1,0 +1,133 @@
+"""Which rank holds which tokens: layouts as owners of consecutive chunks."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from maskc.distributed.ranges import RangeSets, union
+
+LAYOUTS = ("contiguous", "zigzag", "striped", "balanced")
+"""Names of layouts, the simplest one first: of equals the first is taken."""
+
+_CHUNKS = 8
+"""Chunks a rank gets in the layouts `striped` and `balanced`, at most."""
+
+_MOST_BLOCKS = 1 << 15
+"""Blocks of a sequence, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """The chunks of a sequence and who holds them."""
+
+    name: str
+    n: int
+    ranks: int
+    edges: np.ndarray
+    """int64 [chunks + 1]: chunk i is edges[i] .. edges[i + 1] - 1; every chunk has a token."""
+    owner: np.ndarray
+    """int64 [chunks]: the rank that holds it."""
+
+    @cached_property
+    def own(self) -> RangeSets:
+        """The tokens of each rank; a rank keeps them in this order."""
+        return union(self.n, self.ranks, self.owner, self.edges[:-1], self.edges[1:])
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """int64 [ranks]: how many tokens each rank has; some may have none."""
+        return self.own.tokens
+
+    def indices(self, rank: int) -> np.ndarray:
+        """int64: the tokens of a rank, in its order."""
+        parts = [np.arange(start, stop) for start, stop in self.own.of(rank)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """int64 [n]: all tokens, those of rank 0 first."""
+        return np.concatenate([self.indices(rank) for rank in range(self.ranks)])
+
+
+def block_size(n: int, ranks: int, multiple: int = 1) -> int:
+    """Tokens of the blocks that layouts are made of.
+
+    128 where every rank gets several of them, as tiles of kernels have; less for short sequences,
+    more for very long ones, and a multiple of what the mask's own blocks need.
+    """
+    size = 128
+    while size > 1 and n < 8 * size * ranks:
+        size //= 2
+    while n > size * _MOST_BLOCKS:
+        size *= 2
+    return -(-size // multiple) * multiple
+
+
+def make(name: str, n: int, ranks: int, block: int, cost: np.ndarray) -> TokenLayout:
+    """One of the layouts.
+
+    Args:
+        name: one of LAYOUTS.
+        n: tokens.
+        ranks: how many share them.
+        block: tokens of a block, of which chunks are made.
+        cost: float [blocks], what the queries of each block cost; only `balanced` looks at it.
+    """
+    blocks = -(-n // block)
+    if name == "contiguous":
+        edges, owner = _even(blocks, ranks), np.arange(ranks)
+    elif name == "zigzag":
+        edges = _even(blocks, 2 * ranks)
+        owner = np.concatenate([np.arange(ranks), np.arange(ranks)[::-1]])
+    elif name == "striped":
+        each = max(1, min(_CHUNKS, blocks // ranks))
+        edges = _even(blocks, ranks * each)
+        owner = np.tile(np.arange(ranks), each)
+    else:
+        edges, owner = _balanced(blocks, ranks, cost)
+    edges = np.minimum(edges * block, n)
+    some = np.diff(edges) > 0
+    return TokenLayout(
+        name, n, ranks, np.concatenate([edges[:-1][some], [n]]).astype(np.int64), owner[some]
+    )
+
+
+def _even(blocks: int, parts: int) -> np.ndarray:
+    found: np.ndarray = np.arange(parts + 1, dtype=np.int64) * blocks // parts
+    return found
+
+
+def _balanced(blocks: int, ranks: int, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The costliest chunk first, to the rank with the least so far that still has room.
+
+    All ranks get as many chunks, as the layers between attentions take as long as their tokens are
+    many. Of ranks with equal costs the one that holds a neighbour of the chunk takes it.
+    """
+    each = max(1, min(_CHUNKS, blocks // ranks))
+    edges = _even(blocks, ranks * each)
+    sums = np.concatenate([[0.0], np.cumsum(cost)])
+    chunk = sums[edges[1:]] - sums[edges[:-1]]
+    owner = np.full(ranks * each, -1, dtype=np.int64)
+    room = np.full(ranks, each)
+    load = np.zeros(ranks)
+    heap = [(0.0, rank) for rank in range(ranks)]
+    for number in np.argsort(-chunk, kind="stable").tolist():
+        least, rank = heapq.heappop(heap)
+        for beside in (number - 1, number + 1):
+            near = int(owner[beside]) if 0 <= beside < len(owner) else -1
+            if near >= 0 and near != rank and room[near] and load[near] <= least:
+                heapq.heappush(heap, (least, rank))
+                heap.remove((float(load[near]), near))
+                heapq.heapify(heap)
+                rank = near
+                break
+        owner[number] = rank
+        load[rank] += chunk[number]
+        room[rank] -= 1
+        if room[rank]:
+            heapq.heappush(heap, (float(load[rank]), rank))
+    return edges, owner

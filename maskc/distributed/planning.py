@@ -1,0 +1,557 @@
+"""The plan of a sequence that several ranks share: who holds what, and who sends what to whom.
+
+No GPU and no torch: a plan for 4096 ranks is made on a laptop. Everything follows from the mask:
+the keys that a rank's queries see, less those that it holds, are its halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc.core.data import CuSeqlens, Parents
+from maskc.core.dtypes import DType
+from maskc.core.errors import LayerUnknown, PlanArgument, PlanData
+from maskc.core.layout import MAX_LENGTH
+from maskc.core.problem import Problem
+from maskc.core.source import caller
+from maskc.distributed import layouts
+from maskc.distributed.costs import PassCost, pass_costs
+from maskc.distributed.layouts import LAYOUTS, TokenLayout
+from maskc.distributed.network import Network, network_of
+from maskc.distributed.ranges import RangeSets, union
+from maskc.distributed.reach import Reach, granularity, reach_of
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import structure
+from maskc.dsl.not_a_mask import not_a_mask
+from maskc.layout import to_host
+from maskc.reference.dense import declarations, formulas, walk
+
+if TYPE_CHECKING:
+    from maskc.distributed.work import Work
+
+_WORTH = 0.95
+"""A layout with more pieces is taken where it takes less than this share of a simpler one's."""
+_COPIED = 1.2e9
+"""Bytes that are copied inside a GPU in a millisecond, read and written."""
+_CALL = 0.02
+"""Milliseconds that each further piece of a rank costs: rows apart, and messages."""
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Heads and head dimensions of q, k and v."""
+
+    q: int
+    kv: int
+    dim: int
+    dim_v: int
+
+    def token_bytes(self, itemsize: int, batch: int) -> int:
+        """Bytes of one token's keys and values."""
+        return self.kv * (self.dim + self.dim_v) * itemsize * batch
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Tokens start .. stop - 1, whose keys and values one rank sends to another."""
+
+    sender: int
+    receiver: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """One mask on one layout of tokens."""
+
+    mask: Mask
+    layout: TokenLayout
+    block: int
+    reach: Reach
+
+    @cached_property
+    def block_rank(self) -> np.ndarray:
+        """int64 [blocks]: who holds each block of queries."""
+        first = np.arange(len(self.reach.keys)) * self.block
+        owner: np.ndarray = self.layout.owner[
+            np.searchsorted(self.layout.edges, first, side="right") - 1
+        ]
+        return owner
+
+    @cached_property
+    def needs(self) -> RangeSets:
+        """The keys that each rank's queries see."""
+        keys = self.reach.keys
+        owner = self.block_rank[keys.owner]
+        return union(self.layout.n, self.layout.ranks, owner, keys.start, keys.stop)
+
+    @cached_property
+    def halo(self) -> RangeSets:
+        """Those of them that it does not hold: what travels to it, and back as gradients."""
+        return self.needs.without(self.layout.own)
+
+    @cached_property
+    def inner(self) -> np.ndarray:
+        """bool [blocks]: whether the stretch of tokens that a block is in has all its keys."""
+        keys, own = self.reach.keys, self.layout.own
+        start, stop = own._flat()
+        first = np.arange(len(keys)) * self.block + self.block_rank * (self.layout.n + 1)
+        place = np.searchsorted(start, first, side="right") - 1
+        shift = self.block_rank[keys.owner] * (self.layout.n + 1)
+        home = place[keys.owner]
+        away = (start[home] > keys.start + shift) | (stop[home] < keys.stop + shift)
+        found: np.ndarray = np.bincount(keys.owner, away, minlength=len(keys)) == 0
+        return found
+
+    @cached_property
+    def sent(self) -> np.ndarray:
+        """int64 [ranks]: tokens that each rank sends, once for every receiver."""
+        ends = np.sort(self.halo.stop)
+        begins = np.sort(self.halo.start)
+        begun = np.concatenate([[0], np.cumsum(begins)])
+        ended = np.concatenate([[0], np.cumsum(ends)])
+
+        def covered(x: np.ndarray) -> np.ndarray:
+            """Tokens below x of all ranges together."""
+            first, last = np.searchsorted(begins, x), np.searchsorted(ends, x)
+            found: np.ndarray = (first * x - begun[first]) - (last * x - ended[last])
+            return found
+
+        own = self.layout.own
+        sums = np.concatenate([[0], np.cumsum(covered(own.stop) - covered(own.start))])
+        found: np.ndarray = sums[own.ptr[1:]] - sums[own.ptr[:-1]]
+        return found
+
+    @property
+    def received(self) -> np.ndarray:
+        """int64 [ranks]: tokens of each rank's halo."""
+        return self.halo.tokens
+
+    def receives(self, rank: int) -> list[Transfer]:
+        """What a rank receives, by senders and then by tokens."""
+        found = []
+        edges, owner = self.layout.edges, self.layout.owner
+        for start, stop in self.halo.of(rank):
+            first = int(np.searchsorted(edges, start, side="right")) - 1
+            while start < stop:
+                end = min(stop, int(edges[first + 1]))
+                found.append(Transfer(int(owner[first]), rank, start, end))
+                start, first = end, first + 1
+        return _joined(found)
+
+    def sends(self, rank: int) -> list[Transfer]:
+        """What a rank sends, by receivers and then by tokens."""
+        found = []
+        halo, owners = self.halo, self.halo.owner
+        for begin, end in self.layout.own.of(rank):
+            for place in np.flatnonzero((halo.start < end) & (halo.stop > begin)).tolist():
+                start, stop = int(halo.start[place]), int(halo.stop[place])
+                found.append(Transfer(rank, int(owners[place]), max(start, begin), min(stop, end)))
+        return _joined(found)
+
+    def traffic(self) -> np.ndarray:
+        """int64 [ranks, ranks]: tokens that travel, receivers by senders."""
+        ranks = self.layout.ranks
+        found = np.zeros((ranks, ranks), np.int64)
+        for rank in range(ranks):
+            for each in self.receives(rank):
+                found[rank, each.sender] += each.stop - each.start
+        return found
+
+    @property
+    def travels(self) -> bool:
+        """Whether any rank needs anything of another."""
+        return len(self.halo.start) > 0
+
+
+def _joined(found: list[Transfer]) -> list[Transfer]:
+    """In order, with ranges that touch as one."""
+    made: list[Transfer] = []
+    for each in sorted(found, key=lambda x: (x.sender, x.receiver, x.start)):
+        last = made[-1] if made else None
+        pair = last is not None and (last.sender, last.receiver) == (each.sender, each.receiver)
+        if last is not None and pair and last.stop == each.start:
+            made[-1] = replace(last, stop=each.stop)
+        else:
+            made.append(each)
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Predicted milliseconds of one pass of one layer, one entry for each rank."""
+
+    compute: np.ndarray
+    """All of the rank's tiles."""
+    inner: np.ndarray
+    """Those that run while keys travel."""
+    travel: np.ndarray
+    """Its messages."""
+
+    @property
+    def each(self) -> np.ndarray:
+        """What each rank takes: messages hide under tiles that need none of them."""
+        found: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
+        return found
+
+    @property
+    def total(self) -> float:
+        """What the slowest rank takes."""
+        return float(self.each.max(initial=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How ranks share a sequence under one mask, or under several that alternate by layer.
+
+    `mc.distributed.plan` makes one. It is a value: every rank makes the same one.
+    """
+
+    layers: Mapping[str, LayerPlan]
+    """By the names that the masks were given; a single mask is `mask`."""
+    layout: TokenLayout
+    block: int
+    """Tokens that chunks are multiples of."""
+    heads: HeadSizes
+    dtype: DType
+    batch: int
+    network: Network
+    data: Mapping[str, object]
+    tried: Mapping[str, float]
+    """Predicted milliseconds, forward and backward of all masks, of each layout."""
+
+    @property
+    def n(self) -> int:
+        """Tokens of the sequence."""
+        return self.layout.n
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share it."""
+        return self.layout.ranks
+
+    def tokens(self, rank: int) -> int:
+        """How many tokens a rank holds; 0 where there are more ranks than blocks."""
+        return int(self.layout.tokens[rank])
+
+    def indices(self, rank: int) -> np.ndarray:
+        """int64: the tokens that a rank holds, in its order."""
+        return self.layout.indices(rank)
+
+    def layer(self, name: str | None = None) -> LayerPlan:
+        """The plan of one mask; its name may be left out where there is one.
+
+        Raises:
+            LayerUnknown: there are several, or none of this name (MC701).
+        """
+        if name is None and len(self.layers) == 1:
+            return next(iter(self.layers.values()))
+        if name not in self.layers:
+            raise LayerUnknown(name, ", ".join(self.layers), at="layer")
+        return self.layers[name]
+
+    def given(self, **data: object) -> Plan:
+        """The same layout with other data: what travels is found anew, and is exact.
+
+        Args:
+            data: the arrays and parameters that the masks name, for all tokens.
+
+        Raises:
+            MaskcError: a mistake in data (MC301 to MC305).
+        """
+        made = {name: replace_reach(each, self.heads.q, data) for name, each in self.layers.items()}
+        return replace(self, layers=made, data=dict(data))
+
+    def data_of(self, layer: LayerPlan) -> dict[str, object]:
+        """The data that one mask reads."""
+        known = _names(layer.mask)
+        return {name: value for name, value in self.data.items() if name in known}
+
+    def work(self, rank: int, layer: str | None = None) -> Work:
+        """A rank's messages and calls in one layer; made once.
+
+        Raises:
+            PlanData: the mask reads data that the plan was not given (MC702).
+            NotShared: a selection that shards would cut (MC707).
+        """
+        from maskc.distributed.work import work_of
+
+        own = self.layer(layer)
+        known: dict[tuple[int, int], Work] = self.__dict__.setdefault("_work", {})
+        if (rank, id(own)) not in known:
+            known[rank, id(own)] = work_of(self, own, rank)
+        return known[rank, id(own)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.heads.token_bytes(self.dtype.itemsize, self.batch)
+
+    def received_bytes(self, rank: int, layer: str | None = None) -> int:
+        """Bytes that a rank receives in a forward pass, and sends in a backward pass."""
+        return int(self.layer(layer).received[rank]) * self.token_bytes
+
+    def sent_bytes(self, rank: int, layer: str | None = None) -> int:
+        """Bytes that a rank sends in a forward pass, and receives in a backward pass."""
+        return int(self.layer(layer).sent[rank]) * self.token_bytes
+
+    @cached_property
+    def _passes(self) -> tuple[PassCost, PassCost]:
+        return pass_costs(Problem(self.heads.dim, self.heads.dim_v, self.dtype))
+
+    def times(self, layer: str | None = None) -> tuple[Times, Times]:
+        """Predicted times of the forward and the backward pass of one layer."""
+        return _times(self.layer(layer), self._passes, self.network, self.heads, self.dtype,
+                      self.batch)  # fmt: skip
+
+    def imbalance(self, layer: str | None = None) -> float:
+        """The slowest rank's tiles over the mean's, forward; 1 is perfect."""
+        compute = self.times(layer)[0].compute
+        mean = float(compute.mean()) if len(compute) else 0.0
+        return float(compute.max()) / mean if mean else 1.0
+
+    def others(self, layer: str | None = None) -> dict[str, float]:
+        """Predicted milliseconds of a forward pass by other means, with the same kernels.
+
+        `all-gather` brings all keys to all ranks first. `ring` passes them around, one rank's at
+        a time, under the tiles of those that have come; what it takes to merge is left out.
+        """
+        times, _ = self.times(layer)
+        kept = float(self.layout.tokens.max(initial=0)) * self.token_bytes
+        most = float(times.compute.max(initial=0.0))
+        rounds = self.ranks - 1
+        gathered = self.network.milliseconds(kept * rounds, kept * rounds) if rounds else 0.0
+        step = self.network.milliseconds(kept, kept) if rounds else 0.0
+        ring = most / self.ranks + rounds * max(step, most / self.ranks)
+        return {"all-gather": gathered + most, "ring": ring}
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256, hexadecimal: equal where ranks have the same plan."""
+        own = sha256()
+        own.update(repr((self.n, self.ranks, self.block, self.heads, self.dtype.value)).encode())
+        own.update(self.layout.edges.tobytes() + self.layout.owner.tobytes())
+        for name, each in self.layers.items():
+            own.update(repr((name, structure(each.mask))).encode())
+            for array in (each.needs.ptr, each.needs.start, each.needs.stop):
+                own.update(array.tobytes())
+        for name in sorted(self.data):
+            own.update(name.encode())
+            _content(name, self.data[name], own.update)
+        return own.hexdigest()
+
+    def explain(self) -> str:
+        """Who computes what and who sends what to whom, in lines of text."""
+        from maskc.distributed.report import explain
+
+        return explain(self)
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy finds its groups, and makes its work, anew."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.layers)
+        return f"Plan({names}: {self.n} tokens on {self.ranks} ranks, {self.layout.name})"
+
+    # -------------------------------------------------------------- tensors, with torch
+
+    def shard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
+        """This rank's tokens of a tensor that all ranks have; see maskc.distributed.shard."""
+        from maskc.distributed.shards import shard
+
+        return shard(self, x, dim, group)
+
+    def unshard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
+        """The whole tensor, from every rank's shard; see maskc.distributed.unshard."""
+        from maskc.distributed.shards import unshard
+
+        return unshard(self, x, dim, group)
+
+    def roll(self, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
+        """The shard of the rolled whole, as labels need; see maskc.distributed.roll."""
+        from maskc.distributed.shards import roll
+
+        return roll(self, x, shift, dim, group)
+
+    def position_ids(self, group: Any = None, device: Any = None) -> Any:
+        """int64 [tokens]: the positions of this rank's tokens in the whole sequence."""
+        from maskc.distributed.shards import position_ids
+
+        return position_ids(self, group, device)
+
+
+def _content(name: str, value: Any, update: Callable[[bytes], object]) -> None:
+    """Feed the content of data, as calls take them, to a digest."""
+    if isinstance(value, (tuple, list)) and not all(isinstance(x, int) for x in value):
+        for part in value:
+            _content(name, part, update)
+    elif isinstance(value, (CuSeqlens, Parents)):
+        _content(name, value.array, update)
+    else:
+        array = np.ascontiguousarray(to_host(value, name))
+        update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
+
+
+def replace_reach(layer: LayerPlan, n_heads: int, data: Mapping[str, object]) -> LayerPlan:
+    """The plan of a mask with other data."""
+    own = {name: value for name, value in data.items() if name in _names(layer.mask)}
+    found = reach_of(layer.mask, layer.layout.n, layer.block, n_heads, own)
+    return LayerPlan(layer.mask, layer.layout, layer.block, found)
+
+
+def _names(mask: Mask) -> set[str]:
+    """Parameters and data that calls of a mask may give."""
+    from maskc.core import expr as E
+
+    nodes = list(walk(mask))
+    found = {decl.name for node in nodes for decl in declarations(node) if decl.from_caller}
+    return found | {name for node in nodes for part in formulas(node) for name in E.params(part)}
+
+
+def _times(
+    layer: LayerPlan, passes: tuple[PassCost, PassCost], network: Network, heads: HeadSizes,
+    dtype: DType, batch: int,
+) -> tuple[Times, Times]:  # fmt: skip
+    ranks, bytes_each = layer.layout.ranks, heads.token_bytes(dtype.itemsize, batch)
+    pieces = np.diff(layer.layout.own.ptr)
+    received, sent = layer.received * bytes_each, layer.sent * bytes_each
+    travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
+    edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
+    calls = pieces + edge
+    # a buffer of what came and of as many own tokens; what is sent is packed
+    copied = np.where(edge, 2 * received + sent, sent) / _COPIED + (pieces > 1) * calls * _CALL
+    found = []
+    for number, each in enumerate(passes):
+        cycles = batch * each.of_blocks(layer.reach, layer.block, number == 1)
+        compute = np.bincount(layer.block_rank, cycles, minlength=ranks)
+        inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
+        if number == 1:
+            compute = compute + batch * each.of_columns(layer.needs.tokens, heads.q)
+        launches = calls * each.card.launch_us / 1e3 + copied
+        found.append(Times(each.milliseconds(compute) + launches, each.milliseconds(inner), travel))
+    return found[0], found[1]
+
+
+# ------------------------------------------------------------------ making a plan
+
+
+def plan(
+    masks: Mask | Mapping[str, Mask],
+    n: int,
+    ranks: int,
+    *,
+    heads: Sequence[int] = (32, 8, 128, 128),
+    dtype: object = "bfloat16",
+    layout: str = "auto",
+    network: str | Network | None = None,
+    batch: int = 1,
+    block: int | None = None,
+    data: Mapping[str, object] | None = None,
+) -> Plan:
+    """Plan how ranks share a sequence; no GPU and no torch.
+
+    Args:
+        masks: one mask, or several by name where layers alternate: all share one layout, the one
+            whose predicted times add up to the least.
+        n: tokens of the whole sequence; ranks need not divide it.
+        ranks: how many ranks share it.
+        heads: (Hq, Hkv, D) or (Hq, Hkv, D, Dv).
+        dtype: of keys and values.
+        layout: "contiguous"; "zigzag", one chunk from the front and one from the back; "striped",
+            chunks in turn; "balanced", chunks by what their queries cost; or "auto", the one that
+            is predicted to take the least time.
+        network: "nvlink", "400Gb/s", "800Gb/s" or another speed per rank; None is NVLink up to
+            eight ranks and 400 Gb/s beyond.
+        batch: sequences.
+        block: tokens that every chunk is a multiple of; None is 128, less for short sequences.
+        data: parameters and arrays that the masks name, for all tokens. Without arrays the plan
+            holds for all that they may be; `Plan.given` makes it exact, step by step.
+
+    Returns:
+        The plan; equal arguments give equal plans, on every machine.
+
+    Raises:
+        PlanArgument: a number is out of range (MC700).
+        PlanData: arrays were given for some names only (MC702).
+        NetworkUnknown: no such network (MC708).
+        MaskcError: a mistake in masks or data.
+    """
+    named = dict(masks) if isinstance(masks, Mapping) else {"mask": masks}
+    for mask in named.values() or (None,):
+        if not isinstance(mask, Mask):
+            raise not_a_mask("mc.distributed.plan", mask, caller() or "masks")
+    n = _number("n", n, 0, MAX_LENGTH)
+    ranks = _number("ranks", ranks, 1, 1 << 20)
+    batch = _number("batch", batch, 1, 1 << 20)
+    sizes = _heads(heads)
+    multiple = lcm(*map(granularity, named.values()))
+    if block is None:
+        block = layouts.block_size(n, ranks, multiple if multiple <= 1024 else 1)
+    else:
+        block = _number("block", block, 1, 1 << 16)
+    if layout not in ("auto", *LAYOUTS):
+        wanted = f"auto or one of {', '.join(LAYOUTS)}"
+        raise PlanArgument("layout", repr(layout), wanted, at="layout")
+    found_dtype, found_network = DType.parse(dtype), network_of(network, ranks)
+    given = dict(data or {})
+    reaches = {name: _reach(mask, n, block, sizes.q, given) for name, mask in named.items()}
+    known = {name for mask in named.values() for name in _names(mask)}
+    for name in given:
+        if name not in known:
+            found = f"no mask reads {name!r}"
+            raise PlanData(found, f"they read {', '.join(sorted(known)) or 'nothing'}", at="data")
+    passes = pass_costs(Problem(sizes.dim, sizes.dim_v, found_dtype))
+    names = LAYOUTS if layout == "auto" else (layout,)
+    if ranks == 1:
+        names = ("contiguous",) if layout == "auto" else (layout,)
+    best: tuple[float, TokenLayout, dict[str, LayerPlan]] | None = None
+    tried = {}
+    weights = sum((passes[0].of_blocks(each, block, False) for each in reaches.values()), 0.0)
+    for name in names:
+        tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
+        made = {key: LayerPlan(named[key], tokens, block, reaches[key]) for key in named}
+        rest = passes, found_network, sizes, found_dtype, batch
+        tried[name] = sum(x.total for each in made.values() for x in _times(each, *rest))
+        if best is None or tried[name] < _WORTH * best[0]:
+            best = tried[name], tokens, made
+    if best is None:
+        raise PlanArgument("masks", "an empty dict", "one mask or more", at="masks")
+    return Plan(best[2], best[1], block, sizes, found_dtype, batch, found_network, given, tried)
+
+
+def _reach(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:
+    own = {name: value for name, value in data.items() if name in _names(mask)}
+    return reach_of(mask, n, block, n_heads, own)
+
+
+def _number(name: str, value: Any, least: int, most: int) -> int:
+    from operator import index
+
+    try:
+        found = index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or not least <= found <= most:
+        raise PlanArgument(name, repr(value), f"an integer in {least}..{most}", at=name)
+    return found
+
+
+def _heads(heads: Sequence[int]) -> HeadSizes:
+    given = tuple(heads) if isinstance(heads, Sequence) else ()
+    if len(given) == 3:
+        given = (*given, given[2])
+    if len(given) != 4:
+        raise PlanArgument("heads", repr(heads), "(Hq, Hkv, D) or (Hq, Hkv, D, Dv)", at="heads")
+    found = HeadSizes(*(_number("heads", each, 1, 1 << 16) for each in given))
+    if found.q % found.kv:
+        raise PlanArgument("heads", repr(heads), "Hq a multiple of Hkv", at="heads")
+    return found

@@ -1,0 +1,220 @@
+"""Which keys the queries of each block see, exactly, and what their tiles cost.
+
+Where the compiler has closed forms of a mask's tiles, the answer for all blocks is a few vectors;
+else its exact tiles are made. Comparisons that read data that nobody has given yet count as true:
+the result is then a hull, which holds whatever the data will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.data import DataKind
+from maskc.core.expr import Expr
+from maskc.core.layout import FULL, BlockLayout
+from maskc.core.problem import TileShape
+from maskc.distributed.ranges import RangeSets, union
+from maskc.dsl.mask import Mask
+from maskc.dsl.slots import with_captured
+from maskc.ir.heads import heads_of
+from maskc.ir.lowered import on_all_heads
+from maskc.layout import build
+from maskc.layout.tiles.build import loops_hold, values_of
+from maskc.layout.tiles.loops import loop_spans
+from maskc.plan.recipe import layout_recipe
+from maskc.questions.asked import Asked, bound
+
+TILE = 128
+"""Keys of the tiles that costs are counted in."""
+_MOST_TILES = 1 << 22
+"""Tiles that are written out, at most, where there are no closed forms."""
+_MOST_TABLE = 1 << 13
+"""Rows of a drawn table up to which it is drawn to plan; beyond, all of its blocks count."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What the queries of blocks 0, 1, ... of `block` tokens see."""
+
+    keys: RangeSets
+    """For each block of queries the keys that some query of it sees, on some head."""
+    granule: int
+    """Tokens to which the ranges are exact; 1 where they are exact."""
+    tiles: np.ndarray
+    """float [blocks]: live tiles of the block's queries and 128 keys, of all heads."""
+    partial: np.ndarray
+    """float [blocks]: those of them with dead pairs."""
+    heads: int
+    """How many heads these are."""
+    hull: tuple[str, ...]
+    """Names of data that were not given, so that all that they may allow counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """The set of some heads of some sequences."""
+
+    keep: Expr
+    params: Mapping[str, int]
+    arrays: Mapping[str, np.ndarray]
+    heads: float
+    """Query heads that have it, on average over the sequences."""
+
+
+def reach_of(
+    mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]
+) -> Reach:  # fmt: skip
+    """What a mask's queries see at n tokens.
+
+    Args:
+        mask: any mask; of run-time selections all candidates count.
+        n: queries and keys.
+        block: queries that count together.
+        n_heads: query heads.
+        data: parameters, and all arrays that the mask names or none of them.
+
+    Raises:
+        MaskcError: a mistake in data (MC3xx) or heads (MC1xx).
+    """
+    sets, hull = _sets(mask, n, n_heads, data)
+    blocks = -(-n // block)
+    tiles, partial = np.zeros(blocks), np.zeros(blocks)
+    owner, start, stop, granule = [], [], [], 1
+    for each in sets:
+        row, first, last, exact = _runs(each, n, block)
+        owner.append(row)
+        start.append(first)
+        stop.append(last)
+        granule = max(granule, exact)
+        live, dead = _tally(each, n, block)
+        tiles += each.heads * live
+        partial += each.heads * dead
+    keys = union(n, blocks, *(np.concatenate(x) for x in (owner, start, stop)))
+    return Reach(keys, granule, tiles, partial, n_heads, hull)
+
+
+def _sets(
+    mask: Mask, n: int, n_heads: int, data: Mapping[str, object]
+) -> tuple[list[_Set], tuple[str, ...]]:
+    """The distinct sets of all heads, and the names of data that nobody gave."""
+    inner, given = with_captured(mask, data, n_heads)
+    irs = on_all_heads(inner, heads_of(inner, None) or n_heads)
+    wanted = {decl.name for ir in irs for decl in ir.data if decl.from_caller}
+    missing = tuple(sorted(wanted.difference(given)))
+    drawn = -(-n // min((d.block for ir in irs for d in ir.data if d.kind is DataKind.random),
+                        default=n or 1)) > _MOST_TABLE  # fmt: skip
+    computed = any(ir.selections for ir in irs) or drawn
+    if missing or computed:
+        defaults = {name: value for ir in irs for name, value in ir.params.items()}
+        params = {name: int(given.get(name, value)) for name, value in defaults.items()}  # type: ignore[call-overload]
+        found: dict[Expr, int] = {}
+        for ir in irs:
+            keep = _without_data(ir.keep)
+            found[keep] = found.get(keep, 0) + n_heads // len(irs)
+        return [_Set(keep, params, {}, heads) for keep, heads in found.items()], missing
+    asked = bound(irs, n, n, given)
+    heads, sequences = range(asked.heads), range(asked.sequences)
+    share = n_heads / (len(heads) * len(sequences))
+    return [_own(asked, *each, share) for each in asked.sets(heads, sequences)], ()
+
+
+def _own(asked: Asked, head: int, batch: int, equal: int, share: float) -> _Set:
+    keep, own = asked.ir(head).keep, asked.own(head, batch)
+    return _Set(keep, asked.params, own, equal * share)
+
+
+def _without_data(keep: Expr) -> Expr:
+    """The formula where every comparison that reads an array holds: no pair of it is missing."""
+
+    def leaf(node: Expr) -> Expr | None:
+        compared = isinstance(node, (E.Cmp, E.Member))
+        return E.ALWAYS if compared and E.arrays(node) else None
+
+    return E.transform(keep, leaf)
+
+
+def _spans(
+    each: _Set, n: int, tile: TileShape
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """(first, count) [rows, loops], (step, full) [loops] where closed forms hold."""
+    recipe = layout_recipe(each.keep, tile)
+    values = values_of(recipe, n, n, each.params)
+    if not n or not loops_hold(recipe, values):
+        return None
+    loops = recipe.loops or ()
+    first, count = loop_spans(loops, values, -(-n // tile.q), -(-n // tile.k))
+    steps = np.array([loop.step for loop in loops], np.int64)
+    return first, count, steps, np.array([loop.full for loop in loops], bool)
+
+
+def _runs(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """(block, first key, past the last key) of stretches of keys, and to what they are exact."""
+    granule = 1
+    while -(-n // block) * -(-n // granule) > _MOST_TILES and granule < TILE:
+        granule *= 2
+    for size in sorted({1, granule} if granule == 1 else {1, TILE}):
+        found = _spans(each, n, TileShape(block, size))
+        if found is None:
+            continue
+        first, count, steps, _ = found
+        if np.all(steps == 1) or (count * (steps > 1)).sum() <= _MOST_TILES:
+            return *_unrolled(first, count, steps, n, size), size
+    lists = _tiles(each, n, TileShape(block, granule))
+    row = np.repeat(np.arange(lists.shape[0]), np.diff(lists.row_ptr))
+    start = lists.col.astype(np.int64) * granule
+    return row, start, np.minimum(start + granule, n), granule
+
+
+def _tiles(each: _Set, n: int, tile: TileShape) -> BlockLayout:
+    return build(layout_recipe(each.keep, tile), n, n, each.params, each.arrays)
+
+
+def _unrolled(
+    first: np.ndarray, count: np.ndarray, steps: np.ndarray, n: int, granule: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Loops as stretches of keys; a loop that skips tiles is one stretch for each."""
+    rows, starts, stops = [], [], []
+    for loop, step in enumerate(steps.tolist()):
+        row = np.flatnonzero(count[:, loop])
+        begin, length = first[row, loop].astype(np.int64), count[row, loop].astype(np.int64)
+        if step > 1:
+            turn = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+            row, begin = np.repeat(row, length), np.repeat(begin, length) + step * turn
+            length = np.ones(len(row), np.int64)
+        rows.append(row)
+        starts.append(begin * granule)
+        stops.append(np.minimum((begin + length) * granule, n))
+    if not rows:
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing, nothing
+    return np.concatenate(rows), np.concatenate(starts), np.concatenate(stops)
+
+
+def _tally(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Live tiles of each block, and those of them with dead pairs."""
+    tile = TileShape(block, TILE)
+    found = _spans(each, n, tile)
+    if found is not None:
+        _, count, _, full = found
+        return count.sum(axis=1, dtype=np.int64), count[:, ~full].sum(axis=1, dtype=np.int64)
+    lists = _tiles(each, n, tile)
+    full_tiles = np.concatenate([[0], np.cumsum(lists.kind == FULL)])
+    live = np.diff(lists.row_ptr).astype(np.int64)
+    return live, live - (full_tiles[lists.row_ptr[1:]] - full_tiles[lists.row_ptr[:-1]])
+
+
+def granularity(mask: Mask) -> int:
+    """What every chunk of tokens should be a multiple of: blocks that the mask chooses or names."""
+    own = [1]
+    for name in ("block", "q_block"):
+        value = getattr(mask, name, 1)
+        own += [value] if isinstance(value, int) else []
+    decl = getattr(mask, "decl", None)
+    own += [decl.block] if decl is not None else []
+    found = lcm(*own, *map(granularity, getattr(mask, "children", ())))
+    return found if found <= 1024 else 1

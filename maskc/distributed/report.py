@@ -1,0 +1,141 @@
+"""A plan for people: what each rank computes, what travels, and how long that should take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskc.distributed.layouts import LAYOUTS
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import Plan
+
+_SHADES = " ·░▒▓█"
+"""Nothing, less than 1/16 of what a rank holds, up to a quarter, a half, three quarters, all."""
+_MOST_DRAWN = 32
+"""Ranks a picture shows; more are drawn as groups of ranks."""
+_MOST_LISTED = 8
+"""Ranks whose shares are listed one by one."""
+
+
+def explain(plan: Plan) -> str:
+    """Lines of text; see Plan.explain."""
+    lines = _head(plan)
+    for name in plan.layers:
+        lines += ["", *_layer(plan, name)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(plan: Plan) -> list[str]:
+    tokens = plan.layout.tokens
+    spread = f"{tokens.min()}" if tokens.min() == tokens.max() else f"{tokens.min()}-{tokens.max()}"
+    heads = plan.heads
+    sizes = f"Hq {heads.q}, Hkv {heads.kv}, D {heads.dim}"
+    sizes += f", Dv {heads.dim_v}" if heads.dim_v != heads.dim else ""
+    why = ", ".join(f"{name} {_ms(plan.tried[name])}" for name in LAYOUTS if name in plan.tried)
+    lines = [
+        f"{plan.n} tokens on {plan.ranks} ranks, {spread} each ({sizes}, {plan.dtype.value}, "
+        f"batch {plan.batch})",
+        f"layout {plan.layout.name}, chunks of multiples of {plan.block} tokens; forward and "
+        f"backward of all masks: {why}",
+    ]
+    empty = int((tokens == 0).sum())
+    if empty:
+        lines.append(f"{empty} ranks hold no tokens: there are more ranks than blocks")
+    return lines
+
+
+def _layer(plan: Plan, name: str) -> list[str]:
+    layer = plan.layer(name)
+    forward, backward = plan.times(name)
+    lines = [f"{name}: {layer.mask}"]
+    if layer.reach.hull:
+        names = ", ".join(layer.reach.hull)
+        lines.append(f"  {names}: not given, so keys count that any {names} may let through")
+    size, received, sent = plan.token_bytes, layer.received, layer.sent
+    kept = int(plan.layout.tokens.max(initial=0)) * (plan.ranks - 1)
+    most = int(received.max(initial=0))
+    exact = "exact" if layer.reach.granule == 1 else f"exact to {layer.reach.granule} tokens"
+    share = f", {most / kept:.1%} of what all-gather brings" if kept else ""
+    hidden = float(np.minimum(forward.travel, forward.inner).max(initial=0.0))
+    lines += [
+        f"  keys and values that travel to a rank: {_bytes(most * size)} at most, "
+        f"{_bytes(float(received.mean()) * size)} on average{share} ({exact}); "
+        f"sent {_bytes(int(sent.max(initial=0)) * size)} at most; gradients return the same way",
+        f"  tiles: the slowest rank has {plan.imbalance(name):.3f} times the mean",
+        f"  predicted on {plan.network.name} ({plan.network.gigabytes:g} GB/s): forward "
+        f"{_ms(forward.total)}, backward {_ms(backward.total)}; messages take "
+        f"{_ms(float(forward.travel.max(initial=0.0)))}, of which "
+        f"{_ms(hidden)} hide under tiles",
+        "  forward by other means: "
+        + ", ".join(f"{key} {_ms(value)}" for key, value in plan.others(name).items()),
+    ]
+    if plan.ranks <= _MOST_LISTED:
+        lines += [_rank(plan, name, rank) for rank in range(plan.ranks)]
+    if plan.ranks > 1:
+        lines += _picture(plan, name)
+    return lines
+
+
+def _rank(plan: Plan, name: str, rank: int) -> str:
+    layer = plan.layer(name)
+    own = ", ".join(f"{start}-{stop - 1}" for start, stop in layer.layout.own.of(rank))
+    sources: dict[int, int] = {}
+    for each in layer.receives(rank):
+        sources[each.sender] = sources.get(each.sender, 0) + each.stop - each.start
+    came = ", ".join(f"{count} from {sender}" for sender, count in sources.items())
+    compute = float(plan.times(name)[0].compute[rank])
+    return f"  rank {rank}: tokens {own or 'none'}; {_ms(compute)} of tiles; keys: {came or 'none'}"
+
+
+def _picture(plan: Plan, name: str) -> list[str]:
+    """Receivers by senders; a rank's own keys lie on the diagonal."""
+    shares = shares_of(plan, name)
+    rows = ["".join(_shade(value) for value in row) for row in shares.tolist()]
+    group = -(-plan.ranks // _MOST_DRAWN)
+    what = "a rank" if group == 1 else f"{group} ranks"
+    legend = (
+        "blank nothing, · below 1/16 of the sender's keys, ░▒▓ up to a quarter, half, more, █ all"
+    )
+    return [
+        f"  who receives (rows) from whom (columns), {what} each; {legend}",
+        *(f"  |{row}|" for row in rows),
+    ]
+
+
+def shares_of(plan: Plan, name: str | None = None) -> np.ndarray:
+    """float [groups, groups]: the share of the senders' keys that receivers have.
+
+    There are 32 groups at most; with more ranks than that a group's first rank stands for it.
+    """
+    layer, layout = plan.layer(name), plan.layout
+    group = -(-plan.ranks // _MOST_DRAWN)
+    groups = -(-plan.ranks // group)
+    found = np.zeros((groups, groups))
+    held = np.zeros(groups)
+    np.add.at(held, np.arange(plan.ranks) // group, layout.tokens)
+    for row in range(groups):
+        rank = row * group
+        for each in layer.receives(rank):
+            found[row, each.sender // group] += each.stop - each.start
+        found[row, row] += layout.tokens[rank] if group == 1 else 0
+    return np.minimum(found / np.maximum(held, 1), 1.0)
+
+
+def _shade(share: float) -> str:
+    if share <= 0:
+        return _SHADES[0]
+    limits = (1 / 16, 0.25, 0.5, 0.999)
+    return _SHADES[1 + sum(share >= limit for limit in limits)]
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3g} ms" if value < 1e3 else f"{value / 1e3:.3g} s"
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"

@@ -1,0 +1,142 @@
+"""Tensors of a whole sequence and their shards, with autograd."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from maskc.core.errors import ShardLength
+from maskc.distributed.groups import ranks_of
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import Plan
+
+
+def shard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
+    """This rank's tokens of a tensor that all ranks have.
+
+    Args:
+        x: any tensor with plan.n tokens along `dim`.
+        dim: where the tokens are; 1 suits input ids [B, N] and hidden states [B, N, C], 2 suits
+            q, k and v [B, H, N, D].
+        group: a ProcessGroup or a DeviceMesh; None is the default group.
+
+    Returns:
+        The rank's tokens, in the order of `plan.indices(rank)`. The gradient of x is zero where
+        tokens are other ranks'.
+
+    Raises:
+        ShardLength: x has another number of tokens (MC704).
+        WrongGroup: the group does not fit the plan (MC706).
+    """
+    import torch
+
+    ranks = ranks_of(plan, group)
+    if x.shape[dim] != plan.n:
+        what = f"x (dim {dim})"
+        raise ShardLength(what, x.shape[dim], "all", plan.ranks, plan.n, plan.n, at="x")
+    parts = [x.narrow(dim, start, stop - start) for start, stop in plan.layout.own.of(ranks.rank)]
+    if not parts:
+        return x.narrow(dim, 0, 0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
+    """The whole tensor, from every rank's shard; all ranks must call it.
+
+    Args:
+        x: this rank's tokens along `dim`.
+        dim, group: as in `shard`.
+
+    Returns:
+        All plan.n tokens in the order of the sequence, on every rank. The gradient of x is the sum
+        of the ranks' gradients for its tokens.
+
+    Raises:
+        ShardLength: x has another number of tokens than the rank (MC704).
+        WrongGroup: the group does not fit the plan (MC706).
+    """
+    ranks = ranks_of(plan, group)
+    _check(plan, ranks.rank, x, dim)
+    if ranks.size == 1:
+        return x
+    return _functions()[0].apply(x, plan, ranks, dim)
+
+
+def roll(plan: Plan, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
+    """The shard of the rolled whole: what `shard(whole.roll(shift, dim))` would give.
+
+    Labels that are next tokens are `roll(ids, -1)`. All ranks must call it; it gathers the whole
+    along `dim`, so it is meant for ids and labels.
+
+    Args:
+        x: this rank's tokens along `dim`.
+        shift: places by which tokens move to the right, as in torch.roll.
+        dim, group: as in `shard`.
+
+    Raises:
+        ShardLength: x has another number of tokens than the rank (MC704).
+        WrongGroup: the group does not fit the plan (MC706).
+    """
+    return shard(plan, unshard(plan, x, dim, group).roll(shift, dim), dim, group)
+
+
+def position_ids(plan: Plan, group: Any = None, device: Any = None) -> Any:
+    """int64 [tokens]: the positions of this rank's tokens in the whole sequence.
+
+    Raises:
+        WrongGroup: the group does not fit the plan (MC706).
+    """
+    import torch
+
+    return torch.from_numpy(plan.indices(ranks_of(plan, group).rank)).to(device)
+
+
+def _check(plan: Plan, rank: int, x: Any, dim: int) -> None:
+    if x.shape[dim] != plan.tokens(rank):
+        what = f"x (dim {dim})"
+        held = plan.tokens(rank)
+        raise ShardLength(what, x.shape[dim], rank, plan.ranks, held, plan.n, at="x")
+
+
+def _gathered(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
+    """All tokens: shards of equal lengths travel, the shorter ones padded."""
+    import torch
+    import torch.distributed as dist
+
+    counts = plan.layout.tokens.tolist()
+    most = max(counts)
+    moved = x.detach().movedim(dim, 0)
+    padded = moved.new_zeros((most, *moved.shape[1:]))
+    padded[: moved.shape[0]] = moved
+    parts = [torch.empty_like(padded) for _ in range(ranks.size)]
+    dist.all_gather(parts, padded, group=ranks.group)
+    rows = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    whole = torch.empty_like(rows)
+    whole[torch.from_numpy(plan.layout.order).to(x.device)] = rows
+    return whole.movedim(0, dim)
+
+
+@cache
+def _functions() -> tuple[Any]:
+    """The autograd functions; made on first use, as torch is."""
+    import torch
+
+    class Unshard(torch.autograd.Function):
+        """All tokens on every rank; the gradient is summed over ranks."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
+            ctx.made_of = plan, ranks, dim
+            return _gathered(x, plan, ranks, dim)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            import torch.distributed as dist
+
+            plan, ranks, dim = ctx.made_of
+            total = grad.contiguous().clone()
+            dist.all_reduce(total, group=ranks.group)
+            return shard(plan, total, dim, ranks.group), None, None, None
+
+    return (Unshard,)

@@ -1,0 +1,247 @@
+"""What one rank does in one layer: messages, a buffer of keys, and calls over them.
+
+Rows whose keys all lie in one stretch of the rank's own tokens need nothing of others: they run
+while keys travel. The other rows read one buffer, in which what came and copies of some of the
+rank's own keys lie in the order of the sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskc.distributed.local import LocalMask, Stretch, localized
+from maskc.distributed.ranges import union
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import LayerPlan, Plan
+
+_ALIGNED = 128
+"""Tokens that stretches of a buffer begin at multiples of, as tiles do."""
+_MOST_STRETCHES = 3
+"""Stretches of a buffer; with more, the smallest gaps are filled with zeros."""
+_WORTH = 4
+"""Rows that need nothing run apart where they are at least 1 / this of their stretch."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """Tokens that a rank sends or receives."""
+
+    peer: int
+    place: int
+    """In the rank's own tokens where it sends, in its buffer where it receives."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Own tokens `source` .. that the buffer has from `place` on, too."""
+
+    source: int
+    place: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Attention of some rows of the rank over some of its keys."""
+
+    row: int
+    """The first row among the rank's tokens."""
+    rows: int
+    own: bool
+    """Whether keys are the rank's own; else those of the buffer."""
+    key: int
+    """The first key there."""
+    keys: int
+    local: LocalMask
+    positions: bool
+    """Whether the last row is where the last key is, as distances in the kernel have it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """All of a rank's work in one layer."""
+
+    tokens: int
+    size: int
+    """Tokens of the buffer; 0 where there is none."""
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+    copies: tuple[Copy, ...]
+    gaps: tuple[tuple[int, int], ...]
+    """Tokens of the buffer that nobody needs: zeros, so that nothing of them is ever not finite."""
+    calls: tuple[Call, ...]
+    """Those that need nothing of others come first."""
+
+
+def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
+    """A rank's work.
+
+    Raises:
+        PlanData: the mask reads data that the plan was not given (MC702).
+        NotShared: a selection that shards would cut (MC707).
+    """
+    own = layer.layout.own.of(rank)
+    places = np.cumsum([0, *(stop - start for start, stop in own)]).tolist()
+    inner, outer = _rows(layer, own)
+    buffer = _stretches(layer, [rows for _, rows in outer])
+    calls = []
+    for number, (start, stop) in inner:
+        first, last = own[number]
+        keys = Stretch(first, 0, last - first)
+        calls.append(
+            _call(plan, layer, places[number] + start - first, start, stop, [keys], True,
+                  places[number])
+        )  # fmt: skip
+    for number, (start, stop) in outer:
+        row = places[number] + start - own[number][0]
+        keys_of, key = _part(layer, buffer, start, stop)
+        calls.append(_call(plan, layer, row, start, stop, keys_of, False, key))
+    size = buffer[-1].place + buffer[-1].count if buffer else 0
+    copies, receives, gaps = _filled(layer, rank, own, places, buffer)
+    sends = tuple(
+        Message(each.receiver, _place(own, places, each.start), each.stop - each.start)
+        for each in layer.sends(rank)
+    )
+    return Work(places[-1], size, sends, receives, copies, gaps, tuple(calls))
+
+
+Rows = list[tuple[int, tuple[int, int]]]
+"""(which of the rank's stretches, (first row, past the last) in the sequence)."""
+
+
+def _rows(layer: LayerPlan, own: list[tuple[int, int]]) -> tuple[Rows, Rows]:
+    """Rows that need nothing of others, the longest run of each stretch; and all others."""
+    inner: Rows = []
+    outer: Rows = []
+    for number, (start, stop) in enumerate(own):
+        first, last = start // layer.block, -(-stop // layer.block)
+        flags = layer.inner[first:last]
+        begin, end = _longest_run(flags)
+        low, high = (max(start, (first + begin) * layer.block),
+                     min(stop, (first + end) * layer.block))  # fmt: skip
+        if (high - low) * _WORTH < stop - start:
+            outer.append((number, (start, stop)))
+            continue
+        inner.append((number, (low, high)))
+        outer += [(number, rows) for rows in ((start, low), (high, stop)) if rows[0] < rows[1]]
+    return inner, outer
+
+
+def _longest_run(flags: np.ndarray) -> tuple[int, int]:
+    """(first, past the last) of the longest stretch of true entries."""
+    change = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
+    if not len(change):
+        return 0, 0
+    begins, ends = change[::2], change[1::2]
+    best = int(np.argmax(ends - begins))
+    return int(begins[best]), int(ends[best])
+
+
+def _keys_of(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The keys that some rows see, as ranges."""
+    keys = layer.reach.keys
+    starts, stops = [], []
+    for start, stop in rows:
+        part = slice(int(keys.ptr[start // layer.block]), int(keys.ptr[-(-stop // layer.block)]))
+        starts.append(keys.start[part])
+        stops.append(keys.stop[part])
+    if not starts:
+        return []
+    begin, end = np.concatenate(starts), np.concatenate(stops)
+    return union(keys.n, 1, np.zeros_like(begin), begin, end).of(0)
+
+
+def _stretches(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[Stretch]:
+    """The buffer of these rows: all keys that they see, and some gaps between them."""
+    found = [[start - start % _ALIGNED, stop] for start, stop in _keys_of(layer, rows)]
+    merged: list[list[int]] = []
+    for start, stop in found:
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = stop
+        else:
+            merged.append([start, stop])
+    total = sum(stop - start for start, stop in merged)
+    while len(merged) > 1:
+        gaps = [after[0] - before[1] for before, after in pairwise(merged)]
+        least = min(gaps)
+        if len(merged) <= _MOST_STRETCHES and least > total // 2:
+            break
+        at = gaps.index(least)
+        merged[at : at + 2] = [[merged[at][0], merged[at + 1][1]]]
+        total += least
+    place, made = 0, []
+    for start, stop in merged:
+        made.append(Stretch(start, place, stop - start))
+        place += -(-(stop - start) // _ALIGNED) * _ALIGNED
+    return made
+
+
+def _part(
+    layer: LayerPlan, buffer: list[Stretch], start: int, stop: int
+) -> tuple[list[Stretch], int]:
+    """(what some rows need of the buffer, the first token of it there)."""
+    keys = _keys_of(layer, [(start, stop)])
+    if not keys:
+        return [], 0
+    low, high = keys[0][0], keys[-1][1]
+    used = [x for x in buffer if x.start < high and x.start + x.count > low]
+    if len(used) > 1:
+        first = used[0].place
+        return [Stretch(x.start, x.place - first, x.count) for x in used], first
+    (only,) = used
+    low -= (low - only.start) % _ALIGNED
+    return [Stretch(low, 0, high - low)], only.place + low - only.start
+
+
+def _call(
+    plan: Plan, layer: LayerPlan, row: int, start: int, stop: int, keys: list[Stretch], own: bool,
+    key: int,
+) -> Call:  # fmt: skip
+    size = keys[-1].place + keys[-1].count if keys else 0
+    rest = plan.n, plan.heads.q, start, stop - start, keys
+    local = localized(layer.mask, *rest, plan.data_of(layer))
+    aligned = len(keys) <= 1 and (not keys or keys[0].start + size == stop)
+    return Call(row, stop - start, own, key, size, local, aligned)
+
+
+def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
+    """Where a token of the rank lies among its tokens."""
+    for (start, stop), place in zip(own, places, strict=False):
+        if start <= token < stop:
+            return place + token - start
+    raise LookupError(f"token {token} is not the rank's")
+
+
+def _filled(
+    layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int],
+    buffer: list[Stretch],
+) -> tuple[tuple[Copy, ...], tuple[Message, ...], tuple[tuple[int, int], ...]]:  # fmt: skip
+    """Where each part of the buffer comes from: (own tokens, messages, nowhere)."""
+    copies, receives, filled = [], [], []
+    size = buffer[-1].place + buffer[-1].count if buffer else 0
+    for each in buffer:
+        end = each.start + each.count
+        for (start, stop), place in zip(own, places, strict=False):
+            low, high = max(start, each.start), min(stop, end)
+            if low < high:
+                at = each.place + low - each.start
+                copies.append(Copy(place + low - start, at, high - low))
+                filled.append((at, at + high - low))
+    for came in layer.receives(rank):
+        for each in buffer:
+            if each.start <= came.start < each.start + each.count:
+                at = each.place + came.start - each.start
+                receives.append(Message(came.sender, at, came.stop - came.start))
+                filled.append((at, at + came.stop - came.start))
+    gaps, last = [], 0
+    for start, stop in [*sorted(filled), (size, size)]:
+        if last < start:
+            gaps.append((last, start))
+        last = max(last, stop)
+    return tuple(copies), tuple(receives), tuple(gaps)

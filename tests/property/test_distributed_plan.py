@@ -1,0 +1,118 @@
+"""Invariants of plans: every token has one owner, and what travels is what is seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.distributed import plan
+from maskc.distributed.layouts import LAYOUTS
+from maskc.distributed.ranges import union
+from tests.support.thorough import examples
+
+MASKS = {
+    "causal": mc.causal(),
+    "full": mc.full(),
+    "window": mc.causal() & mc.window(37),
+    "bidirectional": mc.window(20, 33),
+    "sinks": mc.causal() & (mc.window(30) | mc.sinks(5)),
+    "chunked": mc.chunked(48),
+    "dilated": mc.dilated(9, stride=4),
+    "strided": mc.causal() & (mc.window(15) | mc.strided(16, 15)),
+    "longformer": mc.window(16, 16) | mc.global_tokens([3, 70]),
+    "bigbird": mc.random_blocks(16, 2, 1) | mc.window(16, 16) | mc.sinks(16),
+    "prefix": mc.causal() | mc.prefix(40),
+    "natten": mc.where(lambda q, k: abs(k - min(max(q, 8), mc.n_q - 9)) <= 8),
+    "heads": mc.per_head([mc.causal() & mc.window(8), mc.full()]),
+}
+
+
+def tokens(ranges: list[tuple[int, int]]) -> set[int]:
+    return {token for start, stop in ranges for token in range(start, stop)}
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_what_travels_is_what_is_seen(data: st.DataObject):
+    name = data.draw(st.sampled_from(sorted(MASKS)))
+    ranks = data.draw(st.integers(1, 9))
+    n = data.draw(st.integers(0, 400))
+    layout = data.draw(st.sampled_from(("auto", *LAYOUTS)))
+    made = plan(MASKS[name], n, ranks, heads=(2, 1, 64), layout=layout)
+    layer = made.layer()
+    dense = MASKS[name].dense(n, n_heads=2) if n else np.zeros((0, 0), bool)
+    seen = dense.any(axis=0) if dense.ndim == 3 else dense
+    owners = [made.indices(rank) for rank in range(ranks)]
+    assert np.array_equal(np.sort(np.concatenate(owners)), np.arange(n))
+    sent: dict[tuple[int, int], set[int]] = {}
+    for rank in range(ranks):
+        own = set(owners[rank].tolist())
+        wanted = set(np.flatnonzero(seen[owners[rank]].any(axis=0)).tolist())
+        granule = layer.reach.granule
+        if granule > 1:  # what is found are whole granules of which something is seen
+            wanted = {t for t in range(n) if t // granule in {x // granule for x in wanted}}
+            assert tokens(layer.needs.of(rank)) <= wanted
+        else:
+            assert tokens(layer.needs.of(rank)) == wanted
+        assert tokens(layer.halo.of(rank)) == tokens(layer.needs.of(rank)) - own
+        for each in layer.receives(rank):
+            assert each.receiver == rank
+            sent.setdefault((each.sender, rank), set()).update(range(each.start, each.stop))
+        got = set().union(*(sent.get((s, rank), set()) for s in range(ranks)))
+        assert got == tokens(layer.halo.of(rank))
+    assert all(pair[0] != pair[1] for pair in sent)
+    for rank in range(ranks):
+        away: dict[tuple[int, int], set[int]] = {}
+        for each in layer.sends(rank):
+            assert each.sender == rank
+            away.setdefault((rank, each.receiver), set()).update(range(each.start, each.stop))
+        assert away == {pair: found for pair, found in sent.items() if pair[0] == rank}
+        assert layer.sent[rank] == sum(map(len, away.values()))
+        assert made.sent_bytes(rank) == layer.sent[rank] * 2 * 64 * 2
+    assert layer.traffic().sum() == layer.received.sum() == layer.sent.sum()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.data())
+def test_sets_of_ranges_are_sets(data: st.DataObject):
+    n, owners = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 4))
+
+    def drawn() -> tuple[object, list[set[int]]]:
+        some = data.draw(
+            st.lists(st.tuples(st.integers(0, owners - 1), st.integers(0, n), st.integers(0, n)))
+        )
+        owner, start, stop = (np.array([x[i] for x in some], np.int64) for i in range(3))
+        sets = [tokens([x[1:] for x in some if x[0] == i]) for i in range(owners)]
+        return union(n, owners, owner, start, stop), sets
+
+    (a, of_a), (b, of_b) = drawn(), drawn()
+    every = set(range(n))
+    for i in range(owners):
+        assert tokens(a.of(i)) == of_a[i]
+        assert tokens(a.intersect(b).of(i)) == of_a[i] & of_b[i]
+        assert tokens(a.complement().of(i)) == every - of_a[i]
+        assert tokens(a.without(b).of(i)) == of_a[i] - of_b[i]
+        assert a.tokens[i] == len(of_a[i])
+
+
+@pytest.mark.parametrize("ids", ["sorted", "mixed"])
+def test_data_make_it_exact(ids: str):
+    n, ranks = 300, 4
+    rng = np.random.default_rng(0)
+    doc = rng.integers(0, 7, n)
+    doc = np.sort(doc) if ids == "sorted" else doc
+    mask = mc.causal() & mc.documents("doc")
+    made = plan(mask, n, ranks, heads=(4, 2, 64), layout="contiguous")
+    assert made.layer().reach.hull == ("doc",)
+    exact = made.given(doc=doc)
+    assert exact.layer().reach.hull == ()
+    seen = mask.dense(n, doc=doc)
+    for rank in range(ranks):
+        wanted = set(np.flatnonzero(seen[exact.indices(rank)].any(axis=0)).tolist())
+        assert tokens(exact.layer().needs.of(rank)) == wanted
+        assert wanted <= tokens(made.layer().needs.of(rank))
+    assert exact.digest != made.digest
+    assert exact.layout is made.layout

@@ -1,0 +1,76 @@
+"""Processes that form a gloo group on this machine; they run one function and report."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+
+def run(job: Callable[..., Any], size: int, *args: Any, seconds: float = 600) -> list[Any]:
+    """Run `job(rank, size, *args)` in `size` processes with a gloo group.
+
+    Processes are forks of one that has imported torch and maskc, so that starting many is cheap.
+
+    Args:
+        seconds: after which gloo gives up.
+
+    Returns:
+        What each rank returned; a rank that failed gives the text of its error, after "failed:".
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "maskc", "maskc.distributed"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    queue = context.Queue()
+    settings = {
+        name: os.environ[name] for name in ("MASKC_CACHE_DIR", "MASKC_CHECK") if name in os.environ
+    }
+    place = f"{job.__module__}:{job.__qualname__}"
+    processes = [
+        context.Process(target=_main, args=(place, rank, size, port, settings, queue, seconds, args))
+        for rank in range(size)
+    ]
+    for each in processes:
+        each.start()
+    found: list[Any] = [None] * size
+    try:
+        for _ in range(size):
+            rank, result = queue.get(timeout=2 * seconds)
+            found[rank] = result
+    finally:
+        for each in processes:
+            each.join(timeout=10)
+            if each.is_alive():
+                each.terminate()
+                each.join()
+    return found
+
+
+def _main(
+    place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any, seconds: float,
+    args: tuple[Any, ...],
+) -> None:  # fmt: skip
+    os.environ.update(settings)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
+            timeout=timedelta(seconds=seconds),
+        )  # fmt: skip
+        module, _, name = place.partition(":")
+        result = getattr(importlib.import_module(module), name)(rank, size, *args)
+        dist.destroy_process_group()
+    except BaseException:
+        result = "failed:" + traceback.format_exc()
+    queue.put((rank, result))
