@@ -277,7 +277,7 @@ MOVED_FIELDS: tuple[Field, ...] = (
     Field("rows", "i32", "of a head that are moved", _TENSORS),
     Field("listed", "i32", "entries of a list", _TENSORS),
     Field("width", "i32", "units of a row", _TENSORS),
-    Field("unit", "i32", "bytes: 4 or 16", _TENSORS),
+    Field("unit", "i32", "bytes: 2, 4 or 16", _TENSORS),
     Field("filling", "i32", "the word in rows that have no source", _TENSORS),
     Field("flags_list", "i64", "elements from one sequence's flags to the next", 2),
     Field("flags_step", "i64", "elements from one token's flag to the next", 2),

@@ -125,7 +125,8 @@ class Grid(Enum):
     """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
     left out."""
     tile_columns = "tile_columns"
-    """`parts` blocks per tile column, key/value head and sequence."""
+    """Enough for all tile columns, key/value heads and sequences, `per_block` keys each: several
+    blocks may share a column."""
     heads = "heads"
     """One block per query head."""
     results = "results"
@@ -146,8 +147,6 @@ class Launch:
     """Queries or keys that a block covers, where the grid counts them."""
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
-    parts: int = 1
-    """Blocks that share a tile column, where the grid counts these."""
     feature: Feature | None = None
     """The feature that a call must ask for to have this launch, in place of another one of the same
     entry; None where every call has it."""

@@ -147,8 +147,8 @@ def _blocks(
             keys = columns * sizes.heads_kv * sizes.batch
             return -(-max(queries, keys) // launch.per_block)
         case Grid.tile_columns:
-            columns = unit.tiles(sizes.n_q, sizes.n_kv)[1]
-            return launch.parts * columns * sizes.heads_kv * sizes.batch
+            blocks = unit.tiles(sizes.n_q, sizes.n_kv)[1] * (unit.tile.k // launch.per_block)
+            return blocks * sizes.heads_kv * sizes.batch
         case Grid.heads:
             return sizes.heads_q
         case Grid.few:

@@ -24,6 +24,9 @@ Arrays = Mapping[str, np.ndarray]
 _MOVED = 4
 """Passes over a listed row that moving it, and what belongs to it, takes as long as."""
 
+_THIN = 4
+"""Part of all tiles that a thin mask has at most."""
+
 
 def tokens_of(
     listed: Listed, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
@@ -64,6 +67,14 @@ class ListedTiles:
     """int32 [most], one sequence's."""
 
 
+def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) -> bool:
+    """Whether the mask without its lists has so few tiles that scattered tokens would multiply
+    them."""
+    layout = build(base, n_q, n_kv, params, {})
+    rows, columns = layout.shape
+    return _THIN * layout.nnz <= rows * columns
+
+
 def pays(
     base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
     language: str, n_q: int, n_kv: int,
@@ -82,15 +93,16 @@ def times(
     base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
     language: str, n_q: int, n_kv: int,
 ) -> tuple[float, float]:  # fmt: skip
-    """(whole, in parts), but for what the mask without its lists takes in both.
+    """(whole, in parts).
 
     Whole, every tile that has a listed key, or query, is live; which of these the mask has anyway
     is known.
     """
     tile, row = base.tile, ROW[language]
     layout = build(base, n_q, n_kv, params, {})
-    live = _dense(layout)
-    apart = 0.0
+    live = layout.to_dense() > 0
+    alone = _time(layout) + row * n_q
+    apart = alone
     for part in parts:
         own, count = {**params, **of_all(n_q, n_kv)}, len(part.tokens)
         lengths = (count, n_kv) if part.listed.side == "q" else (n_q, count)
@@ -107,13 +119,7 @@ def times(
             columns = part.tokens[columns] // tile.k
         live[rows, columns] = True
     more = int(live.sum()) - layout.nnz
-    return PARTIAL * tile.q * tile.k * more, apart
-
-
-def _dense(layout: BlockLayout) -> np.ndarray:
-    """bool [tile rows, tile columns]: live tiles."""
-    live: np.ndarray = layout.to_dense() > 0
-    return live
+    return alone + PARTIAL * tile.q * tile.k * more, apart
 
 
 def _time(layout: BlockLayout) -> float:

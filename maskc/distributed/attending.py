@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import MixedLibraries, NotShared
 from maskc.core.tensors import out_strides
-from maskc.distributed.exchange import Rows, bring, give_back
+from maskc.distributed.exchange import Rows, bring, give_back, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
     from maskc.distributed.work import Call, Work
+
+_FEW = 4
+"""Gaps of a buffer that are cleared one by one."""
 
 
 def attention(
@@ -167,15 +170,18 @@ class Step:
         """(out, lse, buffer); the buffer is None where all keys are the rank's own."""
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        buffer = k.new_empty((work.size, rows.width)) if work.size else None
+        buffer = None
+        if work.size:  # of many gaps, all are cleared at once
+            make = k.new_zeros if len(work.gaps) > _FEW else k.new_empty
+            buffer = make((work.size, rows.width))
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v)
+        if buffer is not None:  # first, so that messages begin before kernels fill the GPU
+            self._fill(rows, k, v, buffer)
         for call in work.calls:
             if call.own:
                 self._run(call, q, k, v, heads, results)
-        if buffer is not None:
-            self._fill(rows, k, v, buffer)
         if messages is not None:
             messages.wait()
         if buffer is not None:
@@ -192,7 +198,7 @@ class Step:
             own = slice(each.source, each.source + each.count)
             rows.keys(part).copy_(k[:, :, own])
             rows.values(part).copy_(v[:, :, own])
-        for start, stop in self.work.gaps:
+        for start, stop in self.work.gaps if len(self.work.gaps) <= _FEW else ():
             buffer[start:stop].zero_()
 
     def _run(
@@ -247,10 +253,8 @@ class Step:
                 total[:, :, own] += more[:, :, part]
         if messages is not None:
             messages.wait()
-        for sent, came in zip(work.sends, back, strict=True):  # in the order of the ranks
-            own = slice(sent.place, sent.place + sent.count)
-            dk[:, :, own] += rows.keys(came)
-            dv[:, :, own] += rows.values(came)
+        for pieces, came in back:  # in the order of the ranks
+            unpacked(rows, came, pieces, dk, dv)
         return dq, dk, dv, *heads
 
     def _run_back(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
@@ -46,6 +48,7 @@ class Exchange:
         self._peers: list[int] = []
         self._work: list[Any] = []
         self._kept: list[Any] = []
+        self._scattered: list[tuple[Any, Pieces, Any]] = []
 
     def send(self, rows: Any, peer: int) -> None:
         """Send contiguous rows to a rank of the group."""
@@ -54,6 +57,12 @@ class Exchange:
     def receive(self, rows: Any, peer: int) -> None:
         """Receive into contiguous rows."""
         self._add("irecv", rows, peer)
+
+    def receive_pieces(self, buffer: Any, pieces: Pieces, width: int) -> None:
+        """Receive several pieces of a buffer from one rank."""
+        rows = buffer.new_empty((tokens_of(pieces), width))
+        self._scattered.append((buffer, pieces, rows))
+        self._add("irecv", rows, pieces[0].peer)
 
     def _add(self, name: str, rows: Any, peer: int) -> None:
         import torch.distributed as dist
@@ -83,43 +92,111 @@ class Exchange:
                 count, why = len(self._work), str(error).split("\n")[0]
                 peer = self._peers[number] if count == len(self._peers) else "others"
                 raise RankLost(peer, number, count, why, at="group") from error
-        self._work, self._ops, self._kept = [], [], []
+        for buffer, pieces, rows in self._scattered:
+            if len(pieces) > _FEW:
+                buffer.index_copy_(0, _index(pieces, rows.device), rows)
+                continue
+            for part, place in _slices(pieces):
+                buffer[place] = rows[part]
+        self._work, self._ops, self._kept, self._scattered = [], [], [], []
 
 
-def packed(rows: Rows, k: Any, v: Any, message: Message) -> Any:
+Pieces = tuple["Message", ...]
+
+_FEW = 4
+"""Pieces that are copied one by one; more of them are looked up by index."""
+
+
+def by_peer(messages: Iterable[Message]) -> dict[int, Pieces]:
+    """What goes to, or comes from, each rank: one message each, whatever its pieces are."""
+    found: dict[int, Pieces] = {}
+    for each in messages:
+        found[each.peer] = (*found.get(each.peer, ()), each)
+    return found
+
+
+def tokens_of(pieces: Pieces) -> int:
+    """Tokens of all pieces."""
+    return sum(each.count for each in pieces)
+
+
+@lru_cache(maxsize=256)
+def _index(pieces: Pieces, device: Any) -> Any:
+    """int64: the places of all tokens."""
+    import torch
+
+    parts = [torch.arange(each.place, each.place + each.count) for each in pieces]
+    return torch.cat(parts).to(device)
+
+
+def _slices(pieces: Pieces) -> Iterator[tuple[slice, slice]]:
+    """(where a piece is among all pieces, its place)."""
+    at = 0
+    for each in pieces:
+        yield slice(at, at + each.count), slice(each.place, each.place + each.count)
+        at += each.count
+
+
+def packed(rows: Rows, k: Any, v: Any, pieces: Pieces) -> Any:
     """Some tokens' keys and values, side by side and contiguous."""
-    made = k.new_empty((message.count, rows.width))
-    part = slice(message.place, message.place + message.count)
-    rows.keys(made).copy_(k[:, :, part])
-    rows.values(made).copy_(v[:, :, part])
+    made = k.new_empty((tokens_of(pieces), rows.width))
+    if len(pieces) > _FEW:
+        index = _index(pieces, k.device)
+        rows.keys(made).copy_(k.index_select(2, index))
+        rows.values(made).copy_(v.index_select(2, index))
+        return made
+    for part, place in _slices(pieces):
+        rows.keys(made[part]).copy_(k[:, :, place])
+        rows.values(made[part]).copy_(v[:, :, place])
     return made
+
+
+def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
+    """Add what came to the gradients of some tokens."""
+    keys, values = rows.keys(came), rows.values(came)
+    if len(pieces) > _FEW:
+        index = _index(pieces, came.device)
+        dk.index_add_(2, index, keys)
+        dv.index_add_(2, index, values)
+        return
+    for part, place in _slices(pieces):
+        dk[:, :, place] += keys[:, :, part]
+        dv[:, :, place] += values[:, :, part]
 
 
 def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> Exchange:
     """Start to send what others need, and to receive what this rank needs into its buffer."""
     found = Exchange(ranks)
-    for each in work.receives:
-        found.receive(buffer[each.place : each.place + each.count], each.peer)
-    for each in work.sends:
-        found.send(packed(rows, k, v, each), each.peer)
+    for peer, pieces in by_peer(work.receives).items():
+        if len(pieces) == 1:
+            (only,) = pieces
+            found.receive(buffer[only.place : only.place + only.count], peer)
+        else:
+            found.receive_pieces(buffer, pieces, rows.width)
+    for peer, pieces in by_peer(work.sends).items():
+        found.send(packed(rows, k, v, pieces), peer)
     found.start()
     return found
 
 
 def give_back(
     work: Work, ranks: Ranks, rows: Rows, dk: Any, dv: Any, first: int
-) -> tuple[Exchange, list[Any]]:
-    """Start to return the gradients of what came; (messages, what comes back for each sent one).
+) -> tuple[Exchange, list[tuple[Pieces, Any]]]:
+    """Start to return the gradients of what came.
 
     Args:
         dk, dv: gradients of the buffer's keys and values, from token `first` of it on.
+
+    Returns:
+        The messages, and (own tokens, what will have come back for them) in the order of the ranks.
     """
     found = Exchange(ranks)
     back = []
-    for each in work.sends:
-        back.append(dk.new_empty((each.count, rows.width)))
-        found.receive(back[-1], each.peer)
-    for each in work.receives:
-        found.send(packed(rows, dk, dv, replace(each, place=each.place - first)), each.peer)
+    for peer, pieces in sorted(by_peer(work.sends).items()):
+        back.append((pieces, dk.new_empty((tokens_of(pieces), rows.width))))
+        found.receive(back[-1][1], peer)
+    for peer, pieces in by_peer(work.receives).items():
+        moved = tuple(replace(each, place=each.place - first) for each in pieces)
+        found.send(packed(rows, dk, dv, moved), peer)
     found.start()
     return found, back

@@ -36,8 +36,12 @@ from maskc.reference.dense import declarations, formulas, walk
 if TYPE_CHECKING:
     from maskc.distributed.work import Work
 
-_WORTH = 0.98
+_WORTH = 0.95
 """A layout with more pieces is taken where it takes less than this share of a simpler one's."""
+_COPIED = 1.2e9
+"""Bytes that are copied inside a GPU in a millisecond, read and written."""
+_CALL = 0.02
+"""Milliseconds that each further piece of a rank costs: rows apart, and messages."""
 
 
 @dataclass(frozen=True)
@@ -422,6 +426,9 @@ def _times(
     received, sent = layer.received * bytes_each, layer.sent * bytes_each
     travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
     edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
+    calls = pieces + edge
+    # a buffer of what came and of as many own tokens; what is sent is packed
+    copied = np.where(edge, 2 * received + sent, sent) / _COPIED + (pieces > 1) * calls * _CALL
     found = []
     for number, each in enumerate(passes):
         cycles = batch * each.of_blocks(layer.reach, layer.block, number == 1)
@@ -429,7 +436,7 @@ def _times(
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
         if number == 1:
             compute = compute + batch * each.of_columns(layer.needs.tokens, heads.q)
-        launches = (pieces + edge) * each.card.launch_us / 1e3
+        launches = calls * each.card.launch_us / 1e3 + copied
         found.append(Times(each.milliseconds(compute) + launches, each.milliseconds(inner), travel))
     return found[0], found[1]
 

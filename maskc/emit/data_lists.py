@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from maskc.core import expr as E
 from maskc.core.bundle import Mode, SourceUnit
-from maskc.core.expr import Expr
 from maskc.core.forms import DATA
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
@@ -14,6 +13,9 @@ from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.plan.forms import device_data
 from maskc.plan.types import KernelPlan
+
+_TOKENS = [(E.Q,), (E.K,)]
+"""Indices of an array that a tile reads at its own queries, or keys."""
 
 
 def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
@@ -30,9 +32,10 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     def load(node: E.Load, index: tuple[Span, ...]) -> str:
         slot = reads.index(node.array)
-        if len(index) == 1:
-            return f"bounds_of(p, {numbers[slot, _side(node.index[0])]}, at)"
-        ends = ", ".join(str(end) for each in index for end in each)
+        if node.index in _TOKENS:
+            return f"bounds_of(p, {numbers[slot, _TOKENS.index(node.index)]}, at)"
+        spans = index if len(index) > 1 else (Span(0, 0), *index)
+        ends = ", ".join(str(end) for each in spans for end in each)
         return f"entries(p, {slot}, at, {ends})"
 
     text = tile_text(found.rest, load)
@@ -49,7 +52,3 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         plan.target.name, render("common/data_lists.cu.j2", spec), TileShape(1, 1), False, (),
         (("usual", Mode(device_data.LAUNCHES)),), form=DATA,
     )  # fmt: skip
-
-
-def _side(index: Expr) -> int:
-    return (E.Q, E.K).index(index)

@@ -160,9 +160,9 @@ class CompiledMask:
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
-            **data: the mask's data and parameters by name. Data are known by content: new data make
-                a new layout, on the host, which waits for a GPU; documents (Hopper) and chosen
-                blocks are exceptions.
+            **data: the mask's data and parameters by name. Data on the host are known by content:
+                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
+                made there while nothing waits; below Hopper the host reads them, which waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -373,10 +373,15 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
-        if self.held is not None:
-            sizes, _ = self._sound.sizes(given, kinds, places)
-            data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
         rows, lister = self._planner.listed, self._planner.lister
+        if self.held is not None:
+            sizes, device = self._sound.sizes(given, kinds, places)
+            if listed and lister.active and lister.reads_captured:
+                bound = lister.bind({**data, HELD: self.held}, sizes, device)
+                if bound is not None:
+                    return bound
+                listed = False
+            data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
         if listed and rows.on_device:
             bound = rows.bind(options, data, *self._sound.sizes(given, kinds, places))
             if bound is not None:

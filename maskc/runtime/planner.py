@@ -178,7 +178,9 @@ class CallPlanner:
         for number, built in enumerate(
             self.parts if own and Feature.entmax not in features else ()
         ):
-            ours = features - {Feature.sinks} if number else features
+            listed = self.bundle.parts[number].listed
+            first = not number or (listed is not None and listed.side == "q")
+            ours = features if first else features - {Feature.sinks}
             forms = built.selector.forms(ours, directions)
             yield from ((built.kernels, form) for form in forms)
         if self.chooser is not None:

@@ -12,10 +12,17 @@ from datetime import timedelta
 from typing import Any
 
 
-def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) -> list[Any]:
+def run(
+    job: Callable[..., Any], size: int, *args: Any, seconds: float = 600,
+    dies: tuple[int, ...] = (),
+) -> list[Any]:  # fmt: skip
     """Run `job(rank, size, *args)` in `size` processes with a gloo group.
 
     Processes are forks of one that has imported torch and maskc, so that starting many is cheap.
+
+    Args:
+        seconds: after which gloo gives up.
+        dies: ranks that are expected to say nothing.
 
     Returns:
         What each rank returned; a rank that failed gives the text of its error, after "failed:".
@@ -31,15 +38,17 @@ def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) ->
     }
     place = f"{job.__module__}:{job.__qualname__}"
     processes = [
-        context.Process(target=_main, args=(place, rank, size, port, settings, queue, args))
+        context.Process(
+            target=_main, args=(place, rank, size, port, settings, queue, seconds, args)
+        )
         for rank in range(size)
     ]
     for each in processes:
         each.start()
     found: list[Any] = [None] * size
     try:
-        for _ in range(size):
-            rank, result = queue.get(timeout=timeout)
+        for _ in range(size - len(dies)):
+            rank, result = queue.get(timeout=2 * seconds)
             found[rank] = result
     finally:
         for each in processes:
@@ -52,7 +61,7 @@ def run(job: Callable[..., Any], size: int, *args: Any, timeout: float = 300) ->
 
 def _main(
     place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any,
-    args: tuple[Any, ...],
+    seconds: float, args: tuple[Any, ...],
 ) -> None:  # fmt: skip
     os.environ.update(settings)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -63,7 +72,7 @@ def _main(
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-            timeout=timedelta(seconds=600),
+            timeout=timedelta(seconds=seconds),
         )  # fmt: skip
         module, _, name = place.partition(":")
         result = getattr(importlib.import_module(module), name)(rank, size, *args)

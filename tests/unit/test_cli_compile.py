@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 CPU = ("--target", "cpu", "--head-dim", "16", "--dtype", "float32")
 STREAMING = ("--expr", "causal() & (sinks(4) | window(15))")

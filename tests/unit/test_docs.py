@@ -22,8 +22,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
-SLOW = ("bench",)
-"""Commands that pages show and this test leaves out, because they time things."""
+SLOW = ("bench", "explore")
+"""Commands that pages show and this test leaves out: they time things, or serve until Ctrl-C."""
 
 
 class Block(NamedTuple):
@@ -144,6 +144,25 @@ def test_every_code_of_a_page_exists() -> None:
     known = {kind.code for kind in index()["classes"]()}
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         assert set(re.findall(r"\bMC\d{3}\b", page.read_text())) <= known, page.name
+
+
+# ---------------------------------------------------------------- patterns
+
+
+def test_the_gallery_lists_every_pattern_with_its_paper_and_price() -> None:
+    from maskc import patterns
+
+    written = runpy.run_path(str(ROOT / "docs" / "pattern_index.py"))
+    page = (ROOT / "docs" / "patterns.md").read_text()
+    assert page.startswith(written["HEAD"]), "run `python docs/pattern_index.py`"
+    rows = page.removeprefix(written["HEAD"]).splitlines(keepends=True)
+    about = [patterns.about(name) for name in patterns.names()]
+    assert len(rows) == len(about)
+    for line, each in zip(rows, about, strict=True):
+        link = f"[`{each.name}`](../patterns/{each.name}.py)"
+        assert line.startswith(f"| {link} | {each.title} | {each.paper} | "), each.name
+    for name in ("causal", "documents", "longformer", "swin", "topk_attention"):
+        assert written["row"](name) in rows, name
 
 
 # ---------------------------------------------------------------- links

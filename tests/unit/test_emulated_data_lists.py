@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.runtime.device_lists.call import RememberedPlan
 from maskc.runtime.device_lists.data_launch import DataPlan
 from maskc.testing.emulator import machine
 
@@ -136,13 +137,13 @@ def test_results(hopper, name, deterministic):
 def launched(monkeypatch):
     """How often lists were made."""
     counts = {"data_bounds": 0}
-    original = DataPlan.keep
+    original = RememberedPlan.keep
 
     def keep(self, stream, made):
         counts["data_bounds"] += 1
         return original(self, stream, made)
 
-    monkeypatch.setattr(DataPlan, "keep", keep)
+    monkeypatch.setattr(RememberedPlan, "keep", keep)
     return counts
 
 
@@ -163,6 +164,18 @@ def test_unchanged_arrays_make_no_lists(hopper, launched):
     assert launched["data_bounds"] == 3
     assert torch.equal(attn(*given[:3], x=flags), second)  # of two both are kept
     assert launched["data_bounds"] == 3
+
+
+def test_unchanged_documents_make_no_lists(hopper, launched):
+    attn, given = (mc.documents("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made(120, 120)
+    ends = torch.tensor([0, 50, 70, 120])
+    first, again = (attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert launched["data_bounds"] == 1
+    ends[1] = 20
+    changed = attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60))
+    assert launched["data_bounds"] == 2
+    assert torch.equal(changed, attn(*given[:3], x=mc.cu_seqlens(ends.numpy(), max_seqlen=60)))
 
 
 def test_arrays_that_are_gone_are_not_mistaken(hopper):
@@ -200,3 +213,32 @@ def test_few_queries_share_a_tile(hopper, n_q):
     assert attn.last_sources[-1].endswith("packed")
     live = mask.dense(n_q, N, **data)[:, None]
     torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+
+
+# ------------------------------------------------------------------ arrays that formulas captured
+
+
+def captured_masks(n, heads):
+    """mask_mods over tensors of a batch, as FlexAttention users write them."""
+    rng = np.random.default_rng(0)
+    doc = torch.tensor(np.sort(rng.integers(0, 4, (2, n)), axis=1))
+    lengths = torch.tensor([n // 3, n - 5])
+    table = torch.tensor(rng.random((2, heads, -(-n // 64), -(-n // 64))) < 0.5)
+    return {
+        "lengths": lambda b, h, q, k: (k < lengths[b]) & (doc[b, q] == doc[b, k]) & (k <= q),
+        "a table of every head": lambda b, h, q, k: table[b, h, q // 64, k // 64] & (k <= q),
+    }
+
+
+@pytest.mark.parametrize("name", ["lengths", "a table of every head"])
+def test_captured_arrays_are_read_where_they_are(hopper, name):
+    n, heads = 150, 2
+    mask_mod = captured_masks(n, heads)[name]
+    mask, given = mc.from_mask_mod(mask_mod), made(n, n, heads=heads, kv_heads=1)
+    attn = mask.compile(head_dim=64, target="sm_90a", n_heads=heads)
+    found = attn(*given[:3])
+    assert isinstance(attn._last[1], DataPlan)
+    place = [torch.arange(size) for size in (2, heads, n, n)]
+    live = mask_mod(*(x.reshape([-1] + [1] * (3 - i)) for i, x in enumerate(place)))
+    want = exact(*given[:3], live.numpy())
+    torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)

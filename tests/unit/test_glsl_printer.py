@@ -23,6 +23,7 @@ from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
 from tests.support import glsl
 from tests.support.patterns import FOLDER
+from tests.support.thorough import examples
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
@@ -66,7 +67,7 @@ def lengths_of(name: str) -> list[tuple[int, int]]:
     return [(150, 150), (70, 333)] if name != "flamingo" else [(150, 150)]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(masks(with_data=False), min_size=20, max_size=20))
 def test_random_masks_equal_dense(tmp_path_factory, many):
     """Twenty at a time: the compiler starts once for all of them."""

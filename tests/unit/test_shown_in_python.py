@@ -14,7 +14,6 @@ import pytest
 
 import maskc as mc
 from maskc.dsl.nodes import structure
-from tests.support.caches import binaries  # noqa: F401
 
 MASK = mc.causal() & (mc.sinks(4) | mc.window(63))
 
@@ -102,7 +101,6 @@ def test_hostile_names_are_text(monkeypatch: pytest.MonkeyPatch):
     assert "&lt;script&gt;" in MASK._repr_html_()
 
 
-@pytest.mark.usefixtures("binaries")
 def test_compiled_masks_say_what_they_are():
     attn = MASK.compile(head_dim=32, dtype="float32", target="cpu")
     assert re.fullmatch(

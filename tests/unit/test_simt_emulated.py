@@ -22,6 +22,7 @@ from maskc.testing.emulator import machine  # noqa: E402
 from tests.support import exact_entmax  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.thorough import examples  # noqa: E402
 
 TABLE = mc.block_table("t", 1)
 """Any mask, as data."""
@@ -83,7 +84,7 @@ def test_random_masks(dim, dim_v, dtype, features):
     attn = simt(TABLE, dim, dim_v, dtype)
     lengths = st.sampled_from([1, 2, 63, 64, 65, 100, 129])
 
-    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         lengths, lengths, st.sampled_from([0.02, 0.5, 1.0]), st.integers(0, 99), st.integers(1, 2)
     )
@@ -149,6 +150,9 @@ def test_residue_classes(monkeypatch):
     for features in ({}, {name: FEATURES[name] for name in ("alibi_slopes", "sink_logits")}):
         judged(attn, made(150, 150, 16), live, **features)
         assert isinstance(attn._last[1], PartedPlan)
+    halves = simt(mask, 16, dtype=BF16)  # so few pairs that delta is summed over a part's own
+    judged(halves, made(88, 88, 16, dtype=BF16), live_pairs(mask, 88, 88, device="cpu"))
+    assert isinstance(halves._last[1], PartedPlan)
 
 
 @pytest.mark.parametrize("block", [1, 16])

@@ -66,7 +66,7 @@ def test_blocks_of_a_column_share_what_registers_do_not_hold():
                                      (512, 512, 2, 8), (512, 1, 2, 5)):  # fmt: skip
         plan = simt.backward_schedule(driver.problem(dim, dim_v, None, "float32"))
         (launch,) = (x for x in plan.modes[0][1].launches if x.entry.endswith("columns"))
-        assert (launch.parts, plan.owned) == (parts, owned)
+        assert (64 // launch.per_block, plan.owned) == (parts, owned)
 
 
 # ------------------------------------------------------------------ the compiler

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -52,8 +54,14 @@ PAIRS = {
 }
 
 
+@cache
 def planned(mask: mc.Mask, dim: int = 128):
     return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+
+
+@cache
+def emitted(mask: mc.Mask, dim: int = 128):
+    return driver.emit_bundle(planned(mask, dim))
 
 
 def tables(mask: mc.Mask, n_q: int, n_kv: int, rng: np.random.Generator) -> dict[str, Chosen]:
@@ -82,7 +90,7 @@ def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.nd
 @pytest.mark.parametrize("name", BY_CELLS)
 def test_bits_are_the_mask(name, dim, source):
     mask = BY_CELLS[name]
-    bundle = driver.emit_bundle(planned(mask, dim))
+    bundle = emitted(mask, dim)
     direction = Direction.backward if source == "backward" else Direction.forward
     form = "small" if source == "small" else ""
     units = [x for x in bundle.choice("sm_90a", direction) if x.form == form]
@@ -102,7 +110,7 @@ def test_bits_are_the_mask(name, dim, source):
 def test_packed_heads_have_the_same_rows(name):
     """The queries of several heads, one head after another, are rows of one tile."""
     mask = BY_CELLS[name]
-    bundle = driver.emit_bundle(planned(mask))
+    bundle = emitted(mask)
     bits = HostBits(bundle, bundle.unit("sm_90a", Direction.forward), 64, packed=3)
     rng = np.random.default_rng(0)
     for n_q, n_kv in ((1, 300), (5, 260), (16, 9)):

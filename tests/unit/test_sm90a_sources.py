@@ -375,6 +375,7 @@ def test_lines_fit_a_screen(direction):
             assert not long, "\n".join(long)
 
 
+@pytest.mark.matrix
 def test_time_to_compile(capsys, monkeypatch, tmp_path):
     """Printed, not judged."""
     source = unit("causal", FORWARD, 128)

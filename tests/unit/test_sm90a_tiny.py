@@ -34,6 +34,7 @@ from maskc.runtime import CompiledMask
 from tests.support import sass
 from tests.support.fake_hopper import Machine, backward, given
 from tests.support.ledger import build
+from tests.support.thorough import examples
 
 SM_90A = TARGETS["sm_90a"]
 FORWARD, BACKWARD = Direction.forward, Direction.backward
@@ -217,7 +218,9 @@ def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, j
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @drawn(
     st.sampled_from(list(DRAWN)), st.sampled_from(list(Direction)), st.integers(1, 700),

@@ -19,10 +19,8 @@ from maskc.runtime import CompiledMask
 from maskc.testing.checking import Wanted, examine
 from maskc.testing.emulator import Fault, emulated, machine
 from maskc.verify import random_cases as cases
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
 
-pytestmark = pytest.mark.usefixtures("binaries")
 ROOT = Path(__file__).parents[2]
 CPU = {"head_dim": 16, "target": "cpu"}
 HOPPER = {"head_dim": 64, "target": "sm_90a", "dtype": "bfloat16"}

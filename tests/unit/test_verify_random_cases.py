@@ -31,10 +31,7 @@ from maskc.verify import strides as L
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.judge import rounding
 from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = sorted((ROOT / "patterns").glob("*.py"))

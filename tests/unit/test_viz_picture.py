@@ -20,6 +20,7 @@ from maskc.viz.picture import KernelTiles, Raster, picture, suitable_tile
 from maskc.viz.scores import made_up
 from maskc.viz.shares import live_pairs
 from maskc.viz.view import Span, views
+from tests.support.thorough import examples
 
 MASKS = {
     "full": mc.full(),
@@ -91,7 +92,7 @@ def tile_sums(dense: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
 
 
 @given(st.data(), masks(with_heads=False), lengths(60), tiles())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 def test_shares_are_those_of_the_dense_mask(data, mask, sizes, tile):
     """Of random masks and data, every tile's live pairs, and every cell's of several tiles."""
     n_q, n_kv = sizes
@@ -157,7 +158,7 @@ def test_tiles_of_a_kernel():
     st.integers(0, 40), st.integers(0, 40), st.integers(1, 12), st.integers(1, 12),
     st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_cell_says_exactly_what_its_tiles_say(rows, columns, most_rows, most_columns, seed):
     classes = np.random.default_rng(seed).integers(0, 3, (rows, columns)).astype(np.uint8)
     pairs = np.full(classes.shape, 16)

@@ -152,8 +152,8 @@ class SelectionNotCompiled(MaskcError):
     code = "MC117"
     message = "target {0} has no kernels for topk of {1}; of blocks of at least {2} keys it has"
     hint = (
-        "use target='simt' or 'cpu', or choose larger blocks; sm_80 and sm_90a have single keys by q . k of "
-        "each head, and where heads choose together by an indexer or by given scores "
+        "use target='simt' or 'cpu', or choose larger blocks; sm_80 and sm_90a have single keys by "
+        "q . k of each head, and where heads choose together by an indexer or by given scores "
         "(share='all' or 'group')"
     )
 

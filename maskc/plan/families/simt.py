@@ -61,14 +61,15 @@ def backward_schedule(problem: Problem) -> SimtSchedule:
     parts = -(-total // MOST_STRIPS)
     owned = -(-total // parts)
 
-    def launch(name: str, grid: Grid, feature: Feature | None = None, parts: int = 1) -> Launch:
-        return Launch(f"attention_backward{name}", grid, THREADS, feature=feature, parts=parts)
+    def launch(name: str, grid: Grid, feature: Feature | None = None, per_block: int = 1) -> Launch:
+        entry = f"attention_backward{name}"
+        return Launch(entry, grid, THREADS, per_block=per_block, feature=feature)
 
     launches = (
         launch("_delta", Grid.rows),
         launch("_few", Grid.few),
         launch("_rows", Grid.rows),
-        launch("_columns", Grid.tile_columns, parts=parts),
+        launch("_columns", Grid.tile_columns, per_block=TILE.k // parts),
         launch("_sinks", Grid.heads, Feature.sinks),
         launch("_slopes", Grid.heads, Feature.alibi),
     )

@@ -41,18 +41,25 @@ LAUNCHES = (
 _KINDS = (
     DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.table,
 )  # fmt: skip
-_ENTRIES = 1 << 10
-"""The most entries of a table, or of a vector at other places than a tile's tokens, that a tile may
-cover: they are read one by one."""
+_LEAST_BLOCK = 8
+"""The fewest tokens that an entry of a table stands for: a tile reads all that it covers."""
 
 
 def matches(plan: KernelPlan) -> bool:
-    """Whether all heads have one mask that reads arrays of a call and runs whole, in lists."""
+    """Whether all heads have one mask that reads arrays of a call and runs whole, in lists.
+
+    Parts over listed tokens are no hindrance: the host takes them, and the device where the mask
+    promises how many tokens there are.
+    """
     mask, *others = plan.masks
     ir = mask.ir
-    if others or plan.parts or plan.use_ranges or plan.distances or ir.selections:
+    parts = [part for part in plan.parts if part.listed is None]
+    if others or parts or plan.use_ranges or plan.distances or ir.selections:
         return False
-    given = all(decl.kind in _KINDS and decl.from_caller for decl in ir.data)
+    given = all(
+        (decl.kind in _KINDS and decl.from_caller) or (decl.held and decl.rank <= 2)
+        for decl in ir.data
+    )
     if not ir.data or not given or beside_documents(ir.keep, tuple(ir.data)) is not None:
         return False
     loads = {
@@ -63,13 +70,20 @@ def matches(plan: KernelPlan) -> bool:
 
 
 def _readable(load: E.Load) -> bool:
-    """Whether tiles read an array at their own tokens, or a table at blocks of them."""
-    if len(load.index) == 1:
-        return load.index[0] in (E.Q, E.K)
-    return all(
-        isinstance(index, E.FloorDiv) and E.symbols(index.num) <= {"q", "k"}
-        and not E.arrays(index.num)
-        for index in load.index
+    """Whether tiles read an array at their own tokens, or at few entries."""
+    alone = len(load.index) == 1 and load.index[0] in (E.Q, E.K)
+    return alone or all(map(_is_short, load.index))
+
+
+def _is_short(index: E.Expr) -> bool:
+    """Whether an index has few values on a tile."""
+    if E.arrays(index):
+        return False
+    if not E.symbols(index) & {"q", "k"}:
+        return True
+    terms = E.split_linear(index.num)[1] if isinstance(index, E.FloorDiv) else ()
+    return bool(terms) and index.den >= _LEAST_BLOCK and all(
+        isinstance(term, E.Sym) and abs(factor) == 1 for factor, term in terms
     )  # fmt: skip
 
 

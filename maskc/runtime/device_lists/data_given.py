@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from maskc.core.captured import HELD, Held
 from maskc.core.data import CuSeqlens, DataDecl, DataKind
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
+from maskc.layout.inputs.captured import reads_inside
 from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.device_lists.watched import Watched
 
 CODES = {
     "bool": (0, 1), "uint8": (0, 1), "int8": (1, 1), "int16": (2, 2), "int32": (3, 4),
@@ -69,6 +71,7 @@ class Reader:
     def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
         """`arrays`: names that formulas use, in the order of the kernels' slots."""
         self._decls, self._arrays = decls, arrays
+        self._sound: object = None
 
     def read(self, device: Device, keywords: Mapping[str, Any], sizes: Sizes) -> Given | None:
         """What a call gives, where kernels can read it as it is.
@@ -85,15 +88,37 @@ class Reader:
         if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
             return None
         found: dict[str, Source] = {}
+        held = keywords.get(HELD)
         try:
             for decl in self._decls:
-                given = keywords.get(decl.name)
+                given = held if decl.held else keywords.get(decl.name)
                 sources = _READERS[decl.kind](_Call(device, sizes, decl), given)
                 found |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
-        watched = Watched.of([keywords[decl.name] for decl in self._decls])
+        if isinstance(held, Held) and not self._inside(held, found, keywords, sizes):
+            return None
+        watched = Watched.of(self.arrays(keywords))
         return Given(tuple(found[name] for name in self._arrays), watched)
+
+    def arrays(self, keywords: Mapping[str, Any]) -> list[Any]:
+        """What the caller gives, and the mask holds, declaration by declaration."""
+        held = keywords.get(HELD)
+        return [
+            held.source_of(decl.name) if decl.held and held is not None else keywords.get(decl.name)
+            for decl in self._decls
+        ]
+
+    def _inside(
+        self, held: Held, found: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
+    ) -> bool:  # fmt: skip
+        """Whether no formula reads a captured array outside; remembered for a few sizes."""
+        shapes = {name: found[name].shape[2:] for name, _, _ in held.tables if name in found}
+        key = (sizes.n_q, sizes.n_kv, *shapes.items())
+        params = {name: x for name, x in keywords.items() if type(x) is int}
+        if params or self._sound != key:
+            self._sound = key if reads_inside(held, params, sizes, shapes) else None
+        return self._sound == key
 
 
 # ------------------------------------------------------------------ arrays of a call
@@ -219,61 +244,37 @@ def _table(call: _Call, given: Any) -> tuple[Source, ...]:
     )  # fmt: skip
 
 
+def _held(call: _Call, given: Any) -> tuple[Source, ...]:
+    """An array that the mask's formula captured, laid out as `Held` says."""
+    if not isinstance(given, Held):
+        raise _Unreadable
+    rank, sizes = call.decl.rank, call.sizes
+    if not any(own[:2] == (call.decl.name, rank) for own in given.tables):
+        raise _Unreadable  # of more indices, which formulas read as two
+    array = call.view(given.source_of(call.decl.name))
+    front, own = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
+    over, inner = array.strides[: len(front)], array.strides[len(front) :]
+    batch, heads = (1, 1, *front)[-2:] if rank > 1 else ((1, *front)[-1], 1)
+    steps = (0, 0, *over)[-2:] if rank > 1 else ((0, *over)[-1], 0)
+    wanted = (sizes.batch, sizes.heads_q)
+    if any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True)) or 0 in own:
+        raise _Unreadable
+    shape = tuple(1 if n == 1 else least for n, least in zip((batch, heads), wanted, strict=True))
+    strides = tuple(step if n > 1 else 0 for n, step in zip(shape, steps, strict=True))
+    code, _ = CODES[array.dtype]
+    return (
+        Source(
+            array.pointer, NO_PROMISE, AS_IS, code, (*shape, *(1, *own)[-2:]),
+            (*strides, *(0, *inner)[-2:]),
+        ),
+    )  # fmt: skip
+
+
 _READERS = {
+    DataKind.constant: _held,
     DataKind.documents: _documents,
     DataKind.flags: _flags,
     DataKind.intervals: _intervals,
     DataKind.tree: _tree,
     DataKind.table: _table,
 }
-
-
-# ------------------------------------------------------------------ what has changed
-
-
-def leaves_of(given: Any) -> Iterator[Any]:
-    """The arrays, and the numbers beside them, of the caller's keywords."""
-    kind = type(given)
-    if kind is tuple or kind is list:
-        yield len(given)
-        for each in given:
-            yield from leaves_of(each)
-    elif kind is CuSeqlens:
-        yield given.max_seqlen
-        yield from leaves_of(given.array)
-    else:
-        yield given
-
-
-class Watched:
-    """Arrays of a call, as long as they live: the same ones, which nobody has written into since,
-    are told from all others. Torch counts what is written into its tensors."""
-
-    __slots__ = ("_arrays", "versions")
-
-    def __init__(self, arrays: tuple[Any, ...], versions: tuple[int, ...]) -> None:
-        self._arrays, self.versions = arrays, versions
-
-    @classmethod
-    def of(cls, given: Sequence[Any]) -> Watched | None:
-        """None where an array is of another library, or made where nothing is counted."""
-        arrays, versions = [], []
-        for one in leaves_of(tuple(given)):
-            if one is None or type(one) is int:
-                arrays.append(one)
-                continue
-            version = LIBRARIES[type(one)].version(one)
-            if version is None:
-                return None
-            versions.append(version)
-            arrays.append(weakref.ref(one))
-        return cls(tuple(arrays), tuple(versions))
-
-    def same(self, other: Watched | None) -> bool:
-        """Whether another call gave the same arrays, with the same content."""
-        if other is None or other.versions != self.versions:
-            return False
-        pairs = zip(self._arrays, other._arrays, strict=False)
-        return len(self._arrays) == len(other._arrays) and all(
-            (a is b and a() is not None) if type(a) is weakref.ref else a == b for a, b in pairs
-        )

@@ -1,6 +1,18 @@
 // What the gradients of a row's scores are relative to.
 // Needs: gradients.cuh, sums.cuh. Gives: the launches attention_backward_delta and _few.
 
+// The sum of |out * dout|, of which a rounded `out` makes out . dout wrong by a share. Where the sum
+// over a row's pairs differs by more, `out` is not of these keys alone, as of a mask in parts.
+FN float size_of_terms(const struct Attention &p, const struct Place &at, const struct Head &h,
+                       i32 q) {
+    const struct Rows<HEAD_DIM_V> out =
+        rows_of<HEAD_DIM_V>(p.out, p.out_stride, at.batch, at.head, p.n_q);
+    float sum = 0.0f;
+    for (i32 column = thread_across(); column < HEAD_DIM_V; column += SIDE)
+        sum += fabsf(out.at(q, column) * h.dout.at(q, column));
+    return row_sum(sum);
+}
+
 // The mean of dout . v over the keys of a row, each with its u (softmax: its weight), so that the
 // gradients of its scores add up to nothing. It takes a walk over the row's tiles.
 FN void find_means(const struct Attention &p, struct Shared &shared) {
@@ -33,10 +45,18 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        // With softmax the weights of the row add up to 1, or with its sink to less.
-        const float all = row_sum(sum[r]), all_u = WITH_ENTMAX ? row_sum(sum_u[r]) : 1.0f;
-        if (thread_across() == 0 && first + r < p.n_q)
-            delta_of(p, at.batch, at.head)[first + r] = all_u == 0.0f ? 0.0f : all / all_u;
+        const i32 q = first + r;
+        float delta = row_sum(sum[r]);
+        float *const to = delta_of(p, at.batch, at.head) + q;
+        if (WITH_ENTMAX) {
+            const float all = row_sum(sum_u[r]);
+            delta = all == 0.0f ? 0.0f : delta / all;
+        } else {
+            const float size = size_of_terms(p, at, h, q);
+            if (q < p.n_q && !(fabsf(delta - *to) <= ROUNDING * size)) delta = *to;
+        }
+        __syncwarp();  // all threads of the row have read what one of them will overwrite
+        if (thread_across() == 0 && q < p.n_q) *to = delta;
     }
 }
 

@@ -1,8 +1,9 @@
 // Numbers in memory are float16.
-// Gives: Element, HALF, number_of, stored.
+// Gives: Element, HALF, ROUNDING, number_of, stored.
 
 typedef unsigned short Element;
 [[maybe_unused]] constexpr bool HALF = true;  // whether results are rounded when they are stored
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-10f;  // of a stored number, relative
 
 FN float number_of(Element x) {
     float y;

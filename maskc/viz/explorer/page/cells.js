@@ -47,7 +47,7 @@ class Picture {
   proceed(until) {
     let count = 0;
     while (this.todo.length) {
-      if ((++count & 15) === 0 && performance.now() >= until) break;
+      if ((++count & 3) === 0 && performance.now() >= until) break;
       const [i0, i1, j0, j1] = this.todo.pop();
       const found = this.painter.whole(this.z, this.y + i0, this.y + i1, this.x + j0, this.x + j1);
       if (found || i1 - i0 === 1) {
@@ -104,11 +104,16 @@ export function layersPainter(counters, env, colors, paint) {
     if (clipped && i1 - i0 > 1) return null;
     const shares = [];
     for (const counter of counters) {
+      box.open = [];
       const found = counter.holds.fold(box, []);
-      if (found === null) return null;
-      shares.push(found ? 1 : 0);
+      if (found === null) {  // all cells are alike where everything repeats within them
+        if (clipped || box.open.some(({ period }) => !period || size % period)) return null;
+        shares.push(counter.pairs(box.q0, box.q0 + size, box.k0, box.k0 + size) / size ** 2);
+      } else {
+        shares.push(found ? 1 : 0);
+      }
     }
-    return paint(shares);
+    return shares.some(Number.isNaN) ? colors.unknown : paint(shares);
   };
   const cell = (z, i, j) => {
     const box = boxOf(z, i, i + 1, j, j + 1, env);
@@ -131,27 +136,46 @@ export function tilePainter(counter, env, tile, colors, waste) {
     down(box.q0, height), Math.min(up(box.q1, height), env.n_q),
     down(box.k0, width), Math.min(up(box.k1, width), env.n_kv),
   ];
+  const classes = new Map();
+  const classOf = (q, k) => {  // of the tile that holds a pair: 0 empty, 1 partial, 2 full
+    const i = down(q, height), j = down(k, width), name = i * 2 ** 22 + j / width;
+    let found = classes.get(name);
+    if (found === undefined) {
+      const { full, partial } = counter.tiles(i, Math.min(i + height, env.n_q), j, Math.min(j + width, env.n_kv), height, width);
+      found = full ? 2 : partial ? 1 : full === 0 ? 0 : NaN;
+      if (classes.size > 1 << 16) classes.clear();
+      classes.set(name, found);
+    }
+    return found;
+  };
+  const named = [colors.empty, colors.partial, colors.full];
   const whole = (z, i0, i1, j0, j1) => {
     const box = boxOf(z, i0, i1, j0, j1, env), size = 2 ** z;
     if (box.q0 >= box.q1 || box.k0 >= box.k1) return colors.outside;
     if ((i1 * size > env.n_q || j1 * size > env.n_kv) && i1 - i0 > 1) return null;
     const [q0, q1, k0, k1] = around(box);
+    if (q1 - q0 <= height && k1 - k0 <= width) {  // inside one tile
+      const own = classOf(box.q0, box.k0);
+      if (Number.isNaN(own)) return colors.unknown;
+      if (own !== 1 || !waste) return named[own];
+      const all = counter.holds.fold(box, []);
+      return all === null ? null : all ? colors.full : colors.waste;
+    }
     const found = counter.holds.fold({ q0, q1, k0, k1, open: [] }, []);
     return found === null ? null : found ? colors.full : colors.empty;
   };
   const cell = (z, i, j) => {
     const box = boxOf(z, i, i + 1, j, j + 1, env);
     const [q0, q1, k0, k1] = around(box);
-    const small = 2 ** z < Math.min(height, width);
-    const found = small
-      ? counter.tiles(down(box.q0, height), Math.min(down(box.q0, height) + height, env.n_q), down(box.k0, width), Math.min(down(box.k0, width) + width, env.n_kv), height, width)
-      : counter.tiles(q0, q1, k0, k1, height, width);
+    const small = 2 ** z < Math.min(height, width);  // then its first pair's tile stands for it
+    if (small && !waste) return named[classOf(box.q0, box.k0)] ?? colors.unknown;
+    const found = small ? { area: classOf(box.q0, box.k0) } : counter.tiles(q0, q1, k0, k1, height, width);
     if (Number.isNaN(found.area)) return colors.unknown;
-    const tiles = small ? 1 : Math.ceil((q1 - q0) / height) * Math.ceil((k1 - k0) / width);
     if (!waste) {
+      const tiles = Math.ceil((q1 - q0) / height) * Math.ceil((k1 - k0) / width);
       if (found.full === tiles) return colors.full;
       const live = (found.full + found.partial) / tiles;
-      return live === 0 ? colors.empty : mixed(colors.empty, colors.partial, small ? 1 : FAINTEST + (1 - FAINTEST) * live);
+      return live === 0 ? colors.empty : mixed(colors.empty, colors.partial, FAINTEST + (1 - FAINTEST) * live);
     }
     const area = (box.q1 - box.q0) * (box.k1 - box.k0);
     const live = counter.pairs(box.q0, box.q1, box.k0, box.k1) / area;

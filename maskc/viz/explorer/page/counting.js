@@ -6,6 +6,7 @@
 // repeats, a box is counted period by period. Nothing is sampled.
 
 const LEAF = 128;        // pairs that are simply looked at
+const FEW = 16;          // pairs that are looked at before anything else
 const LONGEST = 1 << 16;  // a common period of more tokens is not worth it
 const REMEMBERED = 1 << 18;
 
@@ -22,6 +23,7 @@ export class Counter {
 
   /** Live pairs of [q0, q1) x [k0, k1); NaN where that takes too long. */
   pairs(q0, q1, k0, k1) {
+    if ((q1 - q0) * (k1 - k0) <= FEW) return this.#looked(q0, q1, k0, k1).full;
     return this.tiles(q0, q1, k0, k1, 1, 1).full;
   }
 

@@ -37,7 +37,7 @@ export class MaskMap {
       canvas.width = Math.max(1, Math.round(this.element.clientWidth * ratio));
       canvas.height = Math.max(1, Math.round(this.element.clientHeight * ratio));
     }
-    if (this.wantsFit) this.fit();
+    if (this.fitted) this.fit();
     this.redraw();
   }
 
@@ -45,9 +45,9 @@ export class MaskMap {
 
   fit() {
     const { n_q, n_kv } = this.owner.scene();
-    this.wantsFit = this.element.clientWidth < 10;
     const scale = Math.min((this.width - 8) / Math.max(1, n_kv), (this.height - 8) / Math.max(1, n_q));
     this.setView({ q: 0, k: 0, scale });
+    this.fitted = true;  // until one moves: another size of the window shows the whole again
   }
 
   setView({ q, k, scale }) {
@@ -66,13 +66,13 @@ export class MaskMap {
 
   /** The pair in the middle of the map, `scale` CSS pixels wide. */
   flyTo(q, k, scale) {
-    this.wantsFit = false;
+    this.fitted = false;
     this.setView({ q: q + 0.5 - this.height / 2 / scale, k: k + 0.5 - this.width / 2 / scale, scale });
     this.point(q, k);
   }
 
   zoom(factor, x = this.width / 2, y = this.height / 2) {
-    this.wantsFit = false;
+    this.fitted = false;
     const { q, k, scale } = this.view;
     const { n_q, n_kv } = this.owner.scene();
     const least = 0.5 * Math.min(this.width / Math.max(1, n_kv), this.height / Math.max(1, n_q));
@@ -81,7 +81,7 @@ export class MaskMap {
   }
 
   pan(x, y) {
-    this.wantsFit = false;
+    this.fitted = false;
     const { q, k, scale } = this.view;
     this.setView({ q: q + y / scale, k: k + x / scale, scale });
   }

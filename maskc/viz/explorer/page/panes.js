@@ -58,11 +58,12 @@ export function proofOf(node, box, wanted) {
   if (!node.left) return [];
   node.left.range(box);
   const { low, high } = node.left;
-  const range = low === high ? `${low}` : `${low} to ${high}`;
+  const words = (from, to) => (from === to ? `${from}` : `${from} to ${to}`);
+  const range = words(low, high), apart = high < 0 ? words(-high, -low) : range;
   const said = {
-    ">=": wanted ? `holds with ${range} to spare` : `fails by ${-high === -low ? -low : `${-high} to ${-low}`}`,
-    "==": wanted ? "both sides are equal" : `the sides differ by ${range}`,
-    "!=": wanted ? `the sides differ by ${range}` : "both sides are equal",
+    ">=": wanted ? `holds with ${range} to spare` : `fails by ${apart}`,
+    "==": wanted ? "both sides are equal" : `the sides differ by ${apart}`,
+    "!=": wanted ? `the sides differ by ${apart}` : "both sides are equal",
     "in": `the value is ${range}`,
   }[node.kind];
   return [[node.text, said]];
@@ -94,13 +95,15 @@ export class Price {
     for (const { name, label } of explorer.parameters) {
       rows.push(slider(label, "", () => explorer.state.params[name], (value) => explorer.setParam(name, value), 0, LARGEST, ""));
     }
-    for (const [name, value] of model.stuck ?? []) {
-      const movable = explorer.rebuild && Number.isInteger(value);
+    const words = (model.stuck ?? []).filter(([, value]) => !Number.isInteger(value));
+    for (const [name, value] of (model.stuck ?? []).filter(([, own]) => Number.isInteger(own))) {
+      const movable = explorer.rebuild !== null;
       rows.push(slider(name, "", () => value, (next) => explorer.rebuild({ [name]: next }), 0, LARGEST,
         movable ? "" : `${name} shapes the formula: \`maskc explore\` without -o moves it`, String(value)));
     }
     this.rows = rows;
     this.sliders.replaceChildren(...rows.map(({ element }) => element));
+    if (words.length) this.sliders.append(make("p", { class: "aside" }, `as written: ${words.map(([name, value]) => `${name} = ${value}`).join(", ")}`));
     if (fixed) this.sliders.append(make("p", { class: "aside" }, `N stays as it is: ${fixed}`));
   }
 
@@ -118,7 +121,7 @@ export class Price {
     if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
     this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
       make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
-    make("p", { class: "aside" }, price.checked));
+    make("p", { class: "aside" }, price.checked), price.note ? make("p", { class: "aside" }, price.note) : "");
     this.curve.replaceChildren(...curve(explorer));
   }
 }

@@ -1,0 +1,73 @@
+"""Ranks as threads of one process: messages are queues, so that many ranks cost little."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from maskc.distributed import attending
+from maskc.distributed.groups import Ranks
+
+_here = threading.local()
+
+
+class _Received:
+    def __init__(self, into: torch.Tensor, box: queue.Queue[torch.Tensor]) -> None:
+        self.into, self.box = into, box
+
+    def wait(self) -> None:
+        self.into.copy_(self.box.get(timeout=120))
+
+
+class _Sent:
+    def wait(self) -> None:
+        pass
+
+
+def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of this process's threads talks through queues."""
+    boxes: dict[tuple[int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+
+    def start(ops: list[tuple[Any, torch.Tensor, int, Any]]) -> list[Any]:
+        me, found = _here.rank, []
+        for op, tensor, peer, _ in ops:
+            assert tensor.is_contiguous()
+            if op is torch.distributed.isend:
+                boxes[me, peer].put(tensor.clone())
+                found.append(_Sent())
+            else:
+                found.append(_Received(tensor, boxes[peer, me]))
+        return found
+
+    monkeypatch.setattr(torch.distributed, "P2POp", lambda *parts: parts)
+    monkeypatch.setattr(torch.distributed, "batch_isend_irecv", start)
+    monkeypatch.setattr(attending, "ranks_of", lambda plan, group: _here.ranks)
+    monkeypatch.setattr(attending, "agree", lambda *parts: None)
+
+
+def run(size: int, job: Callable[[int], Any]) -> list[Any]:
+    """`job(rank)` of every rank, at the same time."""
+    found: list[Any] = [None] * size
+
+    def each(rank: int) -> None:
+        _here.rank, _here.ranks = rank, Ranks(object(), rank, size, tuple(range(size)))
+        try:
+            found[rank] = job(rank)
+        except BaseException as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=each, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return found
