@@ -94,9 +94,11 @@ def drawings() -> str:
         except MaskcError:  # its sizes fit no 256 tokens
             continue
         cells = drawn.raster.fit(CELLS, CELLS)
-        shown.append(f"<figure>{panel(cells.classes, cells.share, 1)}"
+        shown.append(f'<figure style="margin:0">'
+            f"{panel(cells.classes, cells.share, 1)}"
                      f"<figcaption><code>{name}</code></figcaption></figure>")  # fmt: skip
-    return f'<div class="gallery">{"".join(shown)}</div>'
+    style = "display:flex;flex-wrap:wrap;gap:1rem"
+    return f'<div style="{style}">{"".join(shown)}</div>'
 
 
 if __name__ == "__main__":

@@ -113,8 +113,15 @@ class Captured:
             return True
         if self.shape != other.shape:
             return False
+        if self.on_device and other.on_device:  # told apart by where they are, without waiting
+            return self._place() == other._place()
         mine, its = self.array, other.array
         return mine is its or (mine.shape == its.shape and np.array_equal(mine, its))
+
+    def _place(self) -> tuple[object, ...]:
+        """Where the tensor lies, and how often somebody wrote into it."""
+        own = self._source
+        return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
 
     def __hash__(self) -> int:
         return hash(self.shape)

@@ -147,7 +147,7 @@ def test_numbers_that_shape_the_formula_stay():
 
 def test_an_expressions_numbers_become_parameters():
     made = movable_mask(MASK | mc.sinks(2), {"window"})
-    assert dict(made.labels) == {"sinks": "sinks", "window_2": "window_2", "sinks_2": "sinks_2"}
+    assert dict(made.labels) == {"sinks": "sinks", "window_2": "window", "sinks_2": "sinks_2"}
     again = mc.causal() & (mc.sinks(1) | mc.window(5)) | mc.sinks(9)
     given = {"sinks": 1, "window_2": 5, "sinks_2": 9}
     assert (made.mask.dense(50, **given) == again.dense(50)).all()

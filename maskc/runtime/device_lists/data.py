@@ -303,8 +303,9 @@ class DataLists:
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
         return DataPlan(
-            _with_arrays(own, given), lists, tuple(before), (spoil,) if making.doubtful else (),
-            making.numbers(outputs, bundle.problem.dtype.itemsize), room, entries,
+            _with_arrays(own, given), lists, entries, tuple(before),
+            (spoil,) if making.doubtful else (),
+            making.numbers(outputs, bundle.problem.dtype.itemsize), room,
             self._report(index), self._names,
         )  # fmt: skip
 
