@@ -5,25 +5,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # PyTorch only where it is already cheap to have: tests that compare with it skip themselves without.
 STAMP := $(VENV)/.installed
-# Patterns whose modules and kernels lie in generated/ to be read; of all others, digests.
-SHOWN := causal streaming longformer documents natten_2d nsa_selected
-SHOW := $(BIN)/maskc compile -o generated --target cpu --target sm_90a
+# What needs no GPU; to load the others takes seconds in every process. Neighbours stay together where
+# work is divided: what one test has planned is there for the next.
+HOST := --ignore tests/gpu
+# Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
+ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
+THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness' tests/unit tests/property)
 
-.PHONY: demo test fast test-gpu matrix check generated docs format clean
+.PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
 $(STAMP): pyproject.toml
+	@echo "Building a virtual environment in $(VENV), once: a minute or so, most of it downloads."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e '.[test,figures]' $(EXTRAS)
 	touch $@
 
+# One mask drawn, compiled for this machine's CPU, run on a real text and checked: some seconds.
 demo: $(STAMP)
-	$(BIN)/python docs/demo.py
+	@$(BIN)/python docs/demo.py
 
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)
 	@echo "About 6,000 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
-	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),-n auto -rs)
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
 
 # While editing: messages, the house rules, the language, sets, layouts and plans.
 fast: $(STAMP)
@@ -35,22 +40,25 @@ test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 # Every architecture, head dimension and dtype through NVRTC, and again what the ledger
-# tests/golden/compiled.txt remembers; needs the cuda13 extra, no GPU.
+# in tests/golden (compiled.txt, machine_code.txt) remembers; needs the cuda13 extra, no GPU.
 matrix: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
-	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $$(grep -rl support.ledger tests/unit)
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' --thorough $(PYTEST_ARGS) $(THOROUGH)
+	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)
+
+# After a kernel's text has changed: adds to the ledger what the compiler makes of the new text.
+ledger: $(STAMP)
+	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS) $(ASK_LEDGER)
 
 check: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/maskc compile --check patterns --manifest generated/MANIFEST.txt
-	for name in $(SHOWN); do $(SHOW) --check "patterns/$$name.py" || exit; done
+	$(BIN)/python .ci/generated --check
 
 generated: $(STAMP)
-	$(BIN)/maskc compile patterns --manifest generated/MANIFEST.txt
-	for name in $(SHOWN); do $(SHOW) "patterns/$$name.py" || exit; done
+	$(BIN)/python .ci/generated
 
 # The site, into build/site; a broken link or a docstring that cannot be read is an error.
 docs: $(STAMP)

@@ -203,6 +203,25 @@ SM80 = (
 )
 """What libraries have kernels of their own for."""
 
+SIMT = (
+    _plain("full_4k_d64", full, by_hand.full, 1, 16, 4096, 64),
+    _plain("causal_4k_d128", causal, by_hand.causal, 1, 16, 4096),
+    _plain("window1024_16k_d64", lambda: window.hf(1024), _W1024, 1, 8, 16384, 64),
+    _plain(
+        "streaming_16_64_4k_d64",
+        lambda: streaming(16, 64),
+        by_hand.streaming(16, 64),
+        1,
+        6,
+        4096,
+        64,
+    ),
+    _plain(
+        "blockdiag64_4k_d64", lambda: block_diagonal(64), by_hand.block_diagonal(64), 1, 6, 4096, 64
+    ),
+)
+"""What fp32 on CUDA cores is judged by, beside PyTorch's kernels for it."""
+
 DENSE = (
     *SM80[3:5],
     _plain("full_8k_d256", full, by_hand.full, 1, 16, 8192, 256),
@@ -267,6 +286,29 @@ DOCUMENTS = tuple(
     for promise in (False, True)
 )
 """Short documents in tiles of one size, and in those that a promised length chooses."""
+
+
+def _scattered(n: int, count: int) -> list[int]:
+    """Distinct tokens, the same in every run."""
+    return sorted(np.random.default_rng(count).choice(n, count, replace=False).tolist())
+
+
+def _flags(n: int, count: int) -> np.ndarray:
+    found = np.zeros(n, dtype=bool)
+    found[_scattered(n, count)] = True
+    return found
+
+
+GLOBALS = (
+    Anchor("window128_16_ids_4k", lambda: window(128, 128) | global_tokens(_scattered(4096, 16)),
+           8, 12, 4096, 64),
+    Anchor("window128_16_flags_4k", lambda: window(128, 128) | global_tokens("globals", at_most=16),
+           8, 12, 4096, 64, lambda: {"globals": _flags(4096, 16)}, by_hand.near_or_global(128)),
+    Anchor("window512_500_columns_32k",
+           lambda: window(512) & causal() | global_tokens(_scattered(32768, 500)).columns,
+           1, 32, 32768, 128, kv_heads=8),
+)  # fmt: skip
+"""Scattered global tokens: of which every tile has some."""
 
 
 def _dsa(name: str, n: int, dtype: str = "float32") -> Anchor:

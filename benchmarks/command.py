@@ -11,7 +11,7 @@ import click
 
 from benchmarks.files import Report, save, saved
 from maskc.cli.app import Commands
-from maskc.cli.options import json_option
+from maskc.cli.options import LengthType, json_option
 from maskc.cli.output import FilePath, told, write_json
 from maskc.core.errors import CheckFailed, UsageMistake
 
@@ -106,6 +106,97 @@ def show(
     if report is None:
         raise UsageMistake(f"{results}: there is no such file", "give a file that a suite wrote")
     _write(report, table, plot, calibrate, as_json)
+
+
+@main.command(short_help="Time attention layers of published models.")
+@click.option(
+    "--n",
+    "lengths",
+    type=LengthType(),
+    multiple=True,
+    default=("8k", "32k"),
+    show_default=True,
+    metavar="N",
+    help="Tokens: 4096, 8k.",
+)
+@click.option("--layer", default="*", metavar="GLOB", help="Only layers that match.")
+@click.option(
+    "--impl",
+    "impls",
+    multiple=True,
+    metavar="NAME",
+    help="Among eager, sdpa, flex and maskc; all of them, if not given.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Rounds of timing; 0 only checks.",
+)
+@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=FilePath(dir_okay=False),
+    metavar="FILE",
+    help="Write the results there after each layer.",
+)
+@json_option
+def layers(
+    lengths: tuple[int, ...], layer: str, impls: tuple[str, ...], repeats: int, device: str,
+    dtype: str, output: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Layers shaped like those of gpt-oss, Gemma 2 and 3, and Llama 4: forward, and both passes.
+
+    Every result is checked against fp64 first. transformers is not needed.
+    """
+    from benchmarks.layers import IMPLS, as_text, run_layers
+
+    unknown = [impl for impl in impls if impl not in IMPLS]
+    if unknown:
+        raise UsageMistake(f"no implementation {unknown[0]!r}", f"one of {', '.join(IMPLS)}")
+    with told() as progress:
+        report = run_layers(
+            lengths, only=layer, impls=impls or tuple(IMPLS), repeats=repeats, device=device,
+            dtype=dtype, progress=progress,
+            each=lambda so_far: save(Path(output), so_far) if output else None,
+        )  # fmt: skip
+    if as_json:
+        write_json(report)
+    else:
+        click.echo(as_text(report), nl=False)
+    wrong = [row for row in report["rows"] if row["impl"] == "maskc" and not row["ok"]]
+    if wrong:
+        named = ", ".join(f"{row['case']} at {row['n']}" for row in wrong)
+        raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {named}")
+
+
+@main.command(short_help="Check tiny models of transformers on a device.")
+@click.argument("names", nargs=-1, metavar="[MODEL]...")
+@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--n", type=LengthType(), default=300, show_default=True, metavar="N")
+def models(names: tuple[str, ...], device: str, dtype: str, n: int) -> None:
+    """Forward, generate and gradients of tiny random models, beside eager attention's.
+
+    MODEL is mistral, gemma2, gemma3, gpt_oss or llama4; all of them, if not given.
+    """
+    from benchmarks.models import MODELS, checks
+    from maskc.verify.environment import environment
+
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise UsageMistake(f"no model {unknown[0]!r}", f"one of {', '.join(MODELS)}")
+    wrong = []
+    for what, found, right in checks(names or tuple(MODELS), device, dtype, n):
+        click.echo(f"{what}: {'ok' if right else 'WRONG'}\n{found}\n")
+        wrong += [] if right else [what]
+    about = environment(device)
+    click.echo(", ".join(f"{name} {x}" for name, x in about.items() if x is not None))
+    if wrong:
+        raise CheckFailed(f"different from eager attention: {', '.join(wrong)}")
 
 
 def _write(

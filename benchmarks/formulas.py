@@ -88,6 +88,16 @@ def blocks(size: int) -> Formula:
     return formula
 
 
+def near_or_global(side: int) -> Formula:
+    """At most `side` tokens apart, or one of them is flagged; see anchors.longformer."""
+
+    def formula(data: Mapping[str, Any]) -> MaskMod:
+        flags = data["globals"]
+        return lambda b, h, q, k: ((q - k <= side) & (k - q <= side)) | flags[q] | flags[k]
+
+    return formula
+
+
 def documents(data: Mapping[str, Any]) -> MaskMod:
     """No later key, and none of another document; `doc` holds an id per token."""
     doc = data["doc"]

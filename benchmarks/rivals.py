@@ -27,6 +27,8 @@ IMPLS = {
     "flex_flash": "compiled FlexAttention with the kernels of FlashAttention 4",
     "fa2": "SDPA's flash backend; with its window arguments for a plain window",
     "cudnn": "SDPA's cuDNN backend",
+    "math": "SDPA's math backend, unfused, on GPUs; masks as booleans where it has no argument",
+    "efficient": "SDPA's memory-efficient backend, on GPUs; likewise",
     "fa4": "FlashAttention 4, for full, causal and window masks",
     "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax, for "
     "masks that choose at run time",
@@ -112,6 +114,13 @@ def make_rival(
         return sdpa(attn_mask=boolean_mask(case, tensors, pairs))
     if impl == "sdpa_causal":
         return sdpa(is_causal=True) if form.name == "causal" else None
+    if impl in ("math", "efficient"):
+        if tensors.device == "cpu":
+            return None
+        known = {"full": {}, "causal": {"is_causal": True}}.get(form.name)
+        if known is None:
+            known = {"attn_mask": boolean_mask(case, tensors, pairs)}
+        return sdpa(backend=impl, **known)
     if impl == "fa2" and form.name == "window":
         return _flash_window(case, tensors, backward, form)
     if form.name not in ("full", "causal"):
@@ -149,7 +158,10 @@ def _sdpa(
 def _backend(name: str) -> AbstractContextManager[Any]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    chosen = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    chosen = {
+        "fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "math": SDPBackend.MATH, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    }  # fmt: skip
     return sdpa_kernel(chosen[name])
 
 

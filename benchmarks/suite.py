@@ -10,7 +10,18 @@ from time import monotonic
 from typing import Any
 
 from benchmarks import calibration, correctness
-from benchmarks.anchors import ANCHORS, CPU, DECODING, DOCUMENTS, ENTMAX, SELECTIONS, SM80, Anchor
+from benchmarks.anchors import (
+    ANCHORS,
+    CPU,
+    DECODING,
+    DOCUMENTS,
+    ENTMAX,
+    GLOBALS,
+    SELECTIONS,
+    SIMT,
+    SM80,
+    Anchor,
+)
 from benchmarks.contest import Ask, Measured, Progress
 from benchmarks.grids import GRIDS
 from benchmarks.prepare import jobs, prepare, use_caches
@@ -52,9 +63,13 @@ _ALL_GPU = ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4")
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
     "sm80": Suite(SM80, "sm_80", DType.bfloat16, ("maskc", "fa2", "cudnn", "flex")),
+    "simt": Suite(
+        SIMT, "simt", DType.float32, ("maskc", "math", "efficient", "dense", "sdpa_masked", "flex")
+    ),
     "anchors": Suite(ANCHORS, None, DType.bfloat16, _ALL_GPU, True),
     "decoding": Suite(DECODING, None, DType.bfloat16, _ALL_GPU, directions=("fwd",)),
     "documents": Suite(DOCUMENTS, "sm_90a", DType.bfloat16, ("maskc",)),
+    "globals": Suite(GLOBALS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
     "selections": Suite(
         (*SELECTIONS, *ENTMAX),
         "sm_90a",

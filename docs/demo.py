@@ -6,6 +6,7 @@ random table and projected by fixed random matrices.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -34,16 +35,24 @@ def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
+def say(step: int, text: str) -> None:
+    """Announce one of the demo's steps before it runs."""
+    print(f"\n[{step}/4] {text}", flush=True)
+
+
 def main() -> None:
     mask = mc.causal() & (mc.sinks(16) | mc.window(255))
+    say(1, f"Drawing the mask {mask}: 16 keys that all see, and the 256 nearest.")
     print(draw(mask, TOKENS))
 
+    say(2, "Planning a kernel, writing it in C and compiling it for this CPU.")
     start = perf_counter()
     attn = mask.compile(head_dim=HEAD_DIM, dtype="float32", target="cpu")
     attn.warmup()
-    print(f"\ncompiled in {perf_counter() - start:.2f} s (cached builds take milliseconds)")
+    print(f"compiled in {perf_counter() - start:.2f} s (cached builds take milliseconds)")
     print(attn.explain())
 
+    say(3, "Running it on a text, and dense attention in fp64 NumPy to compare with.")
     q, k, v = text_as_qkv(HERE / "language.md")
     attn(q, k, v)
     start = perf_counter()
@@ -63,8 +72,12 @@ def main() -> None:
         raise SystemExit("the kernel disagrees with dense attention")
 
     picture = HERE.parent / "demo.png"
+    say(4, f"Drawing the mask into {picture.name}.")
     save(mask, picture, n_q=TOKENS)
-    print(f"\nthe mask as a picture: {picture.name}")
+    print(
+        "Next: `maskc patterns` lists published masks, `maskc init` writes a file to start from,\n"
+        f"and docs/tutorial.md goes on. The programs are in {Path(sys.executable).parent}."
+    )
 
 
 if __name__ == "__main__":

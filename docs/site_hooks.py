@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from runpy import run_path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -12,6 +13,12 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+DRAWS = Path(__file__).with_name("pattern_index.py")
+_PICTURED = """
+Rows are queries and columns are keys, 256 of each, with smaller parameters than the papers' and
+made-up data. Blue tiles are full, amber ones partial, stronger where more of them is live.
+
+"""
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -25,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keep links between pages; of a link to another file of the repository keep its path."""
     source = page.file.src_uri
+    if source == "patterns.md":
+        markdown += "\n## Pictures\n\n" + _PICTURED + run_path(str(DRAWS))["drawings"]() + "\n"
     folder = "" if source in PAGES.values() else posixpath.join("docs", posixpath.dirname(source))
     here = posixpath.dirname(source)
 

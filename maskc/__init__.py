@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from maskc.api import attention as attention
 from maskc.api import diff as diff
 from maskc.api import merge as merge
+from maskc.api import show as show
 from maskc.conventions import LayoutWarning as LayoutWarning
 from maskc.core import package as _package
 from maskc.core.difference import Difference as Difference

@@ -61,7 +61,7 @@ def compile(
 
     mask, held = emptied(mask)  # 1 capture
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
-    chosen = Target.named(target or default_target(wanted))
+    chosen = Target.named(target or default_target(wanted)).serving(wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
@@ -237,7 +237,8 @@ def explained(
 
     mask, _ = emptied(mask)
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
-    return Recipe(mask, wanted, Target.named(target or default_target(wanted)), "mask")()
+    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    return Recipe(mask, wanted, chosen, "mask")()
 
 
 def layout(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> BlockLayout:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from maskc.api import attention
 from maskc.core.errors import BadOption, BadShape, NotAMask, ScoreModUnsupported
-from maskc.core.source import caller
-from maskc.dsl.combinators import full
+from maskc.core.source import caller, outside
+from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
+_causal: WeakKeyDictionary[Mask, tuple[bool, bool]] = WeakKeyDictionary()
+"""Whether masks keep no key behind their query, counted from the first tokens and the last."""
 _FULL = full()
 _ANY = 1 << 30
 """The size of the one block of torch's BlockMask for all lengths."""
@@ -23,7 +26,7 @@ _ANY = 1 << 30
 def flex_attention(
     query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None,
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False,
-    kernel_options: Any = None,
+    kernel_options: Any = None, *, return_aux: Any = None,
 ) -> Any:  # fmt: skip
     """FlexAttention's call, run by maskc; differentiable on torch tensors, without torch.compile.
 
@@ -33,27 +36,34 @@ def flex_attention(
 
     Args:
         query: [B, Hq, Nq, D]; key: [B, Hkv, Nkv, D]; value: [B, Hkv, Nkv, Dv].
-        score_mod: must be None.
+        score_mod: a function of (score, b, h, q_idx, kv_idx) that scales or soft-caps scores, adds
+            ALiBi, or several of these: `cap * torch.tanh(score / cap)`,
+            `score + slopes[h] * (kv_idx - q_idx)`, `score - slopes[h] * (q_idx - kv_idx).abs()`.
+            Slopes may come from a tensor that requires grad.
         block_mask: a BlockMask, also a mask of maskc; None keeps every pair.
         scale: of the products q . k; D^-1/2 when None.
         enable_gqa: whether query may have more heads than key and value.
         return_lse: whether to return the log-sum-exp of each query too, natural, fp32.
-        kernel_options: has no effect; it chooses among torch's kernels.
+        kernel_options: has no effect, with a warning; it chooses among torch's kernels.
+        return_aux: torch's AuxRequest(lse=True); max_scores is not computed.
 
     Returns:
-        out [B, Hq, Nq, Dv], or (out, lse [B, Hq, Nq]) with return_lse=True. A query without keys
-        has out 0 and lse -inf.
+        out [B, Hq, Nq, Dv], or (out, lse [B, Hq, Nq]) with return_lse=True, or (out, AuxOutput)
+        with return_aux. A query without keys has out 0 and lse -inf.
 
     Raises:
-        ScoreModUnsupported: a score_mod is given (MC128).
+        ScoreModUnsupported: score_mod does something else (MC128).
         NotAMask: block_mask is something else, such as a mask_mod (MC106).
         BadShape: the BlockMask was made for other lengths, sequences or heads (MC401).
-        BadOption: query has more heads than key, and enable_gqa is False (MC407).
+        BadOption: query has more heads than key, and enable_gqa is False; or return_aux is not
+            AuxRequest(lse=True), or return_lse was given, too (MC407).
         MaskcError: see `mc.from_block_mask` and CompiledMask.
     """
-    if score_mod is not None:
-        found = getattr(score_mod, "__name__", type(score_mod).__name__)
-        raise ScoreModUnsupported(found, at=caller() or "score_mod")
+    if return_aux is not None:
+        return_lse = _asks_for_lse(return_aux, return_lse)
+    if kernel_options:
+        text = "kernel_options has no effect: maskc chooses its kernel by the mask"
+        warnings.warn(text, UserWarning, stacklevel=outside())
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
         mask = _mask_of(block_mask)
@@ -61,7 +71,82 @@ def flex_attention(
     if not enable_gqa and query.shape[1] != key.shape[1]:
         wanted = f"True, as query has {query.shape[1]} heads and key {key.shape[1]}"
         raise BadOption("enable_gqa", wanted, enable_gqa, at="enable_gqa")
-    return attention(query, key, value, mask, scale=scale, return_lse=return_lse)
+    options, shift = {"scale": scale}, None
+    if score_mod is not None:
+        options, shift = _with_score_mod(score_mod, query, key.shape[2], mask, scale)
+    result = attention(query, key, value, mask, return_lse=return_lse, **options)
+    if shift is not None and return_lse:
+        result = result[0], result[1] + shift[None, :, None]
+    if return_aux is None:
+        return result
+    from maskc.integrations.torch import score_mods
+
+    out, lse = result if return_lse else (result, None)
+    return out, score_mods.aux_output(lse)
+
+
+def _asks_for_lse(return_aux: Any, return_lse: bool) -> bool:
+    """Whether an AuxRequest asks for the log-sum-exp.
+
+    Raises:
+        BadOption.
+    """
+    if return_lse:
+        raise BadOption("return_lse", "left out beside return_aux", return_lse, at="return_lse")
+    lse, most = (getattr(return_aux, name, None) for name in ("lse", "max_scores"))
+    if lse is None or most:
+        wanted = "AuxRequest(lse=True): maskc computes no max_scores"
+        raise BadOption("return_aux", wanted, return_aux, at="return_aux")
+    return bool(lse)
+
+
+def _with_score_mod(
+    score_mod: Any, query: Any, n_kv: int, mask: Mask, scale: float | None
+) -> tuple[dict[str, Any], Any]:
+    """(options of `attention`, what to add to the log-sum-exp of each head or None).
+
+    FlexAttention counts queries from the first token, and ALiBi of maskc from where the last query
+    meets the last key: that moves all scores of a row, so only its log-sum-exp changes.
+
+    Raises:
+        ScoreModUnsupported.
+    """
+    from maskc.integrations.torch import score_mods
+
+    found = score_mods.score_options(score_mod, query)
+    options: dict[str, Any] = {"softcap": found.softcap, "scale": scale}
+    if found.factor != 1:
+        options["scale"] = (query.shape[-1] ** -0.5 if scale is None else scale) * found.factor
+    shift = found.shift
+    if found.slopes is not None:
+        late = n_kv - query.shape[2]
+        if found.offset is None and _is_causal(mask, late):
+            shift = shift + found.slopes * late
+        elif found.offset != late:
+            hint = (
+                "slopes[h] * (kv_idx - q_idx) needs a mask without keys behind their query"
+                if found.offset is None
+                else f"write abs(q_idx + {late} - kv_idx): the last query meets the last key"
+            )
+            raise ScoreModUnsupported("ALiBi is of another distance", hint, at=_place())
+        options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
+    if isinstance(shift, (int, float)) and shift == 0:
+        return options, None
+    return options, score_mods.per_head(shift, query)
+
+
+def _place() -> Any:
+    return caller() or "score_mod"
+
+
+def _is_causal(mask: Mask, late: int) -> bool:
+    """Whether every key is at most `late` tokens behind its query, and `late` is not negative."""
+    known = _causal.get(mask)
+    if known is None:
+        known = _causal[mask] = (
+            mask.subset_of(causal(align="start")) is True, mask.subset_of(causal()) is True
+        )  # fmt: skip
+    return known[1] or (known[0] and late >= 0)
 
 
 def _mask_of(block_mask: Any) -> Mask:

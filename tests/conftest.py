@@ -16,12 +16,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
+    parser.addoption("--thorough", action="store_true", help="all examples, C kernels by -O3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Golden texts that are rewritten include what the compiler says, asked anew."""
     if config.getoption("--update-golden"):
         os.environ[ledger.WRITE] = os.environ[ledger.ANEW] = "1"
+    if config.getoption("--thorough"):
+        os.environ["MASKC_THOROUGH"] = "1"  # read by tests/support/thorough.py
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -32,8 +35,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Builds go to a cache of this run, so that no test depends on an earlier one."""
-    os.environ.setdefault("MASKC_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    """Builds go to a cache of this run, so that no test depends on an earlier one; processes that
+    run tests side by side share it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ.setdefault("MASKC_CACHE_DIR", str(folder / "binaries"))
+
+
+@pytest.fixture(autouse=True)
+def _compiled_soon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C kernels are not optimised as far as for users, see tests/support/thorough.py."""
+    from maskc.build import hostcc
+    from tests.support.thorough import OPTIMISED
+
+    if "shipped_flags" not in request.keywords:
+        flags = [OPTIMISED if flag == "-O3" else flag for flag in hostcc.FLAGS]
+        monkeypatch.setattr(hostcc, "FLAGS", tuple(flags))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import fnmatch
 import re
 import subprocess
 import sys
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -36,11 +37,14 @@ ALLOWED: dict[str, set[str]] = {
         "build", "runtime",
     },
     "conventions": {"dsl"},
-    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
-    "flex": {"dsl", "api"},
+    "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
+    "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
-    "viz": {"dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "driver"},
+    "viz": {
+        "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",
+        "runtime",
+    },
     "verify": {
         "dsl", "reference", "ir", "analysis", "layout", "questions", "build", "runtime",
         "integrations", "driver",
@@ -50,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "integrations", "transformers", "api", "driver",
     },
     "patterns": {"dsl"},
-    "testing": {"dsl", "reference", "ir", "driver", "verify"},
+    "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
@@ -62,11 +66,13 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "transformers", "verify", "distributed"}, False),
+    "torch": ({"integrations", "transformers", "verify", "testing", "distributed"}, False),
     "transformers": ({"transformers", "distributed"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),
+    "hypothesis": ({"verify", "testing"}, True),
+    "pytest": ({"testing"}, True),
 }
 
 
@@ -75,6 +81,16 @@ def room(path: Path) -> str:
     if parts[:2] == ("integrations", "transformers"):
         return "transformers"  # it uses the public functions, which use integrations/torch
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    return imports(parsed(path))
 
 
 def imports(tree: ast.AST) -> list[tuple[str, int, bool]]:
@@ -104,7 +120,7 @@ def test_arrows_point_one_way():
         here = room(path)
         if here in ("__init__", "__pycache__"):
             continue
-        for name, line, _ in imports(ast.parse(path.read_text())):
+        for name, line, _ in imports_of(path):
             if not name.startswith("maskc."):
                 continue
             there = name.split(".")[1]
@@ -131,7 +147,7 @@ def test_no_circle_between_files():
     for here, path in names.items():
         found = {
             name if name in names else name.rpartition(".")[0]
-            for name, _, top in imports(ast.parse(path.read_text()))
+            for name, _, top in imports_of(path)
             if top and name.startswith("maskc")
         }
         # What a package's __init__ re-exports is not an arrow of those who import from inside it.
@@ -147,7 +163,7 @@ def test_no_circle_between_files():
 def test_heavy_libraries_stay_in_their_rooms():
     wrong = []
     for path in FILES:
-        for name, line, top in imports(ast.parse(path.read_text())):
+        for name, line, top in imports_of(path):
             library = name.split(".")[0]
             if library not in HEAVY or (library == "torch" and room(path) == "nn"):
                 continue  # modules of torch: `maskc.nn` is loaded when it is asked for
@@ -159,7 +175,7 @@ def test_heavy_libraries_stay_in_their_rooms():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_mistakes_have_classes_of_their_own(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno} assert"
         if isinstance(node, ast.Raise) and node.exc is not None:
             assert "NotImplementedError" not in ast.unparse(node.exc), f"{path.name}:{node.lineno}"
@@ -168,7 +184,7 @@ def test_mistakes_have_classes_of_their_own(path: Path):
 def test_public_functions_have_docstrings():
     missing = []
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 overload = any(ast.unparse(x) == "overload" for x in node.decorator_list)
                 if path.parent.name == "errors" or ast.get_docstring(node) or overload:
@@ -229,6 +245,8 @@ print(",".join(loaded))
         ("maskc", ["torch", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich"]),
         ("maskc.runtime.generated", ["sympy", "islpy", "jinja2", "torch", "cupy", "matplotlib"]),
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
+        ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),
+        ("maskc.testing.plugin", ["torch", "hypothesis", "islpy", "sympy", "jinja2"]),
         ("maskc.distributed", ["torch", "transformers", "cupy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],

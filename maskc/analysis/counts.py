@@ -14,6 +14,7 @@ from maskc.core import expr as E
 from maskc.core.boxes import MOST_ALONG, axis_relations
 from maskc.core.expr import Expr
 from maskc.ir.grid import grid_mask
+from maskc.ir.id_lists import veiled
 from maskc.ir.sets import TooHard, budget, mask_set
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
     """The number of live pairs at these lengths, axis by axis of a grid or by isl.
 
-    The result is None where that is too hard, or where the mask reads data.
+    The result is None where that is too hard, or where the mask reads data or long lists of ids.
     """
-    if E.arrays(keep):
+    if E.arrays(veiled(keep)):
         return None
     if (counted := _count_on_grid(keep, n_q, n_kv, params)) is not None:
         return counted
@@ -78,7 +79,7 @@ def closed_form(keep: Expr) -> ClosedForm | None:
     polynomial through enough exact counts of one residue class is exact there; three more counts
     check it. None where counting is too hard or the check fails.
     """
-    if E.arrays(keep):
+    if E.arrays(veiled(keep)):
         return None
     period = lcm(1, *(n.den for n in E.walk(keep) if isinstance(n, (E.Mod, E.FloorDiv))))
     defaults = E.params(keep)

@@ -9,6 +9,7 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.ir.id_lists import veiled
 from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
 from maskc.ir.types import MaskIR
 
@@ -58,11 +59,12 @@ _Test = Callable[[_View], bool]
 
 def analyse(ir: MaskIR) -> MaskFacts:
     """Decide the facts of one head's mask."""
+    keep = veiled(ir.keep)
     return MaskFacts(
-        _fact(ir.keep, "causal", "mask - {k <= p} is empty", _causal),
-        _fact(ir.keep, "no empty row", "rows - projection(mask) is empty", _no_empty_row),
-        _fact(ir.keep, "contiguous rows", "row hull - mask is empty", _contiguous),
-        _fact(ir.keep, "translation invariant", "mask shifted by (1, 1) stays in mask", _shifts),
+        _fact(keep, "causal", "mask - {k <= p} is empty", _causal),
+        _fact(keep, "no empty row", "rows - projection(mask) is empty", _no_empty_row),
+        _fact(keep, "contiguous rows", "row hull - mask is empty", _contiguous),
+        _fact(keep, "translation invariant", "mask shifted by (1, 1) stays in mask", _shifts),
     )
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.listed import Listed
 from maskc.core.selection import Score, Selection
 from maskc.ir.compare import equals, fingerprint
 from maskc.ir.decompose import decompose
+from maskc.ir.listed import listed_parts
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import chosen
 from maskc.ir.types import MaskIR
@@ -49,6 +51,7 @@ class HeadsPart:
     heads: Heads
     aligned: bool
     keys: int | None
+    listed: Listed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +109,16 @@ def _analysed(masks: tuple[MaskIR, ...], of_head: tuple[int, ...]) -> Heads:
 
 
 def _parts(masks: tuple[MaskIR, ...]) -> tuple[HeadsPart, ...]:
-    """The parts of the one mask that all heads share, if some run over residue classes."""
+    """The parts of the one mask that all heads share, if some run over residue classes, or over
+    the rows of listed tokens."""
     if len(masks) > 1 or masks[0].selections:
         return ()
     found = parts(masks[0], strides_together)
     if all(part.stride == 1 for part in found):
-        return ()
+        found = listed_parts(masks[0])
     return tuple(
-        HeadsPart(part.stride, _analysed((part.ir,), ()), part.aligned, part.keys) for part in found
+        HeadsPart(part.stride, _analysed((part.ir,), ()), part.aligned, part.keys, part.listed)
+        for part in found
     )
 
 

@@ -12,6 +12,7 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
+from maskc.ir.id_lists import veiled
 from maskc.ir.sets import TooHard, budget, mask_set, token_universe
 
 _OPERATIONS = 50_000
@@ -21,7 +22,8 @@ _OPERATIONS = 50_000
 def longest_row(keep: Expr, beyond: int = 0) -> int | None:
     """The most keys from a query's first to its last one, at any lengths.
 
-    Comparisons that read data count as true: this is a bound whatever the data.
+    Comparisons that read data, and long lists of ids, count as true: this is a bound whatever they
+    are.
 
     Args:
         beyond: keys below it do not count.
@@ -31,7 +33,7 @@ def longest_row(keep: Expr, beyond: int = 0) -> int | None:
     """
     try:
         with budget(_OPERATIONS):
-            seen = mask_set(keep, opaque=True, params=E.params(keep))
+            seen = mask_set(veiled(keep), opaque=True, params=E.params(keep))
             keys = isl.Map.from_domain(seen.lower_bound_val(isl.dim_type.set, 1, isl.Val(beyond)))
             keys = keys.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)
             apart = keys.reverse().apply_range(keys).deltas()
@@ -52,6 +54,8 @@ def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
     tables = (DataKind.table, DataKind.random)
     if any(d.kind not in tables or d.block % max(block.q, block.k) for d in data):
         return False
+    if veiled(keep) != keep:
+        return False
     keep = _at_defaults(keep)
     universe = token_universe(keep)
     try:
@@ -67,6 +71,8 @@ def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
 def tiles_alone(tile: TileShape, keep: Expr) -> bool:
     """Whether every live tile is alone in its tile row and in its tile column at n_q = n_kv, as far
     as can be proved, of a mask that reads no data."""
+    if veiled(keep) != keep:
+        return False
     keep = _at_defaults(keep)
     try:
         with budget(_OPERATIONS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from maskc.cli.options import json_option
-from maskc.cli.output import write_json, write_table
+from maskc.cli.output import echo, now, write_json, write_table
 
 COSTS = {
     "C compiler": "CPU kernels run in NumPy, much slower: install gcc or clang, or set CC",
@@ -33,6 +33,7 @@ def doctor(as_json: bool) -> None:
     from maskc.build.toolchain import Probe, probes
     from maskc.runtime.device import default_target
 
+    now("looking for compilers, GPUs and libraries")
     found = (*probes(), Probe("matplotlib", *_matplotlib()))
     target = default_target()
     if as_json:
@@ -48,9 +49,7 @@ def doctor(as_json: bool) -> None:
             ],
         })  # fmt: skip
         return
-    click.echo(
-        f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n"
-    )
+    echo(f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n")
     write_table(
         ("looked for", "", "found", "what the gap costs"),
         [

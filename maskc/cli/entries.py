@@ -34,6 +34,10 @@ class Entry:
     """Whether all patterns of a folder were asked for."""
     params: Mapping[str, int] = field(default_factory=dict)
     """Call-time parameters set with --set."""
+    pattern: Pattern[...] | None = None
+    """What the mask was made with; None for a mask that is no pattern's."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The pattern's own parameters set with --set, as text."""
 
     def for_module(self) -> Entry:
         """Itself; for commands that write code, where a parameter keeps its default.
@@ -181,16 +185,18 @@ def _entry(
     from maskc.dsl.pattern import Pattern
 
     names: set[str] = set()
-    title = name
+    title, pattern, own = name, None, {}
     if isinstance(value, Pattern):
-        names = {label for label, _, _ in value.parameters}
-        mask = _called(value, {key: text for key, text in settings.items() if key in names})
+        pattern, names = value, {label for label, _, _ in value.parameters}
+        own = {key: text for key, text in settings.items() if key in names}
+        mask = _called(value, own)
         title = value.doc.split("\n")[0] or name
     else:
         mask = value
     of_call = default_parameters(mask).keys() - names
     params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
-    return Entry(name, mask, title, params=params), names | of_call
+    made = Entry(name, mask, title, params=params, pattern=pattern, settings=own)
+    return made, names | of_call
 
 
 def _called(pattern: Pattern[...], settings: dict[str, str]) -> Mask:

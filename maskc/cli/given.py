@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -28,19 +28,22 @@ class Arrays:
     given: Mapping[str, object] = field(default_factory=dict)
     """Data by name, as a call of the mask takes them."""
 
-    def of(self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False) -> dict[str, object]:
+    def of(
+        self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False, leave: Collection[str] = ()
+    ) -> dict[str, object]:
         """The arrays that a mask reads, made up where none were given, and parameters set.
 
         Args:
             entry: the mask.
             n_q, n_kv: lengths of what is made up.
             quiet: do not say what was made up.
+            leave: names that are not made up.
         """
         from maskc.verify.samples import sample_data
 
         made = sample_data(entry.mask, n_q, n_kv, self.seed)
         read = {name: self.given[name] for name in names(entry) if name in self.given}
-        without = [name for name in made if name not in read]
+        without = [name for name in made if name not in read and name not in leave]
         if without and not quiet:
             echo(f"{entry.name}: {', '.join(without)} made up, seed {self.seed}", err=True)
         return {**{name: made[name] for name in without}, **read, **entry.params}

@@ -131,9 +131,7 @@ class Asked:
         Raises:
             UsageMistake: several were asked for.
         """
-        if len(self.targets) > 1:
-            raise UsageMistake("this takes one target", "give --target once", at="--target")
-        return next(iter(self.targets), None)
+        return single(self.targets)
 
     def chosen(self, problem: Problem) -> Target:
         """The target asked for, or this machine's.
@@ -144,7 +142,18 @@ class Asked:
         from maskc.core.target import Target
         from maskc.runtime.device import default_target
 
-        return Target.named(self.target or default_target(problem))
+        return Target.named(self.target or default_target(problem)).serving(problem)
+
+
+def single(targets: tuple[str, ...]) -> str | None:
+    """The target asked for, None where none was.
+
+    Raises:
+        UsageMistake: several were asked for.
+    """
+    if len(targets) > 1:
+        raise UsageMistake("this takes one target", "give --target once", at="--target")
+    return next(iter(targets), None)
 
 
 def written_heads(mask: Mask) -> int | None:
@@ -162,21 +171,35 @@ def written_heads(mask: Mask) -> int | None:
 def problem_options(command: Command) -> Command:
     """--target, --head-dim, --dtype and --heads; the command gets `asked`."""
 
-    @click.option(
-        "--target", "targets", multiple=True, metavar="T",
-        help="cpu, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not given.",
-    )  # fmt: skip
     @wraps(command)
     def wrapped(targets: tuple[str, ...], asked: Asked, **rest: Any) -> Any:
+        return command(asked=replace(asked, targets=targets), **rest)
+
+    return cost_options(target_option(wrapped))
+
+
+def target_option(command: Command) -> Command:
+    """--target; the command gets `targets`, names of kernel families.
+
+    A GPU that runs the kernels of another architecture is said on stderr.
+    """
+
+    @click.option(
+        "--target", "targets", multiple=True, metavar="T",
+        help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
+        "given.",
+    )  # fmt: skip
+    @wraps(command)
+    def wrapped(targets: tuple[str, ...], **rest: Any) -> Any:
         from maskc.core.target import Target
 
         for each in targets:
             if (serving := Target.named(each).name) != each:
                 echo(f"{each} runs the kernels of {serving}", err=True)
         named = dict.fromkeys(Target.named(each).name for each in targets)
-        return command(asked=replace(asked, targets=tuple(named)), **rest)
+        return command(targets=tuple(named), **rest)
 
-    return cost_options(wrapped)
+    return wrapped
 
 
 def cost_options(command: Command) -> Command:

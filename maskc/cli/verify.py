@@ -142,10 +142,14 @@ def _drawn(
     free = {n: v for n, v in default_parameters(entry.mask).items() if n not in entry.params}
     params = tuple(sorted(free.items()))
     subject = Subject(
-        entry.name, entry.mask, attn, lengths, heads, params, tuple(entry.params.items())
-    )
-    now(f"verifying {entry.name}: {cases} random cases")
-    done = try_cases(subject, cases, seed) if cases else Outcome(0, 0, "", None, True)
+        entry.name, entry.mask, {attn.bundle.problem.dtype.value: attn}, lengths, heads, params,
+        tuple(entry.params.items()),
+    )  # fmt: skip
+
+    def tell(count: int) -> None:
+        now(f"verifying {entry.name}: random case {count + 1} of at most {cases}")
+
+    done = try_cases(subject, cases, seed, tell=tell) if cases else Outcome(0, 0, "", None, True)
     wrong = done.mismatch
     return {
         "cases": done.cases, "refused": done.refused, "reason": done.reason, "shrunk": done.shrunk,

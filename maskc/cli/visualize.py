@@ -10,18 +10,26 @@ import click
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
     Asked,
-    cost_options,
     data_options,
     json_option,
     length_options,
     mask_source,
+    problem_options,
 )
-from maskc.cli.output import columns, echo, one_by_one, unwritable, wants_color, write_json
-from maskc.core.errors import UsageMistake
+from maskc.cli.output import (
+    columns,
+    echo,
+    now,
+    one_by_one,
+    unwritable,
+    wants_color,
+    write_json,
+)
+from maskc.core.errors import MaskcError, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.viz.picture import Picture
+    from maskc.viz.picture import KernelTiles, Picture
 
     _Spans = click.ParamType[tuple[int, int, int, int]]
     _Tiles = click.ParamType[tuple[int, int]]
@@ -30,6 +38,8 @@ else:  # click had one class for all before 8.3
 
 _JSON_CELLS = 64
 """Cells across the raster in JSON, at most."""
+_RANKED = ("scores", "index_q", "index_k", "index_w")
+"""What selections rank by: pictures make up scores of their own."""
 _BESIDE = 48
 """Columns of a terminal that axes and numbers take."""
 
@@ -87,9 +97,9 @@ class TileType(_Tiles):
     "--tile",
     type=TileType(),
     metavar="Q,K",
-    help="Tokens of the tiles; suitable ones, if not given. Doubled while over 2048 a side.",
+    help="Tokens of the tiles; those of the kernel, if not given. Doubled while over 2048 a side.",
 )
-@cost_options
+@problem_options
 @data_options(None)
 @json_option
 def visualize(
@@ -99,8 +109,10 @@ def visualize(
 ) -> None:  # fmt: skip
     """Draw the mask of FILE: tiles by class, elements where the range is small.
 
-    Without -o it is drawn in the terminal. Several patterns into one -o give one file each, with
-    the pattern's name before the suffix. Nothing of size N x N is made, whatever N is.
+    Tiles are those of the kernel for --target. A partial tile is the paler, the fewer of its pairs
+    are live. Run-time selections choose by made-up scores of --seed. Without -o it is drawn in the
+    terminal. Several patterns into one -o give one file each, with the pattern's name before the
+    suffix. Without made-up scores nothing of size N x N is made, whatever N is.
     """
     from maskc.viz.canvas import format_of
 
@@ -126,19 +138,40 @@ def _picture(
     from maskc.viz.picture import picture
 
     heads = asked.heads_for(entry.mask)
+    now(f"planning {entry.name}: its kernel's tiles")
+    kernel = None if tile else _kernel(entry, asked)
     if n is None or n_kv is None:
         n, n_kv = showing(entry.mask, heads, entry.params)
         if span is not None:
             n, n_kv = max(n, span[1]), max(n_kv, span[3])
+    now(f"drawing {entry.name} at {n} x {n_kv}")
     if span is not None and (span[1] > n or span[3] > n_kv):
         raise UsageMistake(
             f"the range reaches {span[1]} queries and {span[3]} keys, there are {n} and {n_kv}",
             "give the lengths with --n and --n-kv", at="--range",
         )  # fmt: skip
     return picture(
-        entry.mask, n, n_kv, name=entry.name, span=span, tile=tile, n_heads=heads,
-        head_dim=asked.head_dim, dtype=asked.dtype, data=arrays.of(entry, n, n_kv),
+        entry.mask, n, n_kv, name=entry.name, span=span, tile=tile, kernel=kernel, n_heads=heads,
+        head_dim=asked.head_dim, dtype=asked.dtype,
+        data=arrays.of(entry, n, n_kv, leave=_RANKED), seed=arrays.seed,
     )  # fmt: skip
+
+
+def _kernel(entry: Entry, asked: Asked) -> KernelTiles | None:
+    """The tiles of the kernel; None where no target was named and this machine's has none."""
+    from maskc.cli.stages import plan_entry
+    from maskc.viz.picture import KernelTiles
+
+    try:
+        plan = plan_entry(entry, asked)
+    except MaskcError:
+        if asked.targets:
+            raise
+        return None
+    boxes = [each.boxes for each in plan.also if each.boxes and each.direction is plan.direction]
+    also = [f"or boxes of {' x '.join(map(str, each.q))} queries" for each in boxes[:1]]
+    also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
+    return KernelTiles(plan.target.name, plan.tile, tuple(also))
 
 
 def _draw(pictures: list[Picture]) -> None:
@@ -168,7 +201,10 @@ def _write(pictures: list[Picture], path: Path, as_json: bool) -> None:
 
 
 def _plain(shown: Picture) -> dict[str, Any]:
-    """The picture's numbers, and its raster as rows of digits: 0 empty, 1 partial, 2 full."""
+    """The picture's numbers, and its raster as rows of digits: 0 empty, 1 partial, 2 full; and the
+    share of each cell's pairs that are live."""
+    import numpy as np
+
     span = shown.span
     panels = []
     for panel in shown.panels:
@@ -180,8 +216,10 @@ def _plain(shown: Picture) -> dict[str, Any]:
             "flops": numbers.flops, "bytes": numbers.bytes,
             "unit": list(panel.raster.unit), "units_per_cell": list(cells.covers),
             "cells": ["".join(map(str, row)) for row in cells.classes.tolist()],
+            "shares": np.round(cells.share, 4).tolist(), "shares_by": panel.raster.step,
         })  # fmt: skip
     return {
         "name": shown.name, "formula": shown.formula, "n_q": shown.n_q, "n_kv": shown.n_kv,
-        "range": [span.q0, span.q1, span.k0, span.k1], "panels": panels,
+        "range": [span.q0, span.q1, span.k0, span.k1], "kernel": shown.kernel,
+        "kernel_also": list(shown.also), "panels": panels,
     }  # fmt: skip

@@ -140,6 +140,60 @@ LISTED_FIELDS: tuple[Field, ...] = (
 """The arguments of kernels that make lists of tiles from documents. Of two values the first belongs
 to queries and tile rows, the second to keys and tile columns."""
 
+MAX_READINGS = 2 * MAX_ARRAYS
+"""The most ways in which tiles read a mask's arrays: each by queries and by keys."""
+
+DATA_LISTS_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "what the caller gave, by array", MAX_ARRAYS),
+    Field("array", "i32 *", "the same of 32 bits, as kernels read it", MAX_ARRAYS),
+    Field("kept_ptr", "const i32 *", "[tiles + 1]: lists of what the mask may be at most", 2),
+    Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
+    Field("mask_args", "const i32 *", "the formula's shape, its constants"),
+    Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, whether it is wrong"),
+    Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
+    Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
+    Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
+    Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
+    Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
+    Field("counter", "i32 *", "[2], to be cleared"),
+    Field("verdict", "i32 *", "whether anything given was wrong, or null"),
+    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("result", "i32 *", "what is spoilt where it was", 5),
+    Field("most", "i64", "tokens of a document", MAX_ARRAYS),
+    Field("result_words", "i64", "of four bytes", 5),
+    Field("source_batch", "i64", "elements from one sequence to the next, 0 if shared", MAX_ARRAYS),
+    Field("source_head", "i64", "the same of heads", MAX_ARRAYS),
+    Field("source_row", "i64", "the same of rows of a table", MAX_ARRAYS),
+    Field("source_step", "i64", "elements from one entry, or length, to the next", MAX_ARRAYS),
+    Field("array_batch", "i64", "as in struct Attention", MAX_ARRAYS),
+    Field("array_head", "i64", "likewise", MAX_ARRAYS),
+    Field("array_row", "i64", "likewise", MAX_ARRAYS),
+    Field("source_code", "i32", "of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64", MAX_ARRAYS),
+    Field("rule", "i32", "0 as it is, 1 boolean, 2 clipped to 0..n_kv, 3 cumulative", MAX_ARRAYS),
+    Field("ends", "i32", "cumulative lengths of a sequence", MAX_ARRAYS),
+    Field("batches", "i32", "sequences of the array, or 1", MAX_ARRAYS),
+    Field("heads_of", "i32", "heads of the array, or 1", MAX_ARRAYS),
+    Field("rows", "i32", "of a table, or 1", MAX_ARRAYS),
+    Field("columns", "i32", "entries of a row", MAX_ARRAYS),
+    Field("first_block", "i32", "of each reading; then how many there are", MAX_READINGS + 1),
+    Field("bit_words", "i32", "of a list", 2),
+    Field("room", "i32", "tiles for which a list has room", 2),
+    Field("n", "i32", "queries, and keys", 2),
+    Field("tile", "i32", "tokens of a tile", 2),
+    Field("tile_count", "i32", "tile rows, and tile columns", 2),
+    Field("lists", "i32", "of tiles: sequences with data of their own, times heads likewise"),
+    Field("heads", "i32", "lists of a sequence"),
+    Field("wide", "i32", "whether constants have two words"),
+    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
+    Field("owner_heads", "i32", "query heads from one owner to the next"),
+    Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
+    Field("group_owners", "i32", "of a list that share the cache"),
+    Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
+)  # fmt: skip
+"""The arguments of kernels that make lists of tiles from any data. Of two values the first belongs
+to queries and tile rows, the second to keys and tile columns."""
+
 MAX_SELECTIONS = 3
 """The most run-time selections of a mask that the device makes."""
 _EACH = MAX_SELECTIONS
@@ -197,6 +251,46 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
 entry for each selection. Of two values the first belongs to queries, the second to keys."""
+
+MOST_MOVED = 8
+"""The most tensors of which a launch moves rows."""
+_TENSORS = MOST_MOVED
+MOST_RESULTS = 5
+"""Of a pass: dq, dk, dv and two gradients per head."""
+
+MOVED_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "or null: every row is filled", _TENSORS),
+    Field("to", "void *", "rows of other memory", _TENSORS),
+    Field("tokens", "const i32 *", "[lists][listed], ascending; -1 behind the last one", _TENSORS),
+    Field("flags", "const void *", "[lists][n]: booleans or integers", 2),
+    Field("made", "i32 *", "[lists][room]: the lists", 2),
+    Field("result", "i32 *", "what is spoilt where a list has no room", MOST_RESULTS),
+    Field("verdict", "i32 *", "[both lists]: whether it has none"),
+    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("source_stride", "i64", "of each: units between batches, heads, rows", 3 * _TENSORS),
+    Field("to_stride", "i64", "likewise", 3 * _TENSORS),
+    Field("tokens_batch", "i64", "entries from one list to the next, 0 if all share theirs",
+          _TENSORS),
+    Field("way", "i32", "0: to row i from row tokens[i]; 1: back; 2: all rows, filled if listed",
+          _TENSORS),
+    Field("heads", "i32", "of each", _TENSORS),
+    Field("rows", "i32", "of a head that are moved", _TENSORS),
+    Field("listed", "i32", "entries of a list", _TENSORS),
+    Field("width", "i32", "units of a row", _TENSORS),
+    Field("unit", "i32", "bytes: 2, 4 or 16", _TENSORS),
+    Field("filling", "i32", "the word in rows that have no source", _TENSORS),
+    Field("flags_list", "i64", "elements from one sequence's flags to the next", 2),
+    Field("flags_step", "i64", "elements from one token's flag to the next", 2),
+    Field("result_words", "i64", "of four bytes", MOST_RESULTS),
+    Field("flag_bytes", "i32", "of an element: 1, 4 or 8", 2),
+    Field("n", "i32", "queries, and keys", 2),
+    Field("room", "i32", "tokens for which a list has room", 2),
+    Field("lists", "i32", "sequences with flags of their own, or 1; 0 without flags", 2),
+    Field("batch", "i32", "sequences"),
+    Field("count", "i32", "tensors"),
+)  # fmt: skip
+"""The arguments of kernels that list tokens and move their rows. Arrays have an entry per tensor;
+of two values the first belongs to queries, the second to keys."""
 
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,

@@ -13,8 +13,9 @@ from maskc.core.cost import ONCE as ONCE
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.forms import GATHER, WIDE
+from maskc.core.forms import GATHER, MOVES, WIDE
 from maskc.core.gathering import Gather
+from maskc.core.listed import Listed
 from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
@@ -123,6 +124,11 @@ class Grid(Enum):
     few = "few"
     """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
     left out."""
+    tile_columns = "tile_columns"
+    """Enough for all tile columns, key/value heads and sequences, `per_block` keys each: several
+    blocks may share a column."""
+    heads = "heads"
+    """One block per query head."""
     results = "results"
     """`resident` per multiprocessor: they share what there is to write."""
 
@@ -318,8 +324,8 @@ class SourceUnit:
         return sha256("\n".join(filter(None, lines)).encode()).hexdigest()
 
 
-N_KV_OF_ALL = "n_kv_of_all"
-"""The parameter of masks over some of the keys that says how many there are."""
+N_KV_OF_ALL, N_Q_OF_ALL = "n_kv_of_all", "n_q_of_all"
+"""The parameters of masks over some of the keys, or queries, that say how many there are."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +341,8 @@ class PartBundle:
     keys: int | None = None
     """Over all queries and the keys of this residue modulo the stride, as one sequence; its mask
     has N_KV_OF_ALL as a parameter."""
+    listed: Listed | None = None
+    """The tokens whose rows, packed side by side, it runs over in place of all queries, or keys."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +381,10 @@ class Bundle:
         own = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],
-            [(part.stride, part.aligned, part.keys, part.bundle.digest) for part in self.parts],
+            [
+                (part.stride, part.aligned, part.keys, part.listed, part.bundle.digest)
+                for part in self.parts
+            ],
             self.chooser and self.chooser.digest,
         )  # fmt: skip
         return sha256(repr(own).encode()).hexdigest()
@@ -384,7 +395,14 @@ class Bundle:
 
     def list_source(self, target: str) -> SourceUnit | None:
         """The source that makes tile lists on the device, None where there is none."""
-        return next((u for u in self.units if u.target == target and not u.directions), None)
+        return next(
+            (u for u in self.units
+             if u.target == target and not u.directions and u.form != MOVES), None
+        )  # fmt: skip
+
+    def moving_source(self, target: str) -> SourceUnit | None:
+        """The source that packs the rows of listed tokens, None where there is none."""
+        return next((u for u in self.units if u.target == target and u.form == MOVES), None)
 
     def choice(self, target: str, direction: Direction) -> tuple[SourceUnit, ...]:
         """All sources of one pass."""

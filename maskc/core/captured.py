@@ -31,10 +31,10 @@ ANY_LENGTHS: Lengths = (None, None)
 class Captured:
     """An integer or boolean array and where the mask reads it first."""
 
-    __slots__ = ("_array", "_source", "_version", "at")
+    __slots__ = ("_array", "_now", "_source", "_version", "at", "fixed")
 
     def __init__(self, source: Any, at: SourceLoc | None = None) -> None:
-        """Read the array now.
+        """Read the array now; one on a device when somebody asks for it.
 
         Args:
             source: a torch tensor, which is watched; or a NumPy array, which is copied.
@@ -46,47 +46,82 @@ class Captured:
         self.at = at
         watched = hasattr(source, "detach")
         self._source = source.detach() if watched else None
+        self.fixed = not watched
         self._version = _version(source) if watched else None
-        self._array = _int32(_host(source) if watched else source, at)
+        self._array: np.ndarray | None = None
+        if not self.on_device:
+            self._array = _int32(_host(source) if watched else source, at)
+        self._now: tuple[object, Captured] | None = None
 
     @classmethod
     def of(cls, array: np.ndarray, at: SourceLoc | None = None) -> Captured:
         """Make one over int32 values that nobody changes."""
         made = cls.__new__(cls)
         made._array, made._source, made._version, made.at = array, None, None, at
+        made.fixed, made._now = True, None
         return made
+
+    @property
+    def source(self) -> Any:
+        """The torch tensor that is watched, or a copy of it that nobody writes into; None where
+        there is none."""
+        return self._source
+
+    @property
+    def on_device(self) -> bool:
+        """Whether reading it on the host waits for a device."""
+        return self._source is not None and self._source.device.type != "cpu"
 
     @property
     def array(self) -> np.ndarray:
         """The present content, int32 in C order."""
+        found = self._array
         if self._source is not None:
             version = _version(self._source)
-            if version is None or version != self._version:
-                self._array = _int32(_host(self._source), self.at)
+            if found is None or version is None or version != self._version:
+                found = self._array = _int32(_host(self._source), self.at)
                 self._version = version
-        return self._array
+        if found is None:
+            raise TypeError("neither an array nor a tensor")
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
-        return self._array.shape
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the content can never change."""
-        return self._source is None
+        return tuple((self._source if self._array is None else self._array).shape)
 
     def now(self) -> Captured:
-        """The content of this moment, for good."""
-        return self if self.fixed else Captured.of(self.array, self.at)
+        """The content of this moment, for good; the same object as before where nothing was
+        written."""
+        if self.fixed:
+            return self
+        if self.on_device:  # a copy there, which waits for nothing
+            mark: object = _version(self._source)
+            if self._now is None or mark is None or self._now[0] != mark:
+                copy = Captured(self._source.clone(), self.at)
+                copy.fixed = True
+                self._now = mark, copy
+            return self._now[1]
+        if self._now is None or self._now[0] is not self.array:
+            self._now = self.array, Captured.of(self.array, self.at)
+        return self._now[1]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Captured):
             return NotImplemented
         if self is other:
             return True
+        if self.shape != other.shape:
+            return False
+        if self.on_device and other.on_device:  # told apart by where they are, without waiting
+            return self._place() == other._place()
         mine, its = self.array, other.array
         return mine is its or (mine.shape == its.shape and np.array_equal(mine, its))
+
+    def _place(self) -> tuple[object, ...]:
+        """Where the tensor lies, and how often somebody wrote into it."""
+        own = self._source
+        return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
 
     def __hash__(self) -> int:
         return hash(self.shape)
@@ -188,7 +223,7 @@ class Held:
 
         Contents that may change are told apart by who holds them, in this process.
         """
-        if not self.fixed:
+        if not self.fixed or any(values.on_device for _, _, values in self.tables):
             return f"held at {id(self)}"
         return sha256(repr((self.tables, self.heads)).encode()).hexdigest()
 
@@ -196,13 +231,13 @@ class Held:
         """The contents of this moment; the same object as before where nothing was written."""
         if self.fixed:
             return self
-        arrays = tuple(values.array for _, _, values in self.tables)
-        known: tuple[tuple[np.ndarray, ...], Held] | None = self.__dict__.get("_now")
-        if known is not None and all(a is b for a, b in zip(known[0], arrays, strict=True)):
-            return known[1]
         tables = tuple((name, rank, values.now()) for name, rank, values in self.tables)
-        made = replace(self, tables=tables)
-        self.__dict__["_now"] = arrays, made
+        known: Held | None = self.__dict__.get("_now")
+        if known is not None and all(
+            a[2] is b[2] for a, b in zip(known.tables, tables, strict=True)
+        ):
+            return known
+        made = self.__dict__["_now"] = replace(self, tables=tables)
         return made
 
     def of_call(self, batch: int, heads: int) -> Held:
@@ -218,6 +253,10 @@ class Held:
             known = (batch, heads), replace(here, tables=tables, heads=heads)
             here.__dict__["_of_call"] = known
         return known[1]
+
+    def source_of(self, name: str) -> Any:
+        """The torch tensor that holds an array; None where there is none."""
+        return next((values.source for own, _, values in self.tables if own == name), None)
 
     @property
     def extents(self) -> tuple[int, int]:

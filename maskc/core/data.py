@@ -56,11 +56,13 @@ class DataKind(Enum):
     """an integer array captured by a formula; in a generated module known at compile time."""
     selection = "selection"
     """computed: the blocks that a run-time selection chose."""
+    tokens = "tokens"
+    """computed: the tokens whose rows a part of the mask has, see core/listed."""
     scoring = "scoring"
     """a floating-point tensor that a run-time selection ranks by; no formula reads it."""
 
 
-_COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection)
+_COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection, DataKind.tokens)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class DataDecl:
     they captured. Empty where a call brings them, see `Held`."""
     shape: tuple[int, ...] = ()
     """Shape of `values`, where these are bytes."""
+    most: int | None = None
+    """flags: the most tokens of a sequence that are flagged, as the mask promises; None where it
+    promises nothing."""
 
     @property
     def rank(self) -> int:

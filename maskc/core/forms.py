@@ -20,8 +20,13 @@ LISTS = "gather_lists"
 """What makes the lists of gathered keys."""
 DOCUMENTS = "documents"
 """What makes the tile lists of documents on the device."""
+DATA = "data"
+"""What makes the tile lists of other data on the device."""
 SELECTIONS = "selections"
 """What chooses blocks of keys on the device."""
+
+MOVES = "moves"
+"""What packs the rows of listed tokens, and puts them back."""
 
 STEMS = {TINY: "mma16", CHOOSE: "choose", GATHER: "gather", WIDE: "gather"}
 """The first part of a template's name, by form; forms that are not named share the default's."""

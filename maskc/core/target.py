@@ -9,7 +9,7 @@ from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBui
 from maskc.core.problem import Direction, Problem
 
 _HALF = (DType.bfloat16, DType.float16)
-_LATER = "use target='cpu', or 'sm_90a' on Hopper; 'sm_80' has forward passes in half precision"
+_LATER = "use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the CPU have 'cpu'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,26 @@ class Target:
     """Why a pass is missing, for the error."""
     least_block: int = 0
     """Fewest keys that a run-time selection chooses together."""
+    vectors: int = 16
+    """CUDA: bytes that rows are read in, to whose multiples rows must be aligned; 0: elements."""
+    oldest: int = 0
+    """CUDA: the least compute capability, where the name does not say it."""
 
     @property
     def suffix(self) -> str:
         """File suffix of its sources."""
         return "c" if self.language == "c" else "cu"
+
+    @property
+    def capability(self) -> int:
+        """CUDA: the least compute capability, or the only one, as 10 * major + minor."""
+        return self.oldest or int(self.name.removeprefix("sm_").removesuffix("a"))
+
+    def alignment(self, dtype: DType) -> int:
+        """Bytes to whose multiples rows must be aligned; 1 on a CPU."""
+        if self.language == "c":
+            return 1
+        return self.vectors or dtype.itemsize
 
     @staticmethod
     def named(name: str) -> Target:
@@ -53,6 +68,22 @@ class Target:
             raise UnknownTarget(name, ", ".join(TARGETS), at="target")
         return TARGETS[name]
 
+    def lacks(self, problem: Problem) -> bool:
+        """Whether it has no kernels for this dtype or these head dimensions."""
+        dims = (problem.head_dim, problem.head_dim_v)
+        allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
+        unequal = self.equal_head_dims and dims[0] != dims[1]
+        return (
+            problem.dtype not in self.dtypes or unequal or any(dim not in allowed for dim in dims)
+        )
+
+    def serving(self, problem: Problem) -> Target:
+        """This target, or `simt` where this one is CUDA's and lacks a problem that `simt` has: a
+        card that runs the one runs the other."""
+        spare = TARGETS[SPARE]
+        stands_in = self.language == "cuda" and self.lacks(problem) and not spare.lacks(problem)
+        return spare if stands_in else self
+
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
         """Raise the coded error for what this target cannot run."""
         if direction not in self.directions:
@@ -60,13 +91,16 @@ class Target:
         if problem.dtype not in self.dtypes:
             known = ", ".join(kind.value for kind in self.dtypes)
             raise DTypeUnsupported(self.name, problem.dtype.value, known, at="dtype")
-        dims = (problem.head_dim, problem.head_dim_v)
-        known = ", ".join(map(str, self.head_dims)) or "1 to 512"
-        unequal = self.equal_head_dims and dims[0] != dims[1]
-        allowed = self.head_dims or range(1, 513)
-        if unequal or any(dim not in allowed for dim in dims):
+        if self.lacks(problem):
+            dims = (problem.head_dim, problem.head_dim_v)
+            known = ", ".join(map(str, self.head_dims)) or f"1 to {MOST_HEAD_DIM}"
             raise HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
+
+MOST_HEAD_DIM = 512
+"""Of the targets that have kernels for every head dimension."""
+SPARE = "simt"
+"""What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
 
 _BOTH = (Direction.forward, Direction.backward)
 
@@ -78,16 +112,15 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
-            (Direction.forward,), 99 * 1024,
-            "templates/sm80 holds the forward pass only", least_block=16,
+            _BOTH, 99 * 1024, least_block=16,
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
             least_block=16,
         ),
         Target(
-            "simt", "simt", "cuda", (DType.float32,), (), False, (), 48 * 1024,
-            "the fp32 CUDA-core family is not written yet",
+            "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,
+            least_block=1, vectors=0, oldest=70,
         ),
     )
 }  # fmt: skip
@@ -95,6 +128,7 @@ TARGETS: dict[str, Target] = {
 _AMPERE_ON = ("86", "87", "88", "89", "100", "101", "103", "110", "120", "121")
 
 SERVED_BY: dict[str, str] = {
+    **dict.fromkeys(("sm_70", "sm_72", "sm_75"), SPARE),
     "sm_90": "sm_90a",
     **{f"sm_{number}": "sm_80" for number in _AMPERE_ON},
     **{f"sm_{number}{kind}": "sm_80" for number in _AMPERE_ON[4:] for kind in "af"},

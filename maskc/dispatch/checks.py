@@ -24,7 +24,7 @@ from maskc.core.tensors import Array, Device, contiguous
 from maskc.dispatch import checks
 
 ALIGNMENT = 16
-"""Bytes: CUDA kernels move rows in vectors of this size."""
+"""Bytes: the kernels that score with an indexer move rows in vectors of this size."""
 _STORED = f": kernels store {', '.join(sorted(DType.__members__))}, and compute in fp32"
 _MAX_BLOCKS = (1 << 31) - 1
 """Blocks in the first dimension of a CUDA grid."""
@@ -88,10 +88,11 @@ def check_storage(name: str, array: Array, dtype: str, target: Target, device: D
     if array.shape[-1] > 1 and array.strides[-1] != 1:
         raise NotContiguous(name, array.strides[-1], at=name)
     if wanted == "cuda" and len(array.shape) == 4:
-        size = 4 if dtype == "float32" else 2
+        kind = DType(dtype)
+        aligned, size = target.alignment(kind), kind.itemsize
         steps = [s for s, n in zip(array.strides[:3], array.shape, strict=False) if n > 1]
-        if any(value % ALIGNMENT for value in (array.pointer, *(size * step for step in steps))):
-            raise Misaligned(name, at=name)
+        if any(value % aligned for value in (array.pointer, *(size * step for step in steps))):
+            raise Misaligned(name, aligned, at=name)
 
 
 def _place(device: Device) -> str:

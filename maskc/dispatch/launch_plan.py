@@ -146,6 +146,11 @@ def _blocks(
             columns = unit.tiles(sizes.n_q, sizes.n_kv)[1] * unit.tile.k
             keys = columns * sizes.heads_kv * sizes.batch
             return -(-max(queries, keys) // launch.per_block)
+        case Grid.tile_columns:
+            blocks = unit.tiles(sizes.n_q, sizes.n_kv)[1] * (unit.tile.k // launch.per_block)
+            return blocks * sizes.heads_kv * sizes.batch
+        case Grid.heads:
+            return sizes.heads_q
         case Grid.few:
             return queries // unit.tile.q if few_pairs(sizes) else 0
         case Grid.keys:

@@ -23,10 +23,10 @@ from maskc.layout import Classes, classes, sequence_arrays
 from maskc.layout.tiles.build import build
 from maskc.layout.work.residue_classes import views
 
-_ROW = {"c": 64, "cuda": 384}
+ROW = {"c": 64, "cuda": 384}
 """Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are
 read or written once per launch."""
-_PARTIAL = 1.3
+PARTIAL = 1.3
 """Time of a partial tile, a full one's being 1."""
 
 
@@ -77,14 +77,14 @@ def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) ->
     Raises:
         See `build`.
     """
-    row = _ROW[language]
+    row = ROW[language]
     total = float(row * n_q * (len(parts) - 1))
     for part in parts:
         tile, params = part.recipe.tile, {**part.params, N_KV_OF_ALL: n_kv}
         for found in views(part.stride, part.keys, n_q, n_kv):
             layout = build(part.recipe, found.n_q, found.n_kv, params, part.arrays)
             full = int((layout.kind == FULL).sum())
-            tiles = full + _PARTIAL * (layout.nnz - full)
+            tiles = full + PARTIAL * (layout.nnz - full)
             total += found.count * (row * found.n_q + tile.q * tile.k * tiles)
     return total
 

@@ -56,6 +56,10 @@ columns .97, 5 columns 1.03; D 64, small tiles: .93, .98 and 1.03)."""
 
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
+_MULTIPLIES = {
+    ("sm_90a", Direction.forward), ("sm_90a", Direction.backward), ("sm_80", Direction.backward),
+}  # fmt: skip
+"""Passes of a target whose kernels multiply the values of dead pairs."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
 _EXACT_SOFTMAX_ONLY = "kernels that multiply no masked value know softmax only"
 _KEYS_SOFTMAX_ONLY = "its kernels for keys chosen one by one know softmax only"
@@ -108,7 +112,7 @@ class SourceSelector:
         if {Feature.entmax, Feature.nan_safe} <= features and self.target.language == "cuda":
             raise TargetNotBuilt(name, f"nan_safe {direction.value}", _EXACT_SOFTMAX_ONLY,
                                  _REMEDY.format("cpu"), at="nan_safe")  # fmt: skip
-        if Feature.nan_safe in features and name in _EXACT and not gathers:
+        if Feature.nan_safe in features and (name, direction) in _MULTIPLIES and not gathers:
             return (self._exact_source(direction),)
         if not units:
             missing = "the bundle has no source of it"
@@ -144,8 +148,9 @@ class SourceSelector:
         if Direction.backward in directions:
             with suppress(TargetNotBuilt):  # a call of it says so
                 units += self.sources(Direction.backward, features)
-        lists = self.bundle.list_source(units[0].target) if units else None
-        units += () if lists is None else (lists,)
+        if units:
+            made_by = self.bundle.list_source, self.bundle.moving_source
+            units += tuple(filter(None, (source(units[0].target) for source in made_by)))
         found = {
             (unit.key, mode, built): (unit, mode, built)
             for unit in units
@@ -297,6 +302,18 @@ class SourceSelector:
         """The same for documents: the source that takes least for those of the length that is
         promised, whichever documents there are."""
         return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
+
+    def by_hull(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, tally: Callable[[SourceUnit], Tally]
+    ) -> SourceUnit:  # fmt: skip
+        """The same for other data on a device: the source that takes least for all that the mask
+        could keep, whatever its data are. `tally` counts that."""
+        units = tuple(
+            each.without(APART)
+            for each in self._choice(unit, wanted, sizes)
+            if not each.only_once and each.boxes is None
+        )
+        return cheapest(units, tally, sizes.n_kv) if len(units) > 1 else unit
 
     def _choice(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> tuple[SourceUnit, ...]:
         """`unit`, and where it is the first of a choice the others that serve the pass."""

@@ -7,11 +7,13 @@ Throughout, q and k index the caller's tensors, and p = q + n_kv - n_q is the qu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import overload
 
-from maskc.core.errors import BadPhase, NotAMask
+from maskc.core.errors import BadChoice, BadPhase, NotAMask
 from maskc.core.source import caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
+from maskc.dsl.data_atoms import flagged
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END
 from maskc.dsl.not_a_mask import not_a_mask
@@ -48,21 +50,20 @@ class _Window:
     Other projects count differently; their conventions have names:
     `window.hf(W)`, `window.hf_bidirectional(W)`, `window.longformer(W)`, `window.jax(L, R)`,
     `window.flash(L, R)`, `window.gym(W)`.
+
+    Args:
+        left: keys before the query, which is not counted; None is unbounded.
+        right: keys behind it; None is unbounded.
+        align: "end", where the last query meets the last key, or "start", where the first ones
+            meet.
+
+    Raises:
+        NegativeWidth: a side is below 0 (MC101).
+        NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
     """
 
     def __call__(self, left: Count | None, right: Count | None = 0, *, align: str = END) -> Mask:
-        """Make the mask.
-
-        Args:
-            left: keys before the query, which is not counted; None is unbounded.
-            right: keys behind it; None is unbounded.
-            align: "end", where the last query meets the last key, or "start", where the first ones
-                meet.
-
-        Raises:
-            NegativeWidth: a side is below 0 (MC101).
-            NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
-        """
+        """Make the mask; see above."""
         at = caller()
         sides = [
             None if side is None else checked.count("window", name, side, at)
@@ -196,24 +197,42 @@ def prefix(n: Count) -> Mask:
     return nodes.Prefix(checked.count("prefix", "n", n, at), loc=at)
 
 
-def global_tokens(ids: Iterable[int] | Count, *, align: str = END) -> nodes.GlobalTokens:
+@overload
+def global_tokens(
+    ids: str, *, align: str = END, at_most: int | None = None
+) -> nodes.GlobalFlags: ...
+@overload
+def global_tokens(ids: Iterable[int] | Count, *, align: str = END) -> nodes.GlobalTokens: ...
+def global_tokens(
+    ids: Iterable[int] | Count | str, *, align: str = END, at_most: int | None = None
+) -> nodes.GlobalTokens | nodes.GlobalFlags:
     """Keep the pairs where p or k is a global token, as in Longformer (Beltagy et al., 2020).
 
-    `.rows` keeps only the global queries, `.columns` only the global keys.
+    `.rows` keeps only the global queries, `.columns` only the global keys. Scattered tokens run
+    over packed copies of their rows, so that a few of them cost little.
 
     Args:
         ids: positions of the global tokens, or how many tokens at the beginning are global. Those
-            beyond the length are ignored.
+            beyond the length are ignored. A name: calls give flags under it, as for mc.flags, that
+            both queries and keys read.
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at_most: with a name: so many tokens of a sequence are flagged at most, see mc.flags.
 
     Raises:
         BadIds: an id is no integer, or below 0 (MC118).
         NegativeWidth: a count is below 0 (MC101).
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        BadChoice: `at_most` without a name (MC119).
     """
     at = caller()
     where = "global_tokens"
-    if isinstance(ids, Iterable) and not isinstance(ids, (Traced, str)):
+    if isinstance(ids, str):
+        rows, columns = (flagged(where, ids, on, align, at_most, at) for on in ("q", "k"))
+        return nodes.GlobalFlags(rows, columns, loc=at)
+    if at_most is not None:
+        mistake(BadChoice(where, "at_most", "None where ids are known", at_most, at=at), None)
+    if isinstance(ids, Iterable) and not isinstance(ids, Traced):
         found = checked.ids(where, list(ids), at)
         return nodes.GlobalTokens(found, "both", checked.align(where, align, at), loc=at)
     n = checked.count(where, "n", ids, at)

@@ -43,30 +43,46 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
     return nodes.Documents(decl, align, loc=at)
 
 
-def flags(name: str, on: str = "k", *, align: str = nodes.END) -> Mask:
+def flags(
+    name: str, on: str = "k", *, align: str = nodes.END, at_most: int | None = None
+) -> nodes.Flags:
     """Keep the pairs whose key, or whose query, is flagged.
 
     At call time give `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
+
+    Few flags beside other keys, as global tokens are, run over packed copies of their rows. With
+    `at_most` they may lie on a GPU and nothing waits for them; without it the host counts them,
+    which waits for the device.
 
     Args:
         name: the keyword under which calls give the flags.
         on: "k" for flag[k], "q" for flag[p].
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at_most: a promise: so many tokens of a sequence are flagged at most. Where more are, a
+            call raises DataRange (MC305); on a GPU its results are NaN, and the next call raises.
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadChoice: `on` is neither "k" nor "q" (MC119).
         BadAlign: `align` is another word (MC109).
+        NotConstant, NotPositive: `at_most` is no integer, or below 1 (MC104, MC102).
     """
-    at = caller()
+    return flagged("flags", name, on, align, at_most, caller())
+
+
+def flagged(
+    where: str, name: str, on: str, align: str, at_most: int | None, at: SourceLoc | None
+) -> nodes.Flags:
+    """`flags` as another combinator writes them, `where` being its name."""
     found = _name(name, at)
-    on = checked.choice("flags", "on", on, ("k", "q"), at)
-    align, options = _aligned("flags", align, at)
+    on = checked.choice(where, "on", on, ("k", "q"), at)
+    align, options = _aligned(where, align, at)
+    most = None if at_most is None else checked.constant(where, "at_most", at_most, at)
     of_queries = (1, *options) if on == "q" else (0,)
     array = f"{found}.start" if of_queries == (1, 1) else found
-    decl = DataDecl(found, DataKind.flags, (array,), options=of_queries)
+    decl = DataDecl(found, DataKind.flags, (array,), options=of_queries, most=most)
     return nodes.Flags(decl, on, align, loc=at)
 
 

@@ -27,7 +27,7 @@ from maskc.core.errors import (
 from maskc.core.source import SourceLoc, keep_text, raised_at, seen_from
 from maskc.dsl.collect import collecting, mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.meant import closest
+from maskc.dsl.meant import closest, raised_text
 from maskc.dsl.pattern import FILE, Pattern, check_pattern_name, noting_patterns
 
 
@@ -229,7 +229,7 @@ def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -
     if isinstance(error, MaskcError):
         return error
     try:
-        text = str(error)
+        text = raised_text(error)
     except Exception as worse:
         text = f"(its text raised {type(worse).__name__})"
     return PatternFailed(type(error).__name__, text, at=raised_at(error, file) or at or file)

@@ -315,7 +315,9 @@ class Mask:
             n_heads: query heads; needed where heads differ by `heads` or by a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
                 dtype of torch or NumPy. Sums are fp32.
-            target: "cpu", "sm_80" or "sm_90a"; None is what this machine has.
+            target: "cpu", "simt", "sm_80" or "sm_90a"; None is what this machine has. "simt", on
+                CUDA cores, takes the place of a CUDA target that has no kernels for the dtype or
+                the head dimensions; the result's `target` tells.
 
         Returns:
             The compiled mask, which may be called at all lengths.

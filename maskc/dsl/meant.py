@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from inspect import signature
 
 _ELSEWHERE = {
     "attention_sink": "sinks", "bands": "window", "band": "window", "bidirectional": "full",
@@ -25,6 +28,35 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     if (ours := _ELSEWHERE.get(plain)) in known:
         return ours
     return next(iter(get_close_matches(plain, known, n=1)), None)
+
+
+_UNEXPECTED = re.compile(
+    r"^(?:_(\w+)\.__call__|(\w+))\(\) got an unexpected keyword argument '(\w+)'"
+)
+
+
+def raised_text(error: BaseException) -> str:
+    """The text of an error, and what was meant where a combinator was called with a keyword that it
+    does not have, or one was asked of a mask, as in `mc.causal().top_k(4)`."""
+    text, ours = str(error), sys.modules["maskc"]
+    if isinstance(error, TypeError) and (found := _UNEXPECTED.match(text)):
+        name, word = (found[1] or found[2]).lower(), found[3]
+        combinator = getattr(ours, name, None)
+        if getattr(combinator, "__module__", "").startswith("maskc."):
+            known = [each for each in signature(combinator).parameters if each not in _SELF]
+            near = next(iter(get_close_matches(word, known, n=1)), None)
+            said = f"did you mean {near!r}? " if near else ""
+            takes = f"it takes {', '.join(known) or 'no arguments'}"
+            return f"{name}() got an unexpected keyword argument {word!r}; {said}{takes}"
+    if isinstance(error, AttributeError) and isinstance(error.obj, ours.Mask):
+        if near := closest(error.name, dir(error.obj)):
+            return f"{text}; did you mean {near!r}?"
+        if near := closest(error.name, vars(ours)):
+            return f"{text}; did you mean 'mc.{near}'?"
+    return text
+
+
+_SELF = ("self", "args", "kwargs")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -148,6 +148,31 @@ class Flags(Node):
 
 
 @dataclass(frozen=True, repr=False)
+class GlobalFlags(Node):
+    """flag[p] or flag[k]; one side only for `rows` and `columns`."""
+
+    flagged_rows: Flags
+    flagged_columns: Flags
+    side: str = "both"
+
+    @property
+    def rows(self) -> GlobalFlags:
+        """Global queries only: flag[p]."""
+        return GlobalFlags(self.flagged_rows, self.flagged_columns, "rows", loc=self.loc)
+
+    @property
+    def columns(self) -> GlobalFlags:
+        """Global keys only: flag[k]."""
+        return GlobalFlags(self.flagged_rows, self.flagged_columns, "columns", loc=self.loc)
+
+    @property
+    def children(self) -> tuple[Mask, ...]:
+        """The flags of the sides that count."""
+        sides = {"rows": self.flagged_rows, "columns": self.flagged_columns}
+        return tuple(sides.values()) if self.side == "both" else (sides[self.side],)
+
+
+@dataclass(frozen=True, repr=False)
 class Intervals(Node):
     """lo[p] <= k < hi[p]."""
 

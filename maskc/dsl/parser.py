@@ -96,7 +96,7 @@ def _read(node: ast.expr) -> Mask:
             raise BadExpression("`and` and `or` drop a mask; use & and |")
         case ast.Attribute(value=value, attr="rows" | "columns" as side):
             inner = _mask(value)
-            if isinstance(inner, N.GlobalTokens):
+            if isinstance(inner, (N.GlobalTokens, N.GlobalFlags)):
                 return inner.rows if side == "rows" else inner.columns
         case ast.Call(func=func, args=args, keywords=keywords):
             return _call(func, args, keywords)

@@ -6,7 +6,7 @@ import inspect
 import keyword
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -98,12 +98,16 @@ class Pattern(Generic[P]):
             BadParameter: there is no such parameter (MC204).
             BadParameterValue: a text does not read as a value of the parameter's type (MC205).
         """
-        kinds = {name: kind for name, kind, _ in self.parameters}
         call: Callable[..., Mask] = self
-        return call(**{
+        return call(**self.read(settings))
+
+    def read(self, settings: Mapping[str, str]) -> dict[str, object]:
+        """The values that texts stand for, by the parameters' types; errors as `with_text`."""
+        kinds = {name: kind for name, kind, _ in self.parameters}
+        return {
             name: _read(self, name, kinds[name], text) if name in kinds else text
             for name, text in settings.items()
-        })  # fmt: skip
+        }
 
 
 FILE = "maskc_pattern_file"

@@ -97,7 +97,11 @@ def _atom(mask: Mask) -> str:
             return _spell("block_table", table, str(decl.block))
         case N.Flags(decl, on, align):
             side = ['on="q"'] if on == "q" else []
-            return _spell("flags", repr(decl.name), *side, align=align)
+            return _spell("flags", repr(decl.name), *side, *_promise(decl), align=align)
+        case N.GlobalFlags(_, N.Flags(decl, _, align), side):
+            suffix = "" if side == "both" else f".{side}"
+            text = _spell("global_tokens", repr(decl.name), *_promise(decl), align=align)
+            return text + suffix
         case N.Documents(decl, align) | N.Intervals(decl, align) | N.Tree(decl, align):
             return _spell(decl.kind.value, repr(decl.name), align=align)
         case N.Where(formula, tables, lengths):
@@ -112,6 +116,10 @@ def _atom(mask: Mask) -> str:
             given = [f"{n}={v!r}" for n, v in extras.items() if v != plain[n]]
             return _spell("topk", str(k), f"of={print_mask(of)}", *given)
     raise TypeError(f"no printer for {type(mask).__name__}")
+
+
+def _promise(decl: DataDecl) -> list[str]:
+    return [] if decl.most is None else [f"at_most={decl.most}"]
 
 
 def _spell(name: str, *args: str, align: str = N.END) -> str:

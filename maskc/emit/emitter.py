@@ -28,11 +28,12 @@ from maskc.core.bundle import (
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
-from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, STEMS, WIDE
+from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
+from maskc.emit.data_lists import data_lists_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
@@ -43,6 +44,7 @@ from maskc.emit.spec import (
     KernelSpec,
     Lists,
     ListsSpec,
+    MovesSpec,
     PredicateLine,
     Shape,
 )
@@ -50,6 +52,9 @@ from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import KernelPlan, PlannedMask, selections
+
+MOVING_THREADS = 256
+"""Of a block that moves rows."""
 
 
 def emit(plan: KernelPlan, name: str) -> Bundle:
@@ -59,7 +64,13 @@ def emit(plan: KernelPlan, name: str) -> Bundle:
     """
     bundle = merged([_emit(each, name) for each in (plan, *plan.also)], "")
     parts = (
-        PartBundle(part.stride, emit(part.plan, f"{name}_part{number}"), part.aligned, part.keys)
+        PartBundle(
+            part.stride,
+            emit(part.plan, f"{name}_part{number}"),
+            part.aligned,
+            part.keys,
+            part.listed,
+        )
         for number, part in enumerate(plan.parts)
     )
     if plan.chooser is not None:
@@ -152,7 +163,7 @@ def _emit(plan: KernelPlan, name: str) -> Bundle:
         arrays=tuple(reads),
         data=data,
         params=tuple(sorted(found.items())),
-        units=(unit, *_lists_units(plan)),
+        units=(unit, *_lists_units(plan, tuple(reads))),
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
@@ -181,13 +192,35 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
 
 
-def _lists_units(plan: KernelPlan) -> tuple[SourceUnit, ...]:
+def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
     """What makes lists on the device, where something does."""
+    if plan.data_lists:
+        return (data_lists_unit(plan, reads),)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
         return (_lists_unit(plan),)
+    if plan.target.language == "cuda" and any(part.listed for part in plan.parts):
+        return (_moves_unit(plan),)
     return (select_unit(plan),) if plan.selecting else ()
+
+
+def _moves_unit(plan: KernelPlan) -> SourceUnit:
+    """The source that packs the rows of listed tokens; the same for all masks."""
+    banner = (
+        f"Rows of listed tokens, packed and put back: {plan.target.name}.",
+        "Written by `maskc compile`; change the template, not this file.",
+    )
+    launches = (
+        Launch("list_tokens", Grid.lists, MOVING_THREADS),
+        Launch("move_rows", Grid.results, MOVING_THREADS, resident=4),
+        Launch("spoil_results", Grid.results, MOVING_THREADS, resident=4),
+    )
+    text = render("common/move_rows.cu.j2", MovesSpec(MOVING_THREADS, banner))
+    return SourceUnit(
+        plan.target.name, text, TileShape(1, 1), False, (), (("usual", Mode(launches)),),
+        form=MOVES,
+    )  # fmt: skip
 
 
 def _lists_unit(plan: KernelPlan) -> SourceUnit:
@@ -351,6 +384,7 @@ _NOTES = {
     DataKind.random: "drawn block table",
     DataKind.constant: "captured table",
     DataKind.selection: "chosen blocks of keys",
+    DataKind.tokens: "which tokens the rows are",
 }
 
 

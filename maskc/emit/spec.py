@@ -218,6 +218,60 @@ class ListsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MovesSpec:
+    """The source that moves rows of listed tokens: the same for all masks."""
+
+    threads: int
+    """Per block."""
+    banner: tuple[str, ...]
+    results: int = abi.MOST_RESULTS
+    """Of a pass, at most."""
+    fields: tuple[abi.Field, ...] = field(default=abi.MOVED_FIELDS)
+    arguments: str = "Moved"
+    """The argument block's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An array as lists read it, see templates/common/data_lists.cu.j2."""
+
+    slot: int
+    """Its place among the data arrays."""
+    side: int
+    """0: at the queries of a tile, 1: at its keys, -1: anywhere."""
+    writes: bool
+    """Whether what is read is written down for the kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataListsSpec:
+    """The source that makes the tile lists of a mask that reads data."""
+
+    threads: int
+    """Per block."""
+    blocks: int
+    """That a multiprocessor runs at once."""
+    chunk: int
+    """Elements that a block reads where no tile has them."""
+    results: int
+    """Of a pass, at most."""
+    readings: tuple[Reading, ...]
+    n_args: int
+    n_lists: int
+    lines: tuple[str, ...]
+    """Declarations of C, for what the mask is on a tile."""
+    may: str
+    must: str
+    """Expressions over these."""
+    static_part: bool
+    """Whether they are about data alone: the static lists tell the rest."""
+    banner: tuple[str, ...]
+    fields: tuple[abi.Field, ...] = field(default=abi.DATA_LISTS_FIELDS)
+    arguments: str = "DataLists"
+    """The argument block's name."""
+
+
+@dataclass(frozen=True, slots=True)
 class SelectionText:
     """A run-time selection as the device makes it."""
 

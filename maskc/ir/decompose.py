@@ -17,6 +17,7 @@ import islpy as isl
 from maskc.core import expr as E
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
+from maskc.ir.id_lists import unveiled, veiled
 from maskc.ir.nested import nested
 from maskc.ir.pieces_data import data_pieces, simplified
 from maskc.ir.pieces_kind import band, joined, kind_of
@@ -46,15 +47,17 @@ def decompose(ir: MaskIR) -> MaskIR:
 
     isl proves that, or arithmetic where `nested` decomposes the mask.
     """
-    certain = _certain(ir.keep)
+    own = replace(ir, keep=veiled(ir.keep))
+    certain = _certain(own.keep)
     union = nested(certain)
     if union is not None:
         pieces = union.pieces()
     else:
         pieces = _exact(certain)
         _check(certain, pieces)
-    if certain != ir.keep:
-        pieces += data_pieces(ir, [piece.keep for piece in pieces])
+    if certain != own.keep:
+        pieces += data_pieces(own, [piece.keep for piece in pieces])
+        pieces = [replace(piece, keep=unveiled(piece.keep)) for piece in pieces]
     return replace(ir, pieces=tuple(sorted(pieces, key=_place)))
 
 

@@ -17,9 +17,8 @@ from maskc.core import expr as E
 from maskc.core.bundle import IdList
 from maskc.core.expr import Expr
 from maskc.core.widths import highest, lowest, magnitude
+from maskc.ir.id_lists import FEW_RANGES
 
-FEW_RANGES = 8
-"""Ranges of ids up to which comparing is cheaper than reading a bit."""
 _NEAR = 4
 """Sum of the coefficients in a value up to which bits for all its values are few."""
 

@@ -5,7 +5,7 @@ Does not simplify beyond the normal form of core.expr, and never looks at length
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from maskc.core import expr as E
@@ -47,6 +47,24 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     _check_names(mask, data, formulas)
     ordered = tuple(sorted(data, key=lambda decl: (decl.name, decl.arrays)))
     return MaskIR(keep, ordered, origins, declared_names(mask), selections=selections)
+
+
+def terms(mask: Mask, head: int, n_heads: int | None) -> Iterator[tuple[int, Mask, Expr]]:
+    """Every mask that a mask is made of on one head, with itself: (depth, term, formula).
+
+    The formulas are as written, and read the arrays that the whole mask's formula reads.
+    """
+    state = _Lowering(head, n_heads, _on_both_sides(mask))
+
+    def within(term: Mask, depth: int) -> Iterator[tuple[int, Mask, Expr]]:
+        if isinstance(term, N.PerHead):
+            yield from within(term.masks[head], depth)
+            return
+        yield depth, term, state.formula(term)
+        for child in getattr(term, "children", ()):
+            yield from within(child, depth + 1)
+
+    yield from within(mask, 0)
 
 
 def _check_names(mask: Mask, data: list[DataDecl], formulas: list[Expr]) -> None:
@@ -95,6 +113,8 @@ class _Lowering:
                 return _ALGEBRA[op](self.formula(left), self.formula(right))
             case N.Complement(of):
                 return self._noted(mask, E.negate(self.formula(of)))
+            case N.GlobalFlags():
+                return E.disj(*map(self.formula, mask.children))
             case N.PerHead(masks):
                 self._check_head(len(masks), mask)
                 return self.formula(masks[self.head])

@@ -23,7 +23,9 @@ from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
+from maskc.core.listed import Listed
 from maskc.ir.decompose import decompose
+from maskc.ir.id_lists import veiled
 from maskc.ir.pieces_data import simplified
 from maskc.ir.pieces_lattice import T_K, T_Q, C, J
 from maskc.ir.pieces_read import Reader, Unreadable, whole
@@ -55,6 +57,8 @@ class Part:
     keys: int | None = None
     """The residue, modulo the stride, of the keys that all queries meet; the mask then speaks of
     N_KV_OF_ALL. None: see `stride`."""
+    listed: Listed | None = None
+    """The tokens whose rows it runs over in place of all queries, or keys; see ir/listed."""
 
 
 # ------------------------------------------------------------------ parts
@@ -243,7 +247,7 @@ def _may_shift(piece: Piece) -> bool:
             return difference is not None
         case Band(shifts=shifts):
             return shifts
-    return piece.kind is PieceKind.set and not E.arrays(piece.keep)
+    return piece.kind is PieceKind.set and not E.arrays(veiled(piece.keep))
 
 
 def _going_along(slashes: dict[Piece, int], strides: set[int]) -> Iterator[tuple[Piece, int]]:

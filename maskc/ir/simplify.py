@@ -11,20 +11,22 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.ir.id_lists import unveiled, veiled
 from maskc.ir.nested import nested
 from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
 
 
 def simplify(keep: Expr) -> Expr:
     """An equivalent formula without redundant terms."""
+    keep = veiled(keep)
     if (union := nested(keep)) is not None:
         return union.simplified()
     try:
         with budget():
             universe = token_universe(keep)
-            return _Simplifier(universe).run(keep, domain(universe))
+            return unveiled(_Simplifier(universe).run(keep, domain(universe)))
     except TooHard:
-        return keep
+        return unveiled(keep)
 
 
 class _Simplifier:

@@ -13,7 +13,7 @@ from maskc.core.target import TARGETS, Target
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
 from maskc.plan.families.table import family_of
-from maskc.plan.forms import device_documents, device_topk, grid_boxes, mma16
+from maskc.plan.forms import device_data, device_documents, device_topk, grid_boxes, mma16
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
 from maskc.plan.forms.residue_classes import planned_parts
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
@@ -47,6 +47,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
             if (each.form, each.direction) == (SMALL, Direction.forward) else each
             for each in also
         ]  # fmt: skip
+    elif family.device_data and device_data.matches(main):
+        main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)
     return _with_choice(main, also)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from maskc.core import coefficients
 from maskc.core.boxes import axis_relations
 from maskc.core.coefficients import source_name, step_size
@@ -41,15 +43,16 @@ def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
 
 
 def layout_at(
-    plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int, params: Mapping[str, int] = {}
+    plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int, params: Mapping[str, int] = {},
+    arrays: Mapping[str, np.ndarray] = {},
 ) -> BlockLayout:  # fmt: skip
-    """The tiles of one of a plan's masks, which reads no data; parameters that are not given are at
-    their defaults."""
+    """The tiles of one of a plan's masks, which reads no other data; parameters that are not given
+    are at their defaults."""
     from maskc.layout import build
     from maskc.layout.tiles.grid_tiles import box_layout
 
     if plan.boxes is None:
-        return build(mask.recipe, n_q, n_kv, params, {})
+        return build(mask.recipe, n_q, n_kv, params, arrays)
     return box_layout(plan.boxes, axis_relations(mask.axes, plan.boxes.grid(n_q), {}))
 
 

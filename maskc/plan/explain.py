@@ -175,6 +175,9 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
         where = f"residue classes modulo {part.stride}" if part.stride > 1 else "tokens as they are"
         if part.keys is not None:
             where = f"keys {part.keys}, {part.keys + part.stride}, ... as k = 0, 1, ..."
+        if part.listed is not None:
+            rows = "queries" if part.listed.side == "q" else "keys"
+            where = f"copies of the listed {rows}, {part.listed.array} says which"
         text = to_people(mask.ir.keep)
         if len(text) > _LONGEST_PART:
             kinds = Counter(str(piece.kind) for piece in mask.ir.pieces)

@@ -9,16 +9,19 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
 from maskc.core.coefficients import card_of
 from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
+from maskc.dispatch.listed_split import ListedTiles, of_all, times, tokens_of
 from maskc.dispatch.residue_split import Tiled, obstacle, time_in_pairs
 from maskc.layout import views
 from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.cost import costs_of, launch_share, layout_at
-from maskc.plan.types import KernelPlan, PlannedMask
+from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart
 
 Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
@@ -57,6 +60,14 @@ def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | N
     """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
     if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
         return None
+    if any(part.listed for part in plan.parts):
+        tiles = tuple(
+            ListedTiles(part.listed, part.plan.masks[0].recipe, _tokens(part, n_q, n_kv)[0])
+            for part in plan.parts if part.listed is not None
+        )  # fmt: skip
+        base, language = plan.parts[0].plan.masks[0].recipe, plan.target.language
+        whole_time, parts_time = times(base, tiles, {}, language, n_q, n_kv)
+        return parts_time, whole_time
     whole = (Tiled(plan.masks[0].recipe),)
     parts = [
         Tiled(part.plan.masks[0].recipe, stride=part.stride, keys=part.keys) for part in plan.parts
@@ -71,6 +82,16 @@ def _in_parts(
     total, launches = 0.0, 0.0
     tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})  # masks in parts read no data here
     for part in plan.parts:
+        if part.listed is not None:
+            tokens = _tokens(part, n_q, n_kv)
+            lengths = (tokens.size, n_kv) if part.listed.side == "q" else (n_q, tokens.size)
+            own = partial(layout_at, params=of_all(n_q, n_kv),
+                          arrays={part.listed.array: tokens[0]})  # fmt: skip
+            found = _whole(part.plan, direction, *lengths, owners, own) if tokens.size else (0, 0)
+            if found is None:
+                return None
+            total, launches = total + found[0], launches + found[1] + 1  # and rows are moved
+            continue
         for each in views(part.stride, part.keys, n_q, n_kv):
             if not each.n_q or not each.n_kv:
                 continue
@@ -80,6 +101,13 @@ def _in_parts(
                 return None
             total, launches = total + found[0], launches + found[1]
     return total, launches
+
+
+def _tokens(part: PlannedPart, n_q: int, n_kv: int) -> np.ndarray:
+    """int32 [1, most]: the tokens of a part over listed rows, of a mask that reads no data."""
+    if part.listed is None:
+        raise TypeError("the part runs over all rows")
+    return tokens_of(part.listed, n_q, n_kv, {}, {})
 
 
 def _whole(

@@ -17,6 +17,7 @@ from maskc.core.bundle import LayoutRecipe, TileLoop
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.widths import widest
+from maskc.ir.id_lists import veiled
 from maskc.ir.sets import TooHard, budget, token_universe, unstopped
 
 _COUNTER = "counter"
@@ -117,7 +118,7 @@ def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
 
     Tried in turn: all lengths with symbolic parameters, with default ones; equal lengths, likewise.
     """
-    if not E.arrays(keep):
+    if not E.arrays(veiled(keep)):
         defaults = E.params(keep)
         for square in (False, True):
             for fixed in ((), tuple(defaults.items())) if defaults else ((),):

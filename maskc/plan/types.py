@@ -11,6 +11,7 @@ from maskc.core.bundle import LayoutRecipe, Mode, TensorMap, WorkList
 from maskc.core.cost import Cost
 from maskc.core.expr import Expr
 from maskc.core.gathering import Gather, Span
+from maskc.core.listed import Listed
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import Target
@@ -91,6 +92,8 @@ class PlannedPart:
     """Whether it is so only where the stride divides n_kv - n_q."""
     keys: int | None = None
     """Over all queries and the keys of this residue; None: see `stride`."""
+    listed: Listed | None = None
+    """Over the packed rows of these tokens; None: see `stride`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ class KernelPlan:
     or the family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
+    data_lists: bool = False
+    """Whether tile lists may be made on the device, from any data that are given there."""
     selecting: bool = False
     """Whether run-time selections, and the tile lists that follow, may be made there."""
     boxes: Boxes | None = None

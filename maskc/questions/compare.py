@@ -15,7 +15,7 @@ from maskc.analysis.witness import Candidate, Question, candidates, proved
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
-from maskc.core.data import DataDecl, unknown_keyword
+from maskc.core.data import DataDecl, DataKind, unknown_keyword
 from maskc.core.difference import Difference
 from maskc.core.errors import BadLength, CheckFailed, MaskcError, Undecided, WrongHeads
 from maskc.core.evaluate import evaluate
@@ -186,7 +186,7 @@ class Both:
         """The difference on one head, at all lengths or at these."""
         left, right = self.irs[head]
         right_keep, apart = _apart(left, right)
-        decls = {decl.name: decl for decl in (*left.data, *apart)}
+        decls = {decl.arrays: decl for decl in (*left.data, *apart)}
         n_q, n_kv = sizes or (None, None)
         given = {name: int(x) for name, x in params.items() if name in self.params}
         return Question(
@@ -330,8 +330,10 @@ def _marks(asked: Asked, ir: MaskIR, head: int, batch: int) -> tuple[int, int]:
 def _apart(left: MaskIR, right: MaskIR) -> tuple[Expr, tuple[DataDecl, ...]]:
     """The second formula and its declarations, with names of their own for arrays that the first
     one reads otherwise."""
-    known = {decl.name: decl for decl in left.data}
-    clash = {decl for decl in right.data if known.get(decl.name, decl) != decl}
+    known = {decl.name: set[DataDecl]() for decl in left.data}
+    for decl in left.data:
+        known[decl.name].add(_unpromised(decl))
+    clash = {decl for decl in right.data if not _goes_with(decl, known.get(decl.name, set()))}
     renamed = {name: f"{name}'" for decl in clash for name in decl.arrays}
     decls = tuple(
         replace(decl, name=f"{decl.name}'", arrays=tuple(renamed[name] for name in decl.arrays))
@@ -339,6 +341,17 @@ def _apart(left: MaskIR, right: MaskIR) -> tuple[Expr, tuple[DataDecl, ...]]:
         for decl in right.data
     )  # fmt: skip
     return _renamed(right.keep, renamed), decls
+
+
+def _unpromised(decl: DataDecl) -> DataDecl:
+    return replace(decl, most=None)
+
+
+def _goes_with(decl: DataDecl, known: set[DataDecl]) -> bool:
+    """Whether declarations of one name may be of one array: flags may be read on both sides."""
+    flags = {each.kind for each in (decl, *known)} == {DataKind.flags}
+    others = {each for each in known if not flags or each.arrays == decl.arrays}
+    return others <= {_unpromised(decl)}
 
 
 def _renamed(keep: Expr, names: Mapping[str, str]) -> Expr:

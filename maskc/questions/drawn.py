@@ -10,6 +10,7 @@ from maskc.analysis.witness import Candidate
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind, Parents
 from maskc.core.expr import Expr
+from maskc.layout import kept_promise
 
 
 def data_of(found: Candidate, decls: Sequence[DataDecl]) -> dict[str, object]:
@@ -143,4 +144,4 @@ def _drawn(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> obj
             return Parents(np.array([rng.integers(-1, t) if t else -1 for t in range(tokens)]))
         case DataKind.table:
             return rng.random((-(-n_q // decl.block), -(-n_kv // decl.block))) < 0.5
-    return rng.random(n_q if decl.on_queries else n_kv) < rng.random()
+    return kept_promise(decl, rng.random(n_q if decl.on_queries else n_kv) < rng.random())

@@ -74,6 +74,8 @@ def _algebra(mask: Mask, at: Place) -> Truths:
             return keep(left, at) ^ keep(right, at)
         case N.Complement(of):
             return ~keep(of, at)
+        case N.GlobalFlags():
+            return np.any([keep(child, at) for child in mask.children], axis=0)
         case N.PerHead(masks):
             return keep(masks[at.head], at)
         case N.Heads(ids):

@@ -15,7 +15,6 @@ from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
-from maskc.dispatch import checks
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
 from maskc.dispatch.recent import Recent
@@ -25,6 +24,7 @@ from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answ
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
@@ -87,7 +87,7 @@ class CompiledMask:
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
         self._lock = threading.Lock()
-        self._unaligned = checks.ALIGNMENT - 1 if self.target.language == "cuda" else 0
+        self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
 
     def holding(self, held: Held | None) -> CompiledMask:
@@ -160,9 +160,9 @@ class CompiledMask:
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
-            **data: the mask's data and parameters by name. Data are known by content: new data make
-                a new layout, on the host, which waits for a GPU; documents (Hopper) and chosen
-                blocks are exceptions.
+            **data: the mask's data and parameters by name. Data on the host are known by content:
+                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
+                made there while nothing waits; below Hopper the host reads them, which waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -351,7 +351,7 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, DeviceListedPlan):
+        if bound.given is not None and isinstance(plan, (DeviceListedPlan, ListedRowsPlan)):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 
@@ -373,10 +373,19 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
+        rows, lister = self._planner.listed, self._planner.lister
         if self.held is not None:
-            sizes, _ = self._sound.sizes(given, kinds, places)
+            sizes, device = self._sound.sizes(given, kinds, places)
+            if listed and lister.active and lister.reads_captured:
+                bound = lister.bind({**data, HELD: self.held}, sizes, device)
+                if bound is not None:
+                    return bound
+                listed = False
             data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
-        lister = self._planner.lister
+        if listed and rows.on_device:
+            bound = rows.bind(options, data, *self._sound.sizes(given, kinds, places))
+            if bound is not None:
+                return bound
         if listed and lister.active:
             bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
             if bound is not None:

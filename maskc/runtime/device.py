@@ -7,10 +7,15 @@ from importlib.util import find_spec
 from maskc.build.toolchain import gpus
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Problem
-from maskc.core.target import Target
+from maskc.core.target import TARGETS, Target
 
-CUDA = ("sm_90a", "sm_80")
-"""CUDA targets in order of preference."""
+CUDA = tuple(
+    sorted(
+        (target.name for target in TARGETS.values() if target.language == "cuda"),
+        key=lambda name: -TARGETS[name].capability,
+    )
+)
+"""CUDA targets in order of preference: the newest card's first."""
 
 
 def runs(target: Target, index: int) -> bool:
@@ -18,18 +23,18 @@ def runs(target: Target, index: int) -> bool:
     found = gpus()
     if index >= len(found):
         return False
-    number = target.name.removeprefix("sm_")
-    if number.endswith("a"):
-        return found[index].capability == int(number[:-1])
-    return not number.isdigit() or found[index].capability >= int(number)
+    have = found[index].capability
+    if target.name.endswith("a"):
+        return have == target.capability
+    return have >= target.capability
 
 
 def default_target(problem: Problem | None = None) -> str:
     """The best target of the first visible NVIDIA GPU, else `cpu`.
 
-    `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on. Never raises: without a
-    driver, a device or CuPy the answer is `cpu`, and so it is for a problem that no CUDA target
-    has a kernel for.
+    `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on, and `simt` from 7.0 on
+    where these have no kernel for the problem. Never raises: without a driver, a device or CuPy the
+    answer is `cpu`, and so it is for a problem that no CUDA target has a kernel for.
 
     Args:
         problem: what the kernel is for, where it is known.

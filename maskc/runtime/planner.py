@@ -14,6 +14,7 @@ from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
 from maskc.core.bundle import Bundle, PartBundle, SourceUnit
 from maskc.core.errors import NotAddressable
+from maskc.core.forms import DATA
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -35,7 +36,8 @@ from maskc.dispatch.selector import Arrays, Form
 from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists
+from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists, Unlisted
+from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.documents import DocumentLists
 from maskc.runtime.device_lists.gathered import Gatherer
 from maskc.runtime.device_lists.topk import TopKLists
@@ -45,8 +47,10 @@ from maskc.runtime.launch.ahead import Ahead, processors
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
 from maskc.runtime.launch.kernels import Kernels
+from maskc.runtime.launch.listed import Flags, ListedRowsPlan
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
+from maskc.runtime.listed_parts import ListedParts
 
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
@@ -56,7 +60,15 @@ def _call(job: Callable[[], object]) -> None:
     job()
 
 
-Planned = PreparedLaunch | PartedPlan | DeviceListedPlan
+def _made_by(bundle: Bundle, target: Target) -> Callable[[BuiltBundle, Binder], DeviceLists]:
+    """What makes the tile lists of a mask on the device."""
+    if bundle.selections:
+        return TopKLists
+    source = bundle.list_source(target.name)
+    return DataLists if source is not None and source.form == DATA else DocumentLists
+
+
+Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
 """How calls of one signature run."""
 
 
@@ -78,10 +90,11 @@ class CallPlanner:
         self.chooser = BuiltBundle(chooser, target) if chooser is not None else None
         self.gatherer = Gatherer(self.whole) if self.whole.selector.gathers else None
         """Makes plans over single keys that are chosen on the device."""
-        made_by = TopKLists if bundle.selections else DocumentLists
-        self.lister: DeviceLists = made_by(self.whole, binder)
+        self.lister: DeviceLists = _made_by(bundle, target)(self.whole, binder)
         """Makes tile lists on the device."""
         self._on_host = TopKOnHost(bundle, target)
+        self.listed = ListedParts(self.whole, self.parts, binder, in_parts)
+        """Makes plans in parts over the rows of listed tokens."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
@@ -165,7 +178,9 @@ class CallPlanner:
         for number, built in enumerate(
             self.parts if own and Feature.entmax not in features else ()
         ):
-            ours = features - {Feature.sinks} if number else features
+            listed = self.bundle.parts[number].listed
+            first = not number or (listed is not None and listed.side == "q")
+            ours = features if first else features - {Feature.sinks}
             forms = built.selector.forms(ours, directions)
             yield from ((built.kernels, form) for form in forms)
         if self.chooser is not None:
@@ -203,12 +218,23 @@ class CallPlanner:
                 bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
             )
             return prepare(idle, None, self.whole.dtype)
+        if isinstance(bound.given, Flags):
+            own = unit.target == self.target.name
+            plan = self.listed.plan(unit, wanted, bound, dict, place, outputs) if own else None
+            if plan is None:
+                raise Unlisted
+            return plan
         if bound.given is not None:
             lists = self.gatherer or self.lister
             return lists.plan(unit, wanted, bound, place, outputs)
         arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
-        if own and self._divides(unit, wanted.features, sizes, bound, arrays):
+        if own and self.listed.active and self._in_parts is not False:
+            with suppress(NotAddressable):
+                plan = self.listed.plan(unit, wanted, bound, arrays, place, outputs)
+                if plan is not None:
+                    return plan
+        elif own and self._divides(unit, wanted.features, sizes, bound, arrays):
             spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
 
             def make(number: int, features: Features, part: Place) -> PreparedLaunch:

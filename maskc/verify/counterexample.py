@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dtypes import DType
-from maskc.verify.random_cases import Mismatch, Subject, data_for, inputs, masks_of
+from maskc.verify.random_cases import (
+    GRADIENTS,
+    Drawn,
+    Mismatch,
+    Subject,
+    data_for,
+    inputs,
+    masks_of,
+)
 
 _WIDTH = 96
 
 
-def script(found: Mismatch, subject: Subject) -> str:
-    """The program: it exits with 0 where the kernel is right, with 1 where it still is wrong."""
-    case, attn = found.case, subject.attn
+def script(found: Mismatch, subject: Subject, command: str = "maskc verify") -> str:
+    """The program: it exits with 0 where the kernel is right, with 1 where it still is wrong.
+
+    Args:
+        command: what found it, for the first line.
+    """
+    case, attn = found.case, subject.kernels[found.case.dtype]
     problem = attn.bundle.problem
     _, options = inputs(case, subject)
     data = data_for(case, subject)
-    names = [*options, *data]
-    passed = "".join(f", {name}={name}" for name in names)
     cuda = attn.target.language != "c"
-    ranked = "    q, k = np.round(q * 16) / 16, np.round(k * 16) / 16\n" * _ranks(subject)
+    place = _Place(cuda, cuda or case.data_as_tensors, subject.emulated)
+    passed = "".join(f", {name}={name}" for name in [*options, *data])
+    ranked = "q, k = np.round(q * 16) / 16, np.round(k * 16) / 16\n" * _ranks(subject)
     heads = f", n_heads={case.heads}" if problem.n_heads else ""
+    sent = {**(options if place.cuda else {}), **(data if case.data_as_tensors else {})}
+    tensors = "".join(
+        f"{name} = {place.moved(name, value)}\n"
+        for name, value in sent.items()
+        if isinstance(value, _ARRAYS)
+    )
     dense = "".join(f", {name}={name}" for name in data)
     if _ranks(subject):
         dense += ", q=q, k=k"
     return f"""\
-# maskc verify: {found.part} is wrong by {found.error:.1e}, {found.allowed:.1e} is allowed.
+# {command}: {_said(found)}.
 import sys
 
 import maskc as mc
 import numpy as np
-{_imports(problem.dtype, cuda)}from maskc.verify.judge import {_error(found.part)}
+{_imports(problem.dtype, place)}\
 from maskc.reference.attention import attention, gradients
 
-mask = mc.parse({_text(str(subject.mask))})
+{place.start}mask = mc.parse({_text(str(subject.mask))})
 batch, heads, kv_heads, n_q, n_kv = {case.batch}, {case.heads}, {case.kv_heads}, {case.n_q}, \
 {case.n_kv}
 {_lines({**options, **data})}rng = np.random.default_rng({case.seed})
@@ -46,21 +65,86 @@ q, k, v, dout = (
     for sides, width in ((rows, {problem.head_dim}), (columns, {problem.head_dim}), \
 (columns, {problem.head_dim_v}), (rows, {problem.head_dim_v}))
 )
-{ranked.replace("    q", "q")}{_stored(problem.dtype)}
+{ranked}{_stored(problem.dtype)}
 attn = mask.compile(
     {problem.head_dim}, {problem.head_dim_v}{heads}, dtype="{problem.dtype.value}", \
 target="{attn.target.name}"
 )
 keep = mask.dense(n_q, n_kv, n_heads=heads, heads_kv=kv_heads{dense})
-keep = keep.reshape({masks_of(case, subject)}, -1, n_q, n_kv)
-given = [{_sent(problem.dtype, cuda, case.strides)} for x in (q, k, v, dout)]
-out, lse = attn(*given[:3], return_lse=True{passed})
+keep = np.broadcast_to(keep.reshape({masks_of(case, subject)}, -1, n_q, n_kv), \
+(batch, heads, n_q, n_kv))
 options = dict({", ".join(f"{name}={name}" for name in options)})
-{_compared(found, passed)}
-error = {_error(found.part)}(found, expected)
-print("error", error, "of", "{found.part}")
-sys.exit(not error <= {found.allowed!r})
-"""
+
+
+def stored(x):
+    return {place.sent(problem.dtype, case.strides)}
+
+
+def values(x):
+    return x.float().cpu().numpy() if hasattr(x, "cpu") else np.asarray(x, np.float32)
+
+
+{tensors}given = [stored(x) for x in (q, k, v, dout)]
+out, lse = attn(*given[:3], return_lse=True{passed})
+{_compared(found, case, passed)}"""
+
+
+_ARRAYS = (np.ndarray, tuple, Parents, CuSeqlens)
+
+
+def _said(found: Mismatch) -> str:
+    if found.part == "call":
+        return f"a call raises {found.raised.splitlines()[0][:200]}"
+    if found.part == "planted":
+        return f"a key of NaN is not where it should be for {found.error:.0f} queries"
+    return f"{found.part} is wrong by {found.error:.1e}, {found.allowed:.1e} is allowed"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the tensors of a program are, and what it must do first."""
+
+    cuda: bool
+    """Whether the target is a GPU."""
+    tensors: bool
+    """Whether q, k and v are tensors of PyTorch."""
+    emulated: bool
+    """Whether the GPU is not there."""
+
+    @property
+    def start(self) -> str:
+        """Lines that put the emulator in place of a GPU."""
+        return "emulator.start()\n" if self.emulated else ""
+
+    def sent(self, dtype: DType, strides: str) -> str:
+        """An expression that makes a tensor of x, with its strides."""
+        if not self.tensors:
+            kind = f"x.astype({_numpy(dtype)})"
+            if strides == "BSHD":
+                return f"{kind}.swapaxes(1, 2).copy().swapaxes(1, 2)"
+            if strides == "padded":
+                return f"np.pad({kind}, [(0, 0)] * 3 + [(0, 16)])[..., :-16]"
+            return kind
+        device = "'cuda', " if self.cuda and not self.emulated else ""
+        kind = f"torch.from_numpy(x).to({device}torch.{dtype.value})"
+        if strides == "BSHD":
+            return f"{kind}.transpose(1, 2).contiguous().transpose(1, 2)"
+        if strides == "padded":
+            return f"torch.nn.functional.pad({kind}, (0, 16))[..., :-16]"
+        return kind
+
+    def moved(self, name: str, value: Any) -> str:
+        """An expression that makes a tensor of what `name` holds."""
+        if isinstance(value, tuple):
+            return f"tuple({self.moved('x', value[0])} for x in {name})"
+        if isinstance(value, Parents):
+            return f"mc.parents({self.moved(name + '.array', value.array)})"
+        if isinstance(value, CuSeqlens):
+            return f"mc.cu_seqlens({self.moved(name + '.array', value.array)})"
+        if not isinstance(value, np.ndarray):
+            return name
+        device = ".cuda()" if self.cuda and not self.emulated else ""
+        return f"torch.from_numpy({name}){device}"
 
 
 def _ranks(subject: Subject) -> bool:
@@ -71,10 +155,11 @@ def _ranks(subject: Subject) -> bool:
     return any(node.score in ("qk", "block_mean") for node in nodes)
 
 
-def _imports(dtype: DType, cuda: bool) -> str:
-    lines = ["import torch"] if cuda else []
+def _imports(dtype: DType, place: _Place) -> str:
+    lines = ["import torch"] if place.tensors else []
     lines += ["import ml_dtypes"] if dtype is DType.bfloat16 else []
-    return "".join(f"{line}\n" for line in sorted(lines))
+    lines = sorted(lines) + ["from maskc.testing import emulator"] * place.emulated
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _numpy(dtype: DType) -> str:
@@ -88,40 +173,52 @@ def _stored(dtype: DType) -> str:
     return f"q, k, v, dout = (x.astype({kind}).astype(np.float32) for x in (q, k, v, dout))\n"
 
 
-def _sent(dtype: DType, cuda: bool, strides: str) -> str:
-    """An expression that makes a tensor of x, with its strides."""
-    kind = f"torch.from_numpy(x).to('cuda', torch.{dtype.value})" if cuda else (
-        f"x.astype({_numpy(dtype)})"
-    )  # fmt: skip
-    if strides == "BSHD":
-        if cuda:
-            return f"{kind}.transpose(1, 2).contiguous().transpose(1, 2)"
-        return f"{kind}.swapaxes(1, 2).copy().swapaxes(1, 2)"
-    if strides == "padded":
-        if cuda:
-            return f"torch.nn.functional.pad({kind}, (0, 16))[..., :-16]"
-        return f"np.pad({kind}, [(0, 0)] * 3 + [(0, 16)])[..., :-16]"
-    return kind
-
-
-def _compared(found: Mismatch, passed: str) -> str:
-    """The lines of a program that make `found` and `expected`."""
-    back = "" if found.part in ("out", "lse") else (
-        f"dq, dk, dv = attn.backward(*given[:3], out, lse, given[3]{passed})[:3]\n"
-    )  # fmt: skip
-    expected = {
-        "out": "attention(q, k, v, keep, **options)[0]",
-        "lse": "attention(q, k, v, keep, **options)[1]",
-    }.get(found.part, f'gradients(q, k, v, keep, dout, **options)["{found.part}"]')
-    value = found.part
+def _compared(found: Mismatch, case: Drawn, passed: str) -> str:
+    """The lines of a program that compare, and exit."""
+    order = f", deterministic={case.deterministic}" * case.deterministic
+    results = ["dq", "dk", "dv", *(GRADIENTS[x] for x in GRADIENTS if x in case.options)]
+    back = f"attn.backward(*given[:3], out, lse, given[3]{order}{passed})"
+    if found.part == "call":
+        return f"{back}\n"
+    if found.part == "planted":
+        return f"""\
+k[:, :, {case.seed % case.n_kv}] = np.nan
+again = values(attn(given[0], stored(k), given[2]{passed}))
+spread, same = np.isnan(again).all(3), (again == values(out)).all(3)
+wrong = ~np.where(keep[..., {case.seed % case.n_kv}], spread, same)
+print(int(wrong.sum()), "queries are wrong")
+sys.exit(wrong.any())
+"""
+    if found.part in ("out", "lse"):
+        place = 0 if found.part == "out" else 1
+        expected, line = f"attention(q, k, v, keep, **options)[{place}]", ""
+    else:
+        expected = f'gradients(q, k, v, keep, dout, **options)["{found.part}"]'
+        line = f"{', '.join(results)} = {back}\n"
     return f"""\
-{back}found = {value}.float().cpu().numpy() if hasattr({value}, "cpu") else \
-np.asarray({value}, np.float32)
-expected = {expected}"""
+{line}found, expected = values({found.part}), {expected}
+{_ERRORS.get(found.part, _ROWS)}
+print("error", error, "of", "{found.part}")
+sys.exit(not error <= {found.allowed!r})
+"""
 
 
-def _error(part: str) -> str:
-    return "lse_error" if part == "lse" else "row_error"
+_ROWS = """\
+norm = np.linalg.norm(expected, axis=3)
+size = np.maximum(norm, np.sqrt((norm**2).mean(2, keepdims=True)))
+error = (np.linalg.norm(found - expected, axis=3) / np.maximum(size, 1e-300)).max()"""
+_HEADS = """\
+size = np.maximum(abs(expected), np.sqrt((expected**2).mean()))
+error = (abs(found - expected) / np.maximum(size, 1e-300)).max()"""
+_ERRORS = {
+    "lse": """\
+with np.errstate(invalid="ignore"):
+    off = abs(found - expected) / np.maximum(abs(expected), 1)
+error = np.where(found == expected, 0, off).max()""",
+    "dsink": _HEADS,
+    "dalibi": _HEADS,
+}
+"""How the error of a part is measured; see `maskc.verify.full_judge`."""
 
 
 # ------------------------------------------------------------------ values

@@ -6,6 +6,11 @@ head's rows where that is more. Allowed in fp32: 1e-5 of the size, or the first-
 `maskc.verify.stepwise` where that is more. In half precision: twice what PyTorch's operators are
 off (the most of any row, relative to sizes), one rounding of the row, for cases so small that these
 are exact by chance, and 2e-6 of its terms.
+
+The gradients of sink logits and slopes are one number for each head, added up over all rows: they
+are relative to the number, or to the root mean square of all heads where that is more. In half
+precision they may be off by twice what PyTorch's operators are, and by four standard deviations of
+what is rounded (see `stepwise`).
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ class FullJudge:
         Args:
             q, k, v, keep, dout: as for `stepwise`; dout is None where there is no backward.
             dtype: what the kernel stores.
-            options: softcap, alibi_slopes, sink_logits.
+            options: scale, softcap, alibi_slopes, sink_logits.
         """
         self._dtype = dtype
         self.expected = stepwise(q, k, v, keep, dout, None, **options)
@@ -49,7 +54,7 @@ class FullJudge:
         have; the error is NaN where anything in the part is.
 
         Args:
-            part: `out`, `lse`, `dq`, `dk` or `dv`.
+            part: `out`, `lse`, `dq`, `dk`, `dv`, `dsink` or `dalibi`.
             found: all of it, as in `Steps`.
         """
         right = getattr(self.expected, part)
@@ -57,6 +62,8 @@ class FullJudge:
             return lse_error(found, right), SINGLE
         if 0 in right.shape:
             return 0.0, SINGLE
+        if part in ("dsink", "dalibi"):
+            return self._of_heads(part, np.asarray(found, np.float64), right)
         own = norms(right)
         size = np.maximum(own, np.sqrt((own**2).mean(-1))[..., None])
         size = np.maximum(size, np.finfo(np.float64).tiny)
@@ -72,3 +79,18 @@ class FullJudge:
             return float("nan"), float(allowed.max())
         worst = (off / allowed).argmax()
         return float(off.flat[worst]), float(allowed.flat[worst])
+
+    def _of_heads(self, part: str, found: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+        """The same of a number for each head."""
+        size = np.maximum(abs(right), np.sqrt((right**2).mean()))
+        size = np.maximum(size, np.finfo(np.float64).tiny)
+        allowed = np.maximum(SINGLE, self.expected.single[part] / size)
+        if self._near is not None:
+            theirs = float((abs(getattr(self._near, part) - right) / size).max())
+            deviation = _EPSILON[self._dtype] / 3**0.5 * self.expected.spread[part]
+            allowed = np.maximum(allowed, 2 * theirs + 4 * deviation / size)
+        off = abs(found - right) / size
+        if not np.isfinite(off).all():
+            return float("nan"), float(allowed.max())
+        worst = (off / allowed).argmax()
+        return float(off[worst]), float(allowed[worst])

@@ -1,10 +1,13 @@
-"""Random cases for `maskc verify`: drawn and shrunk by Hypothesis, or drawn alone without it."""
+"""Random cases of a mask's kernels: drawn and shrunk by Hypothesis, or drawn alone without it.
+
+`maskc verify`, `maskc test` and `maskc.testing.check` run them.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -22,7 +25,7 @@ from maskc.verify.full_judge import FullJudge
 from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.strides import STRIDES, laid, moved
-from maskc.verify.tensors import Tensors, host, numpy_dtype
+from maskc.verify.tensors import Tensors, has_torch, host, numpy_dtype
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -30,14 +33,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OPTIONS = ("softcap", "alibi_slopes", "sink_logits")
+FEATURES = ("softcap", "alibi_slopes", "sink_logits")
 """Options that change the scores; they are drawn together, so that only one more kernel is
 built."""
+OPTIONS: tuple[tuple[str, ...], ...] = ((), ("scale",), FEATURES, (*FEATURES, "scale"))
+"""Sets of options that are drawn."""
 
 _PAIRS = 1 << 16
 """Pairs of a drawn case, on all heads and sequences."""
 _SECONDS = 20.0
-"""The time limit of drawing, and that of shrinking, in seconds."""
+"""The time limit of shrinking, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +59,34 @@ class Drawn:
     data_by_sequence: bool
     seed: int
     params: tuple[tuple[str, int], ...]
+    dtype: str
+    """What q, k and v are stored in."""
+    data_as_tensors: bool = False
+    """Whether the mask's data are tensors where q is, and not NumPy arrays on the host."""
+    deterministic: bool = False
+    """Of the backward pass."""
+    planted: bool = False
+    """Whether one key becomes NaN in a second call, which must change no bit of those who do not
+    see it."""
 
     @property
     def size(self) -> tuple[int, ...]:
         """A measure by which the smaller of two cases is easier to read."""
         return (
             self.batch * self.heads * self.n_q * self.n_kv, len(self.options),
-            STRIDES.index(self.strides), int(self.data_by_sequence), self.seed,
+            STRIDES.index(self.strides), int(self.data_by_sequence), int(self.data_as_tensors),
+            int(self.deterministic), int(self.planted), self.seed,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The mask and the kernel that are verified."""
+    """The mask and the kernels that are verified."""
 
     name: str
     mask: Mask
-    attn: CompiledMask
+    kernels: Mapping[str, CompiledMask]
+    """The compiled mask by the dtype that it stores; cases shrink towards the first."""
     lengths: Lengths
     heads: int | None
     """Query heads where the mask is written for so many."""
@@ -78,6 +94,16 @@ class Subject:
     """Names and defaults of the parameters that may be drawn."""
     fixed_params: tuple[tuple[str, int], ...] = ()
     """The parameters that the user set."""
+    emulated: bool = False
+    """Whether CPU tensors stand for those of a GPU."""
+    pairs: int = _PAIRS
+    """Most pairs of a drawn case, on all heads and sequences."""
+
+    @property
+    def device(self) -> str:
+        """Where tensors are: `cpu` or `cuda`."""
+        cuda = any(attn.target.language != "c" for attn in self.kernels.values())
+        return "cuda" if cuda and not self.emulated else "cpu"
 
 
 @dataclass(frozen=True)
@@ -86,9 +112,13 @@ class Mismatch:
 
     case: Drawn
     part: str
-    """`out`, `lse`, `dq`, `dk` or `dv`."""
+    """`out`, `lse`, `dq`, `dk`, `dv`, `dsink`, `dalibi`; `planted` where NaN spread, and `call`
+    where something was raised that is no refusal."""
     error: float
+    """Of `planted` the number of queries that are wrong."""
     allowed: float
+    raised: str = ""
+    """What was raised."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +161,13 @@ def drawn(draw: Draw, subject: Subject) -> Drawn:
         (name, draw.one_of((default, 0, 1, *near)) if draw.integer(0, 1) else default)
         for name, default in subject.params
     )
+    options, strides = draw.one_of(OPTIONS), draw.one_of(STRIDES)
+    by_sequence = bool(batch > 1 and draw.integer(0, 1))
+    seed, dtype = draw.integer(0, 99), draw.one_of(list(subject.kernels))
+    as_tensors, deterministic, planted = (bool(draw.integer(0, 1)) for _ in range(3))
     return Drawn(
-        n_q, n_kv, batch, heads, kv_heads, draw.one_of(((), OPTIONS)), draw.one_of(STRIDES),
-        bool(batch > 1 and draw.integer(0, 1)), draw.integer(0, 99), values,
+        n_q, n_kv, batch, heads, kv_heads, options, strides, by_sequence, seed, values, dtype,
+        as_tensors and has_torch(), deterministic, planted,
     )  # fmt: skip
 
 
@@ -148,7 +182,7 @@ def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
         n_q, n_kv = (side[draw.integer(0, len(side) - 1)] for side in fixed)
         return n_q, n_kv
     near = (0, *subject.lengths.constants)
-    pairs = max(_PAIRS // slices, 1)
+    pairs = max(subject.pairs // slices, 1)
     one = draw.one_of(near) + draw.integer(1, MARGIN)
     match draw.one_of(("square", "few queries", "few keys")):
         case "square" if one * one <= 4 * pairs:
@@ -160,6 +194,9 @@ def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------------ one case
 
+SCALES = (0.25, -0.125, 0.0)
+"""Factors of q . k that are drawn, besides the usual one."""
+
 
 def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
     """q, k, v, dout and the options, in fp32.
@@ -167,7 +204,7 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
     They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
     their products are exact.
     """
-    problem = subject.attn.bundle.problem
+    problem = subject.kernels[case.dtype].bundle.problem
     rng = np.random.default_rng(case.seed)
     rows = (case.batch, case.heads, case.n_q)
     columns = (case.batch, case.kv_heads, case.n_kv)
@@ -178,7 +215,10 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
         made[:2] = [np.round(x * 16) / 16 for x in made[:2]]
     slopes = rng.uniform(0.01, 0.2, case.heads).astype(np.float32)
     sinks = rng.standard_normal(case.heads).astype(np.float32)
-    all_options = {"softcap": 3.0, "alibi_slopes": slopes, "sink_logits": sinks}
+    scale = SCALES[case.seed % len(SCALES)]
+    all_options = {
+        "softcap": 3.0, "alibi_slopes": slopes, "sink_logits": sinks, "scale": scale
+    }  # fmt: skip
     stored = numpy_dtype(problem.dtype.value)
     return [x.astype(stored).astype(np.float32) for x in made], {
         name: all_options[name] for name in case.options
@@ -211,7 +251,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def _case(case: Drawn, subject: Subject, data: dict[str, Any]) -> Case:
-    problem = subject.attn.bundle.problem
+    problem = subject.kernels[case.dtype].bundle.problem
     return Case(
         subject.name, subject.mask, case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv,
         problem.head_dim, problem.dtype, data,
@@ -247,17 +287,28 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
     """
     (q, k, v, dout), options = inputs(case, subject)
     data = data_for(case, subject)
-    problem = subject.attn.bundle.problem
-    device = "cpu" if subject.attn.target.language == "c" else "cuda"
-    *qkv, sent_dout = (laid(x, case.strides, problem.dtype, device) for x in (q, k, v, dout))
-    own_q, own_k, own_v = qkv
-    more = {name: moved(value, device) for name, value in options.items()} | data
-    out, lse = subject.attn(own_q, own_k, own_v, return_lse=True, **more)
+    attn, device = subject.kernels[case.dtype], subject.device
+    problem = attn.bundle.problem
+
+    def sent(value: Any) -> Any:
+        return _as_tensor(value, device) if case.data_as_tensors else value
+
+    own_q, own_k, own_v, sent_dout = (
+        laid(x, case.strides, problem.dtype, device) for x in (q, k, v, dout)
+    )
+    more = {name: moved(value, device) for name, value in options.items()}
+    if subject.emulated:  # as on a GPU, where all of a call's tensors are
+        more = {name: _as_tensor(value, device) for name, value in more.items()}
+    more |= {name: sent(value) for name, value in data.items()}
+    out, lse = attn(own_q, own_k, own_v, return_lse=True, **more)
     found = {"out": host(out), "lse": host(lse)}
-    backward = Direction.backward in subject.attn.target.directions
+    backward = Direction.backward in attn.target.directions
     if backward:
-        parts = subject.attn.backward(own_q, own_k, own_v, out, lse, sent_dout, **more)
-        found |= {name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)}
+        parts = attn.backward(
+            own_q, own_k, own_v, out, lse, sent_dout, deterministic=case.deterministic, **more
+        )
+        names = ["dq", "dk", "dv", *(GRADIENTS[name] for name in _BY_HEAD if name in options)]
+        found |= {name: host(part) for name, part in zip(names, parts, strict=True)}
     keep = _truth(case, subject, data, q, k)
     sent_back = dout if backward else None
     judge = FullJudge(q, k, v, keep, sent_back, problem.dtype, **options)
@@ -265,7 +316,59 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
         error, allowed = judge.error(part, values)
         if not error <= allowed:
             return Mismatch(case, part, error, allowed)
-    return None
+    if not case.planted or _case(case, subject, {}).ranks_by_qk:
+        return None
+    key = case.seed % case.n_kv
+    k[:, :, key] = np.nan
+    again = host(attn(own_q, laid(k, case.strides, problem.dtype, device), own_v, **more))
+    wrong = reached_wrongly(found["out"], again, keep[..., key])
+    return Mismatch(case, "planted", wrong, 0.0) if wrong else None
+
+
+def mismatch_or_raised(case: Drawn, subject: Subject) -> Mismatch | None:
+    """The same, and whatever is raised that is no refusal: a kernel that hangs in the emulator, or
+    a defect of maskc.
+
+    Raises:
+        MaskcError: the kernel refuses the case.
+    """
+    try:
+        return mismatch(case, subject)
+    except MaskcError:
+        raise
+    except Exception as error:
+        return Mismatch(case, "call", float("inf"), 0.0, f"{type(error).__name__}: {error}")
+
+
+GRADIENTS = {"sink_logits": "dsink", "alibi_slopes": "dalibi"}
+"""The gradient of each option that has one."""
+_BY_HEAD = tuple(GRADIENTS)
+
+
+def reached_wrongly(clean: np.ndarray, spoilt: np.ndarray, sees: np.ndarray) -> int:
+    """Queries that a key of NaN should have reached and did not, or whose bits it changed although
+    they do not see it.
+
+    Args:
+        clean, spoilt: out [B, Hq, Nq, Dv] without and with it.
+        sees: bool [B, Hq, Nq].
+    """
+    spread = np.isnan(spoilt).all(3)
+    same = (spoilt == clean).all(3)
+    return int(np.count_nonzero(~np.where(sees, spread, same)))
+
+
+def _as_tensor(value: Any, device: str) -> Any:
+    """Arrays as tensors of PyTorch on this device; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(_as_tensor(part, device) for part in value)
+    if isinstance(value, (Parents, CuSeqlens)):
+        return type(value)(_as_tensor(value.array, device))
+    if not isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(value)).to(device)
 
 
 # ------------------------------------------------------------------ many cases
@@ -282,8 +385,10 @@ class _Wrong(Exception):
 class _Watch:
     """Tries cases and keeps the smallest wrong one."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(
+        self, subject: Subject, seconds: float | None, tell: Callable[[int], object]
+    ) -> None:
+        self.subject, self._seconds, self._tell = subject, seconds, tell
         self.cases = self.refused = 0
         self.reason = ""
         self.best: Mismatch | None = None
@@ -297,14 +402,17 @@ class _Watch:
         """
         if self._until is not None and monotonic() > self._until:
             raise _Enough
+        self._tell(self.cases + self.refused)
         try:
-            found = mismatch(case, self.subject)
+            found = mismatch_or_raised(case, self.subject)
         except MaskcError as refusal:
             self.refused += 1
             self.reason = self.reason or f"{refusal.code} {refusal.finding}"
             return True
         finally:
-            self._until = self._until or monotonic() + _SECONDS
+            limit = self._seconds if self.best is None else _SECONDS
+            if self._until is None and limit is not None:
+                self._until = monotonic() + limit
         self.cases += self.best is None
         if found is None:
             return True
@@ -315,19 +423,24 @@ class _Watch:
         return False
 
 
-def try_cases(subject: Subject, count: int, seed: int) -> Outcome:
+def try_cases(
+    subject: Subject, count: int, seed: int, seconds: float | None = None,
+    tell: Callable[[int], object] = lambda done: None,
+) -> Outcome:  # fmt: skip
     """Draw cases until one is wrong, and shrink that one.
 
     Args:
         count: how many are drawn at most.
         seed: the same seed, the same cases.
+        seconds: no more are drawn after so many; None sets no limit. Shrinking may take 20 more.
+        tell: called before each case with the number of cases so far.
     """
-    watch = _Watch(subject)
+    watch = _Watch(subject, seconds, tell)
     shrinks = find_spec("hypothesis") is not None
     with suppress(_Enough), _nothing_left_behind():
         _by_hypothesis(watch, count, seed) if shrinks else _by_numpy(watch, count, seed)
     if watch.best is not None:
-        watch.best = _fewer_options(watch.best, subject)
+        watch.best = _simplest(watch.best, subject)
     return Outcome(watch.cases, watch.refused, watch.reason, watch.best, shrinks)
 
 
@@ -377,17 +490,43 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
         trial()
 
 
-def _fewer_options(found: Mismatch, subject: Subject) -> Mismatch:
-    """The case with one option alone, where that is wrong too."""
-    if len(found.case.options) < 2:
-        return found
-    for case in _alone(found.case):
-        again = mismatch(case, subject)
-        if again is not None:
-            return again
-    return found
+def _simplest(found: Mismatch, subject: Subject) -> Mismatch:
+    """The case with one thing after another made simpler, as long as it is wrong.
+
+    Hypothesis shrinks what was drawn, and draws squares more simply than single rows.
+    """
+    best, left = found, _SIMPLER
+    candidates = _simpler(best.case, subject)
+    while left and (case := next(candidates, None)) is not None:
+        left -= 1
+        with suppress(MaskcError):
+            again = mismatch_or_raised(case, subject)
+            if again is not None:
+                best, candidates = again, _simpler(again.case, subject)
+    return best
 
 
-def _alone(case: Drawn) -> Iterator[Drawn]:
+_SIMPLER = 60
+"""Cases that are tried in the end, at most."""
+
+
+def _simpler(case: Drawn, subject: Subject) -> Iterator[Drawn]:
+    """Cases with one thing simpler, those that save most first."""
+    if case.batch > 1:
+        yield replace(case, batch=1, data_by_sequence=False)
+    if subject.heads is None and case.heads > 1:
+        yield replace(case, heads=1, kv_heads=1)
+        yield replace(case, heads=case.heads // 2, kv_heads=min(case.kv_heads, case.heads // 2))
+    if case.kv_heads < case.heads:
+        yield replace(case, kv_heads=case.heads)
     for option in case.options:
-        yield replace(case, options=(option,))
+        yield replace(case, options=tuple(name for name in case.options if name != option))
+    if case.strides != STRIDES[0]:
+        yield replace(case, strides=STRIDES[0])
+    for name in ("planted", "deterministic", "data_as_tensors", "data_by_sequence"):
+        if getattr(case, name):
+            yield replace(case, **{name: False})
+    for name in ("n_q", "n_kv"):
+        length = getattr(case, name)
+        steps = [length - 1, *(length >> i for i in range(1, length.bit_length()))]
+        yield from (replace(case, **{name: length - step}) for step in dict.fromkeys(steps) if step)

@@ -9,6 +9,7 @@ import numpy as np
 from maskc.core.data import DataDecl, DataKind, Parents
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK
+from maskc.layout import kept_promise
 from maskc.reference.dense import declarations, walk
 from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors, host
@@ -70,7 +71,7 @@ def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> ob
             ids = _documents(max(n_q, n_kv), rng)
             return ids if n_q == n_kv else (ids[len(ids) - n_q :], ids[len(ids) - n_kv :])
         case DataKind.flags:
-            return rng.random(n_q if decl.on_queries else n_kv) < 0.2
+            return kept_promise(decl, rng.random(n_q if decl.on_queries else n_kv) < 0.2)
         case DataKind.intervals:
             low = rng.integers(0, n_kv + 1, n_q)
             return low, low + rng.integers(0, n_kv // 2 + 1, n_q)

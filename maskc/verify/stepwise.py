@@ -18,7 +18,17 @@ delta = dout . out, ds = p (dp - delta), dq = ds k, dk = ds^T q and dv = p^T dou
 - ds by p (b |dp - delta| + the errors of dp and delta + 2 (|dp| + |delta|)); with soft-cap times
   its slope 1 - t^2, t = tanh(s / cap), which is off by 2 |t| r(D) S / cap + 8;
 - dq by the error of ds times |k| and r(keys) |ds| |k|; dk likewise, over all rows of all heads that
-  share the key; dv by p b |dout| and r(rows) p |dout|.
+  share the key; dv by p b |dout| and r(rows) p |dout|;
+- dsink = -sum of p_sink delta over the rows of a head and all sequences, p_sink = exp(sink - lse),
+  by p_sink (b_sink |delta| + the error of delta) and r(rows) p_sink |delta|; dalibi = -sum of
+  p (dp - delta) d over rows and keys, d = |p - k|, by d times the error of ds before soft-cap and
+  scale, and r(rows keys) |ds| d.
+
+**How far off half precision is where a single number is a sum over all rows** (dsink, dalibi): out
+is rounded, so delta of a row is off by roundings of the terms dout out, which are independent, at
+most `step` = half a unit in the last place each and evenly spread: their standard deviation is
+step / sqrt(3). Weights and dp that are rounded add as much for every pair. `spread` is the root of
+the sum of squares of all these terms; four standard deviations are allowed.
 
 So scores of size 4 and rows of many keys may be off by more, and nothing else may.
 """
@@ -49,6 +59,12 @@ class Steps(Results):
     one-hot, the terms of a gradient cancel, and what is left is as exact as they are."""
     single: Mapping[str, np.ndarray] = field(default_factory=dict)
     """How far off, in norm, a computation in fp32 may be; of fp64 results alone."""
+    dsink: np.ndarray | None = None
+    """[Hq], with sink logits."""
+    dalibi: np.ndarray | None = None
+    """[Hq], with slopes."""
+    spread: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Of dsink and dalibi [Hq]: the root of the sum of squares of what is rounded."""
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -60,6 +76,7 @@ def stepwise(
     dout: np.ndarray | None,
     dtype: DType | None,
     *,
+    scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: np.ndarray | None = None,
     sink_logits: np.ndarray | None = None,
@@ -72,17 +89,18 @@ def stepwise(
         q: fp32 [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]; dout: [B, Hq, Nq, Dv];
             values of the dtype.
         keep: bool [B, Hq, Nq, Nkv].
-        softcap, alibi_slopes [Hq], sink_logits [Hq]: as for a CompiledMask.
+        scale, softcap, alibi_slopes [Hq], sink_logits [Hq]: as for a CompiledMask.
     """
     store, group = rounding(dtype), q.shape[1] // k.shape[1]
     real = np.dtype(np.float64 if dtype is None else np.float32).type
     n_q, n_kv = keep.shape[-2:]
-    scale = real(q.shape[-1] ** -0.5)
+    factor = real(q.shape[-1] ** -0.5 if scale is None else scale)
     r_d, r_v, r_rows = sqrt(q.shape[-1]), sqrt(v.shape[-1]), sqrt(n_q * group)
     out, lse = np.zeros((*q.shape[:3], v.shape[3]), real), np.zeros(q.shape[:3], real)
     dq, dk, dv = (np.zeros(x.shape, real) for x in (q, k, v))
     sizes = {"out": lse.shape, "dq": lse.shape, "dk": k.shape[:3], "dv": k.shape[:3]}
     terms, single = ({part: np.zeros(each) for part, each in sizes.items()} for _ in range(2))
+    by_head = _ByHead(q.shape[1], alibi_slopes is not None, sink_logits is not None)
     for b, shared in np.ndindex(k.shape[:2]):
         sums = {part: np.zeros((n_kv, x.shape[3])) for part, x in (("dk", k), ("dv", v))}
         errors = {part: np.zeros_like(x) for part, x in sums.items()}
@@ -93,7 +111,7 @@ def stepwise(
             lse[b, h] = sink
             of_q = q[b, h, rows].astype(real)
             of_k, of_v = (x[b, shared, keys].astype(real) for x in (k, v))
-            s = store(store(of_q @ of_k.T) * scale)
+            s = store(store(of_q @ of_k.T) * factor)
             bent: np.ndarray | None = None
             if softcap is not None:
                 bent = store(np.tanh(store(s / real(softcap))))
@@ -112,7 +130,7 @@ def stepwise(
             terms["out"][b, h, rows] = norms(p @ abs(of_v))
             off = None
             if dtype is None:
-                spread = abs(scale) * (abs(of_q) @ abs(of_k).T)
+                spread = abs(factor) * (abs(of_q) @ abs(of_k).T)
                 off = _Off(p, s, spread, base[:, 0], r_d)
                 of_out = (off.weight + off.keys * p) @ abs(of_v)
                 single["out"][b, h, rows] = _UNIT * norms(of_out)
@@ -122,12 +140,21 @@ def stepwise(
             dp = store(given @ of_v.T)
             delta = (given * found).sum(1)[:, None]
             bend = real(1) if bent is None else 1 - bent**2
-            ds = store(store(store(p * (dp - delta)) * bend) * scale)
+            raw = store(p * (dp - delta))
+            ds = store(store(raw * bend) * factor)
             dq[b, h, rows] = store(ds @ of_k)
             dk[b, shared, keys] += ds.T @ of_q
             dv[b, shared, keys] += p.T @ given
-            each = p * (abs(dp) + abs(delta)) * bend * abs(scale)
+            each = p * (abs(dp) + abs(delta)) * bend * abs(factor)
             terms["dq"][b, h, rows] = norms(each @ abs(of_k))
+            rounded = np.sqrt(((given * found) ** 2).sum(1))  # of delta
+            at_sink = np.exp(sink - base[:, 0]) / total
+            if sink_logits is not None:
+                by_head.add("dsink", h, -at_sink * delta[:, 0], at_sink * rounded)
+            if alibi_slopes is not None:
+                whole = p * (abs(dp) + abs(delta)) * distance
+                far = np.concatenate([whole.ravel(), (p * distance).sum(1) * rounded])
+                by_head.add("dalibi", h, -raw * distance, far)
             sums["dk"][keys] += each.T @ abs(of_q)
             sums["dv"][keys] += p.T @ abs(given)
             if off is None:
@@ -135,11 +162,17 @@ def stepwise(
             of_delta = (abs(given) * (r_v * abs(found) + of_out)).sum(1)[:, None]
             of_dp = r_v * (abs(given) @ abs(of_v).T)
             of_ds = p * (of_dp + of_delta + 2 * (abs(dp) + abs(delta)))
-            of_ds = (of_ds + off.weight * abs(dp - delta)) * bend + _FLUSHED
+            of_raw = of_ds + off.weight * abs(dp - delta)
+            if sink_logits is not None:
+                of_sink = at_sink * (off.sink(sink) * abs(delta[:, 0]) + of_delta[:, 0])
+                by_head.single("dsink", h, of_sink)
+            if alibi_slopes is not None:
+                by_head.single("dalibi", h, (of_raw + _FLUSHED) * distance)
+            of_ds = of_raw * bend + _FLUSHED
             if bent is not None and softcap is not None:
                 slope = 2 * abs(bent) * r_d * off.spread / softcap + 8
                 of_ds = of_ds + p * abs(dp - delta) * slope
-            of_ds = of_ds * abs(scale)
+            of_ds = of_ds * abs(factor)
             single["dq"][b, h, rows] = _UNIT * norms((of_ds + off.keys * abs(ds)) @ abs(of_k))
             errors["dk"][keys] += (of_ds + r_rows * abs(ds)).T @ abs(of_q)
             errors["dv"][keys] += (off.weight + r_rows * p).T @ abs(given)
@@ -148,7 +181,44 @@ def stepwise(
             single[part][b, shared] = _UNIT * norms(errors[part])
     if dout is None:
         return Steps(out, lse, terms=terms, single=single)
-    return Steps(out, lse, dq, store(dk), store(dv), terms=terms, single=single)
+    return Steps(
+        out, lse, dq, store(dk), store(dv), terms=terms, single=single | by_head.errors(),
+        spread=by_head.spreads(), **by_head.found,
+    )  # fmt: skip
+
+
+class _ByHead:
+    """Gradients of numbers that all rows of a head share, and what their errors are measured by."""
+
+    def __init__(self, heads: int, alibi: bool, sinks: bool) -> None:
+        names = ["dalibi"] * alibi + ["dsink"] * sinks
+        self.found = {name: np.zeros(heads) for name in names}
+        self._sizes, self._single, self._squares = (
+            {name: np.zeros(heads) for name in names} for _ in range(3)
+        )
+        self._terms = dict.fromkeys(names, 0)
+
+    def add(self, name: str, head: int, terms: np.ndarray, rounded: np.ndarray) -> None:
+        """Add terms of the sum, and the sizes of what is rounded on the way."""
+        self.found[name][head] += terms.sum(dtype=np.float64)
+        self._sizes[name][head] += abs(terms).sum(dtype=np.float64)
+        self._squares[name][head] += (rounded.astype(np.float64) ** 2).sum()
+        self._terms[name] += terms.size
+
+    def single(self, name: str, head: int, errors: np.ndarray) -> None:
+        """Add the errors of terms in fp32, in units of `_UNIT`."""
+        self._single[name][head] += errors.sum()
+
+    def errors(self) -> dict[str, np.ndarray]:
+        """How far off a computation in fp32 may be."""
+        return {
+            name: _UNIT * (self._single[name] + sqrt(self._terms[name]) * self._sizes[name])
+            for name in self.found
+        }
+
+    def spreads(self) -> dict[str, np.ndarray]:
+        """The root of the sum of squares of what is rounded."""
+        return {name: np.sqrt(squares) for name, squares in self._squares.items()}
 
 
 def norms(x: np.ndarray) -> np.ndarray:
@@ -175,4 +245,11 @@ class _Off:
         sizes = np.where(seen, abs(np.where(seen, s, 0)), 0)
         largest = np.maximum(sizes.max(1, initial=0), abs(base))[:, None]
         apart = products * spread + 2 * (sizes + largest) + 4
-        self.weight = p * (apart + (p * apart).sum(1)[:, None] + self.keys) + _FLUSHED
+        self._largest, self._mean = largest[:, 0], (p * apart).sum(1)
+        self.weight = p * (apart + self._mean[:, None] + self.keys) + _FLUSHED
+
+    def sink(self, logit: float) -> np.ndarray:
+        """Relative errors [rows] of the weight of a sink's logit, which no product made."""
+        apart = 2 * (abs(logit) + self._largest) + 4
+        errors: np.ndarray = apart + self._mean + self.keys
+        return errors

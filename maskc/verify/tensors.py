@@ -154,7 +154,7 @@ def target_for(case: Case, name: str | None) -> Target:
     from maskc.runtime.device import default_target
 
     problem = Problem(case.head_dim, case.head_dim, case.dtype)
-    return Target.named(name or default_target(problem))
+    return Target.named(name or default_target(problem)).serving(problem)
 
 
 def device_of(target: Target) -> str:

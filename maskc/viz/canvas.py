@@ -27,7 +27,7 @@ DPI = 100
 _LINED = 8
 """Pixels a tile needs to be parted from its neighbours by thin lines."""
 _FAINTEST = 0.45
-"""Strength of the amber of a cell with almost no live tile."""
+"""Strength of the amber of a cell with almost no live pair."""
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",

@@ -49,7 +49,7 @@ def save(
     """Draw a mask into a file; its suffix says whether as PNG or as SVG.
 
     Args:
-        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
+        mask: any mask; run-time selections choose by made-up scores, unless `data` holds `scores`.
         path: *.png or *.svg.
         n_q, n_kv: queries (down) and keys (right); as many keys as queries when None.
         name: the title.
@@ -120,7 +120,7 @@ def _single(shown: Picture) -> Page:
     drawn = sized(shown, shown.panels[0], 5.2)
     title = _title(shown, max(60, int((drawn.width + 3.6) * 12)))
     left, top = _MARGIN + _AXIS_LEFT, _below(title) + _AXIS_TOP
-    notes = _convention(drawn)
+    notes = (*shown.also, *_convention(drawn))
     height = max(drawn.height, (4.1 if drawn.panel.raster.elements else 3.7) + 0.17 * len(notes))
     page = Page.blank(left + drawn.width + 2.8, top + height + _MARGIN)
     _write_title(page, shown, title)
@@ -208,7 +208,7 @@ def _beside(page: Page, x: float, y: float, drawn: Drawn, notes: tuple[str, ...]
     page.text(x, y + 0.23, words.percent(numbers.live_share), fontsize=22, fontweight="bold")
     page.text(x, y + 0.47, "of all pairs are live", color=QUIET)
     page.text(x, y + 0.65, words.of_all(numbers.live, numbers.pairs), fontsize=8, color=QUIET)
-    y = _counts(page, x, y + 1.05, drawn.panel)
+    y = _counts(page, x, y + 1.05, drawn.shown, drawn.panel)
     lines = (
         (f"{numbers.waste:.2f} x" if numbers.live else "none", "tile waste: pairs run / live"),
         (words.scaled(numbers.flops, "FLOP"), "forward, one head"),
@@ -223,7 +223,7 @@ def _beside(page: Page, x: float, y: float, drawn: Drawn, notes: tuple[str, ...]
         y += 0.17
 
 
-def _counts(page: Page, x: float, y: float, panel: Panel) -> float:
+def _counts(page: Page, x: float, y: float, shown: Picture, panel: Panel) -> float:
     """The legend, with the number of tiles of each class; returns where it ends."""
     numbers = panel.numbers
     colors = classes(panel.raster)
@@ -233,7 +233,7 @@ def _counts(page: Page, x: float, y: float, panel: Panel) -> float:
             page.text(x + 0.22, y, label)
             y += 0.21
         y += 0.15
-    page.text(x, y, f"tiles of {numbers.tile[0]} x {numbers.tile[1]} tokens", color=QUIET)
+    page.text(x, y, words.tiles(shown, numbers), color=QUIET)
     counts = (("full", numbers.full), ("partial", numbers.partial), ("empty", numbers.empty))
     for index, (label, count) in enumerate(counts):
         y += 0.21
@@ -245,18 +245,19 @@ def _counts(page: Page, x: float, y: float, panel: Panel) -> float:
 
 
 def _convention(drawn: Drawn) -> tuple[str, ...]:
-    """A sentence about what colours mean where a cell covers several tiles."""
-    down, right = drawn.cells.covers
-    if (down, right) == (1, 1):
-        return ()
-    if drawn.panel.raster.elements:
-        return "", f"a cell covers {down} x {right} pairs:", "fainter blue: fewer of them seen"
-    return (
-        "",
-        f"a cell covers {down} x {right} tiles:",
-        "blue if all are full, blank if none is",
-        "live; fainter amber: fewer are live",
-    )
+    """What shades mean, and what colours mean where a cell covers several tiles."""
+    raster, (down, right) = drawn.panel.raster, drawn.cells.covers
+    several = (down, right) != (1, 1)
+    if raster.elements:
+        said = [f"a cell covers {down} x {right} pairs:", "fainter blue: fewer of them seen"]
+        return ("", *said) if several else ()
+    said = ["paler amber: fewer pairs are live"] if drawn.panel.numbers.partial else []
+    if several:
+        said = [f"a cell covers {down} x {right} tiles:", "blue if all are full, blank if none is",
+                "live; paler amber: fewer pairs are"]  # fmt: skip
+    if raster.step > 1:
+        said.append(f"(by one query in {raster.step})")
+    return ("", *said) if said else ()
 
 
 def _below_panel(page: Page, x: float, y: float, panel: Panel) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.questions.lengths import constants, fixed_lengths
 
-_FEWEST, _MOST = 256, 1 << 20
-"""Elements are drawn up to the first; nothing of the size of the second squared is made."""
+_FEWEST, _MOST = 256, 1 << 17
+"""Elements are drawn up to the first; at the second a picture has 1024 tiles of 128 a side."""
 _TIMES = 4
 """A mask has its shape at this many times its largest constant."""
 _PLAIN = 4096
-"""Tokens of a mask whose constants say nothing."""
+"""Tokens of a mask whose constants say nothing; scores of selections are made up to this."""
+_TILED = 2048
+"""Where tiles are drawn, there are 16 of the largest a side or more."""
 
 
 def showing(
@@ -20,7 +23,9 @@ def showing(
 ) -> tuple[int, int]:
     """Queries and keys: a power of two, at least four times the mask's largest constant.
 
-    A window of 1024 keys is a plain triangle at 512 tokens and a hairline at a million.
+    A window of 1024 keys is a plain triangle at 512 tokens and a hairline at a million. Where
+    elements do not fit, 16 tiles of a kernel do. A mask that selects keys is drawn with made-up
+    scores: at 4096 tokens where that is half more than its largest constant.
 
     Args:
         mask: any mask.
@@ -34,4 +39,8 @@ def showing(
         return _PLAIN, _PLAIN
     side = 1 << (_TIMES * max(found) - 1).bit_length()
     side = min(max(side, _FEWEST), _MOST)
+    if side > _FEWEST:
+        side = max(side, _TILED)
+    if side > _PLAIN and 3 * max(found) <= 2 * _PLAIN and selects(mask):
+        side = _PLAIN
     return side, side

@@ -50,7 +50,7 @@ def html_of(shown: Picture) -> str:
     notes = [f"and {more} more sets of heads"] if more > 0 else []
     first = shown.panels[0].numbers
     notes.append(
-        f"{words.lengths(shown)}; tiles of {first.tile[0]} x {first.tile[1]}: {first.full:,} full, "
+        f"{words.lengths(shown)}; {words.tiles(shown, first)}: {first.full:,} full, "
         f"{first.partial:,} partial, {first.empty:,} empty"
     )
     return page(shown.formula, notes, panels)

@@ -1,8 +1,9 @@
 """The data of a picture: plain values, drawn by terminal.py and figure.py.
 
-A raster holds one class per tile (or per element when the window is small) and is never larger
-than about 2048 x 2048. `fit` shrinks it exactly: a cell that covers several tiles is full only
-if all of them are full, empty only if all are empty, and else carries the share that is live.
+A raster holds one class per tile (or per element when the window is small), with the tile's live
+pairs, and is never larger than about 2048 x 2048. `fit` shrinks it exactly: a cell that covers
+several tiles is full only if all of them are full, empty only if all are empty, and else carries
+the share of its pairs that are live.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Problem, TileShape
-from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
-from maskc.viz.view import Span, View, Views, views
+from maskc.viz.scores import with_scores
+from maskc.viz.shares import live_pairs, tile_pairs
+from maskc.viz.view import Span, View, views
 
 MOST_TILES = 2048
 """The most tiles in a row or a column of a raster."""
@@ -38,7 +40,7 @@ class Cells:
     classes: np.ndarray
     """uint8 [rows, columns]: 0 empty, 1 partial, 2 full."""
     share: np.ndarray
-    """float64 [rows, columns]: share of the cell's tiles (or elements) that are live."""
+    """float64 [rows, columns]: share of the cell's pairs that are live."""
     covers: tuple[int, int]
     """Tiles (or elements) per cell, down and right; the last cells may have fewer."""
 
@@ -51,6 +53,18 @@ class Raster:
     """uint8 [rows, columns]: 0 empty, 1 partial, 2 full; elements are 0 or 2."""
     unit: tuple[int, int]
     """Queries and keys per entry; (1, 1) for elements."""
+    live: np.ndarray
+    """float64 [rows, columns]: live pairs of each entry."""
+    pairs: np.ndarray
+    """int64 [rows, columns]: all pairs of each entry; the last ones have fewer."""
+    step: int = 1
+    """With 1 `live` is exact; with more, partial tiles are known from one query in so many."""
+
+    @staticmethod
+    def of_elements(kept: np.ndarray) -> Raster:
+        """The raster of bool [queries, keys]."""
+        classes = kept.astype(np.uint8) * np.uint8(FULL)
+        return Raster(classes, (1, 1), kept.astype(np.float64), np.ones(kept.shape, np.int64))
 
     @property
     def elements(self) -> bool:
@@ -63,23 +77,19 @@ class Raster:
             max(1, -(-size // most))
             for size, most in zip(self.classes.shape, (rows, columns), strict=True)
         )
-        live = _sums(self.classes > 0, down, right)
-        full = _sums(self.classes == FULL, down, right)
-        heights, widths = (
-            np.minimum(step, size - np.arange(0, size, step))
-            for size, step in zip(self.classes.shape, (down, right), strict=True)
-        )
-        size = heights[:, None] * widths
-        classes = np.where(full == size, 2, np.minimum(live, 1)).astype(np.uint8)
-        return Cells(classes, live / size, (down, right))
+        some = _sums(self.classes > 0, down, right) > 0
+        whole = _sums(self.classes != FULL, down, right) == 0
+        classes = np.where(whole, 2, some).astype(np.uint8)
+        share = _sums(self.live, down, right) / _sums(self.pairs, down, right)
+        return Cells(classes, share, (down, right))
 
 
-def _sums(flags: np.ndarray, down: int, right: int) -> np.ndarray:
+def _sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
     """Sums over blocks of down x right entries; the last ones may be smaller."""
-    starts = [np.arange(0, n, step) for n, step in zip(flags.shape, (down, right), strict=True)]
-    if not flags.size:
-        return np.zeros([len(start) for start in starts], dtype=np.int64)
-    by_row = np.add.reduceat(flags, starts[0], axis=0, dtype=np.int64)
+    starts = [np.arange(0, n, step) for n, step in zip(numbers.shape, (down, right), strict=True)]
+    if not numbers.size:
+        return np.zeros([len(start) for start in starts])
+    by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
     return np.add.reduceat(by_row, starts[1], axis=1)
 
 
@@ -139,11 +149,25 @@ class Picture:
     head_dim_v: int
     dtype: DType
     panels: tuple[Panel, ...]
+    kernel: str = ""
+    """The target whose kernel has the tiles; '' where they are of no kernel."""
+    also: tuple[str, ...] = ()
+    """What else a call of that kernel may choose."""
 
     @property
     def whole(self) -> bool:
         """Whether the window is all of the mask."""
         return self.span.shape == (self.n_q, self.n_kv)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTiles:
+    """The tiles of a kernel that was planned for a mask."""
+
+    target: str
+    tile: TileShape
+    also: tuple[str, ...] = ()
+    """What else a call may choose, in a few words each."""
 
 
 def suitable_tile(n_q: int, n_kv: int) -> TileShape:
@@ -172,26 +196,31 @@ def picture(
     name: str = "mask",
     span: tuple[int, int, int, int] | None = None,
     tile: tuple[int, int] | None = None,
+    kernel: KernelTiles | None = None,
     n_heads: int | None = None,
     batch: int = 0,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     dtype: object = "bfloat16",
     data: Mapping[str, object] | None = None,
+    seed: int = 0,
 ) -> Picture:
     """The picture of a mask at given lengths.
 
     Args:
-        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
+        mask: any mask; run-time selections choose by made-up scores, unless `data` holds `scores`,
+            and beyond 2^24 pairs all that they may choose is drawn.
         n_q, n_kv: queries and keys; as many keys as queries when None.
         name: a title.
         span: (q0, q1, k0, k1), the part to draw, ends not included; everything when None.
         tile: (queries, keys) of the tiles to draw and count; suitable ones when None. Given,
             tiles are drawn even where elements would fit. Doubled while there are more than 2048.
+        kernel: tiles that take the place of suitable ones.
         n_heads: needed where heads differ and the mask does not say how many there are.
         batch: the sequence that is drawn, where they differ; the picture names it.
         head_dim, head_dim_v, dtype: for the costs.
         data: the arrays and parameters the mask names.
+        seed: of made-up scores.
 
     Raises:
         MaskcError: a range outside the lengths, tiles that are too small, or as Mask.layout.
@@ -200,22 +229,22 @@ def picture(
     window = Span(*(span or (0, n_q, 0, n_kv))).check(n_q, n_kv)
     dims = head_dim, head_dim_v or head_dim
     kind = DType.parse(dtype)
-    counted = tile_shape(tile) if tile else suitable_tile(*window.shape)
+    if tile is None and kernel is not None:
+        counted = kernel.tile
+    else:
+        counted, kernel = tile_shape(tile) if tile else suitable_tile(*window.shape), None
     counted = _coarse_enough(counted, window)
-    found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=data or {})
+    read, notes = with_scores(mask, n_q, n_kv, data or {}, seed)
+    found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
     panels = tuple(
         _panel(heads, view, counted, tile is None, sum(dims) * kind.itemsize, sum(dims))
         for heads, view in found.by_heads.items()
     )
-    return Picture(name, _formula(mask, data or {}, found), n_q, n_kv, window, *dims, kind, panels)
-
-
-def _formula(mask: Mask, data: Mapping[str, object], found: Views) -> str:
-    """The mask as it is written, whether all that selections may choose is shown, and of which
-    sequence."""
-    notes = ["all that topk may choose"] if selects(mask) and "scores" not in data else []
-    notes += [f"sequence {found.sequence} of {found.sequences}"] * (found.sequence is not None)
-    return f"{mask} ({', '.join(notes)})" if notes else str(mask)
+    if found.sequence is not None:
+        notes = (*notes, f"sequence {found.sequence} of {found.sequences}")
+    formula = f"{mask} ({', '.join(notes)})" if notes else str(mask)
+    whose = (kernel.target, kernel.also) if kernel else ("", ())
+    return Picture(name, formula, n_q, n_kv, window, *dims, kind, panels, *whose)
 
 
 def numbers_of(
@@ -257,9 +286,10 @@ def _panel(
 ) -> Panel:
     layout = view.layout(tile)
     if elements and max(view.n_q, view.n_kv) <= MOST_ELEMENTS:
-        raster = Raster(view.elements().astype(np.uint8) * np.uint8(FULL), (1, 1))
+        raster = Raster.of_elements(view.elements())
     else:
-        raster = Raster(layout.to_dense(), (tile.q, tile.k))
+        live, step = live_pairs(view.keep, view.arrays, layout)
+        raster = Raster(layout.to_dense(), layout.block, live, tile_pairs(layout), step)
     return Panel(heads, raster, _numbers(view, layout, width, dims))
 
 

@@ -17,7 +17,7 @@ from maskc.viz import words
 from maskc.viz.picture import Cells, Panel, Picture, picture
 
 EMPTY, THIN, PARTIAL, FULL = range(4)
-"""Looks of a cell: a thin one is partial with under half of its tiles live."""
+"""Looks of a cell: a thin one is partial with under half of its pairs live."""
 
 _SHADES = np.array([" ", "░", "▒", "█"])
 _HUES = (0, 137, 214, 33)
@@ -41,7 +41,7 @@ def draw(
     """The mask as text, with axes in tokens, a legend and its numbers beside.
 
     Args:
-        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
+        mask: any mask; run-time selections choose by made-up scores, unless `data` holds `scores`.
         n_q, n_kv: queries (down) and keys (right); as many keys as queries when None.
         n_heads: needed where heads differ; every distinct set gets a panel.
         span: (q0, q1, k0, k1), the part to draw, ends not included.
@@ -201,7 +201,8 @@ def _numbers(shown: Picture, panel: Panel) -> list[str]:
     numbers = panel.numbers
     counts = (("full", numbers.full), ("partial", numbers.partial), ("empty", numbers.empty))
     lines = [f"{label:<9} {value}" for label, value in words.facts(numbers)]
-    tiles = [f"tiles     {numbers.tile[0]} x {numbers.tile[1]} tokens"]
+    tiles = [words.tiles(shown, numbers).replace("tiles of ", "tiles     ")]
+    tiles += [f"          {note}" for note in shown.also]
     tiles += [f"  {label:<7} {value:>9,}" for label, value in counts]
     return lines[:2] + tiles + lines[2:] + [f"          {words.setting(shown)}"]
 
@@ -216,7 +217,9 @@ def _legend(panel: Panel, drawing: _Drawing, color: bool, gutter: int) -> Iterat
         blank, what = "unseen", "pairs"
     else:
         names = {FULL: "full", PARTIAL: "partial"}
-        names |= {} if single else {THIN: "partial, under half of its tiles live"}
+        names |= (
+            {THIN: "partial, under half its pairs live"} if (drawing.looks == THIN).any() else {}
+        )
         blank, what = "empty", "tiles"
     swatches = "   ".join(f"{_swatch(look, color)} {name}" for look, name in names.items())
     yield f"{margin}{swatches}   blank: {blank}"

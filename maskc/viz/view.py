@@ -135,7 +135,7 @@ def views(
     Raises:
         MaskcError: as Mask.layout.
     """
-    irs, values, arrays = _bound(mask, n_q, n_kv, n_heads, data)
+    irs, values, arrays = bound(mask, n_q, n_kv, n_heads, data)
     sequences = max(extents(_recipe(ir), arrays)[0] for ir in irs)
     if not 0 <= batch < max(sequences, batch + 1 if sequences == 1 else 0):
         there = f"no sequence {batch} among {sequences}"
@@ -153,10 +153,10 @@ def views(
     return Views(by_heads, batch if sequences > 1 else None, sequences)
 
 
-def _bound(
+def bound(
     mask: Mask, n_q: int, n_kv: int, n_heads: int | None, data: Mapping[str, object]
 ) -> tuple[list[MaskIR], dict[str, int], dict[str, np.ndarray]]:
-    """The mask by head, numbers for lengths and parameters, and all arrays."""
+    """The mask by head, numbers for lengths and parameters, and all arrays; see `views`."""
     mask, data = with_captured(mask, data, n_heads)
     irs = on_all_heads(mask, n_heads)
     if "scores" not in data:

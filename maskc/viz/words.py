@@ -50,6 +50,12 @@ def lengths(picture: Picture) -> str:
     return f"queries {span.q0}:{span.q1}, keys {span.k0}:{span.k1} of {whole}"
 
 
+def tiles(picture: Picture, numbers: Numbers) -> str:
+    """The tiles that are counted, and whose they are."""
+    whose = f", {picture.kernel}" if picture.kernel else ""
+    return f"tiles of {numbers.tile[0]} x {numbers.tile[1]}{whose or ' tokens'}"
+
+
 def setting(picture: Picture) -> str:
     """The setting that costs are computed for."""
     dims = f"{picture.head_dim}"

@@ -30,8 +30,8 @@ import maskc as mc
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
 from tests.support import hopper
 from tests.support.exact_attention import (
     DEVICE,

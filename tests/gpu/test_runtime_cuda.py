@@ -13,11 +13,9 @@ from maskc.reference.attention import attention
 from maskc.runtime import CompiledMask, GeneratedMask
 from maskc.runtime.launch import cuda as launch_cuda
 from tests.support.bundles import bundle, cuda_unit, pairs
-from tests.support.caches import binaries  # noqa: F401
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.usefixtures("binaries"),
     pytest.mark.skipif(not gpus() or gpus()[0].capability < 80, reason="needs a GPU"),
 ]
 torch = pytest.importorskip("torch")

@@ -16,8 +16,8 @@ import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
+from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
 from tests.support.patterns import static_patterns
 
 torch = pytest.importorskip("torch")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

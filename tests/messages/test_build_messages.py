@@ -120,7 +120,7 @@ TEXTS = {
     "MC408": (
         lambda: on_gpu(pointer=4104),
         "MC408 q  q starts at an address or has strides that are not multiples of 16 bytes\n"
-        "    hint: call .contiguous() on it, or slice at multiples of 8 elements",
+        "    hint: call .contiguous() on it, slice at multiples of 8 elements, or use target='simt'",
     ),
     "MC409": (
         lambda: tensor(TensorMap("k", 64), (512, 0, 68), Sizes(1, 2, 2, 5, 5), HALVES, "sm_90a"),
@@ -165,19 +165,19 @@ TEXTS = {
         lambda: Target.named("sm_80").check(Problem(64, 64, HALF), Direction.backward),
         "MC503 target  target sm_80 has no backward kernels yet: templates/sm80 holds the forward "
         "pass only\n"
-        "    hint: use target='cpu', or 'sm_90a' on Hopper; "
-        "'sm_80' has forward passes in half precision",
+        "    hint: use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the CPU have "
+        "'cpu'",
     ),
     "MC504": (
         lambda: Target.named("sm_80").check(Problem(48, 48, HALF)),
         "MC504 head_dim  target sm_80 has no kernel for head_dim=48, head_dim_v=48; it has: 32, "
         "64, 96, 128, 192, 256\n"
-        "    hint: pad or split the head dimension; target='cpu' takes any up to 512",
+        "    hint: pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512",
     ),
     "MC505": (
         lambda: Target.named("sm_80").check(Problem(64, 64, DType.float32)),
         "MC505 dtype  target sm_80 has no float32 kernel; it has: bfloat16, float16\n"
-        "    hint: choose one of these dtypes, or another target",
+        "    hint: choose one of these dtypes, or another target; 'simt' and 'cpu' have fp32, too",
     ),
     "MC506": (
         lambda: compile_c("int x;"),

@@ -130,8 +130,8 @@ MC205 near.py:4:2  near: parameter 'width' expects int, found 'wide'
 MC603 --pattern  --pattern: no pattern 'neer'
     hint: did you mean near? there is: near
 """),
-    (("near.py", "--target", "sm_70"), 2, """\
-MC502 target  unknown target 'sm_70'; known: cpu, sm_80, sm_90a, simt
+    (("near.py", "--target", "sm_61"), 2, """\
+MC502 target  unknown target 'sm_61'; known: cpu, sm_80, sm_90a, simt
     hint: target=None picks what this machine has
 """),
     (("near.py", "--dtype", "int8"), 2, """\

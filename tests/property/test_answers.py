@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core.errors import OneOfSeveral, Undecided
 from maskc.ir.names import declared_names
-from tests.property.strategies import HEADS, data_for, lengths, masks
+from maskc.testing.strategies import HEADS, data_for, lengths, masks
+from tests.support.thorough import examples
 
 SLOW = settings(
-    max_examples=30, deadline=None,
+    max_examples=examples(30), deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
-QUICK = settings(SLOW, max_examples=20)
+QUICK = settings(SLOW, max_examples=examples(20))
 
 
 def own(mask: mc.Mask, data: dict[str, object]) -> dict[str, object]:

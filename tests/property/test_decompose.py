@@ -18,9 +18,12 @@ from maskc.dsl.slots import with_captured
 from maskc.ir.decompose import decompose
 from maskc.ir.types import Band, Columns, Lattice, MaskIR, Piece, PieceKind, Rows, Segments, Table
 from maskc.layout import Chosen, bind_ranked
-from tests.property.strategies import data_for, lengths, masks
+from maskc.testing.strategies import data_for, lengths, masks
+from tests.support.thorough import examples
 
-SLOW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(
+    max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 FOLDER = Path(__file__).parents[2] / "patterns"
 
 Env = dict[str, object]

@@ -11,6 +11,7 @@ import maskc as mc
 from maskc.distributed import plan
 from maskc.distributed.layouts import LAYOUTS
 from maskc.distributed.ranges import union
+from tests.support.thorough import examples
 
 MASKS = {
     "causal": mc.causal(),
@@ -33,7 +34,7 @@ def tokens(ranges: list[tuple[int, int]]) -> set[int]:
     return {token for start, stop in ranges for token in range(start, stop)}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_what_travels_is_what_is_seen(data: st.DataObject):
     name = data.draw(st.sampled_from(sorted(MASKS)))
@@ -74,7 +75,7 @@ def test_what_travels_is_what_is_seen(data: st.DataObject):
     assert layer.traffic().sum() == layer.received.sum() == layer.sent.sum()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_sets_of_ranges_are_sets(data: st.DataObject):
     n, owners = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 4))

@@ -13,7 +13,7 @@ from maskc.core import expr as E
 from maskc.core.expr_text import parse_expr, to_python
 from maskc.reference.dense import dense
 from maskc.reference.formula import condition
-from tests.property.strategies import (
+from maskc.testing.strategies import (
     HEADS,
     NAMESPACE,
     condition_texts,
@@ -24,6 +24,7 @@ from tests.property.strategies import (
     masks,
     parameters,
 )
+from tests.support.thorough import examples
 
 
 @given(masks(with_heads=True, with_topk=True))
@@ -78,7 +79,7 @@ _MASKS = masks(max_depth=2, with_heads=True)
 
 
 @given(_MASKS, _MASKS, lengths(12), st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_algebra_is_set_algebra(
     left: mc.Mask, right: mc.Mask, sizes: tuple[int, int], data: st.DataObject
 ) -> None:

@@ -14,11 +14,12 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.runtime import FallbackWarning
+from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-from tests.property.strategies import masks
 from tests.property.test_cpu_kernels import SIZES
 from tests.support.cpu_harness import NUMPY, DType
 from tests.support.entmax_oracle import Problem
+from tests.support.thorough import examples
 
 HEADS = 8
 """Each with a random mask of its own: compiling takes longest, and all are in one source."""
@@ -44,7 +45,7 @@ def tensors(rng: np.random.Generator, n_q: int, n_kv: int, dim: int) -> tuple[np
     return tuple(rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(path, data, parts):
     mask = mc.per_head(parts)

@@ -18,6 +18,7 @@ from maskc.ir.decompose import decompose
 from maskc.ir.lower import lower
 from maskc.ir.nested import nested
 from maskc.ir.types import Band, Lattice, PieceKind
+from tests.support.thorough import examples
 
 PATTERNS = Path(__file__).parents[2] / "patterns"
 DILATION = mc.load(PATTERNS / "exponential_dilation.py")["exponential_dilation"]
@@ -76,7 +77,7 @@ def from_two_terms_on():
         yield
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.lists(terms(), min_size=2, max_size=7), st.sampled_from(["start", "end"]),
        st.integers(1, 40), st.integers(1, 40))  # fmt: skip
 def test_pieces_add_up_to_the_mask(drawn, align, n_q, n_kv):

@@ -25,10 +25,11 @@ from maskc.layout import bind_arrays, build, held_arrays, split_call_data
 from maskc.plan.ranges import RowRange, TileRange, row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.reference.dense import dense as reference
-from tests.property.strategies import HEADS, data_for, lengths, masks, tiles
+from maskc.testing.strategies import HEADS, data_for, lengths, masks, tiles
+from tests.support.thorough import examples
 
 SLOW = settings(
-    max_examples=80, deadline=None,
+    max_examples=examples(80), deadline=None,
     # Many masks have no closed form: those that have one are still compared, more slowly.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shlex
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -25,11 +21,13 @@ from maskc.core.problem import Feature, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.environment import render
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
+from maskc.testing.emulator.built import library
+from tests.support.thorough import OPTIMISED
 
 TEMPLATE = "cpu/attention.c.j2"
 FLAGS = (
-    "-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
+    "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+    "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
     "-Wno-unused-parameter", "-Wno-psabi",
 )  # fmt: skip
 COMPILER = os.environ.get("CC", "gcc")
@@ -78,17 +76,12 @@ def build(
     flags: tuple[str, ...] = NATIVE,
 ) -> ctypes.CDLL:
     """Compile and load; warnings are errors."""
-    folder = Path(tempfile.mkdtemp(prefix="maskc-test-"))
-    (folder / "kernel.c").write_text(render(TEMPLATE, source))
     macros = [f"-D{feature.macro}=1" for feature in sorted(features, key=lambda f: f.name)]
-    command = [COMPILER, *FLAGS, *flags, *macros, "-o", "kernel.so", "kernel.c"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} in {folder}\n{done.stderr}")
-    library = ctypes.CDLL(str(folder / "kernel.so"))
-    library.attention_workspace.restype = ctypes.c_int64
-    library.attention_forward.restype = library.attention_backward.restype = None
-    return library
+    command = [COMPILER, OPTIMISED, *FLAGS, *flags, *macros]
+    made = library(command, render(TEMPLATE, source))
+    made.attention_workspace.restype = ctypes.c_int64
+    made.attention_forward.restype = made.attention_backward.restype = None
+    return made
 
 
 @dataclass(frozen=True)

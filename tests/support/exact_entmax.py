@@ -53,7 +53,8 @@ def results(
         s = s - (alibi_slopes[:, None, None] * far).to(kind)
     p, u, lse = (x.to(kind) for x in weights(s.masked_fill(~live, -torch.inf), alpha))
     dp = dout @ v.mT
-    delta = (u * dp).sum(-1, keepdim=True) / u.sum(-1, keepdim=True).clamp(min=1e-30)
+    # Where a row has keys, the sum of u is 1 or more, as u >= p.
+    delta = (u * dp).sum(-1, keepdim=True) / u.sum(-1, keepdim=True).clamp(min=0.5)
     logits = u * (dp - delta)
     ds = scale * logits * derivative
 

@@ -18,7 +18,7 @@ from maskc.core.cost import Cost
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import CompiledMask
-from tests.emulator.machine import installed
+from maskc.testing.emulator.machine import installed
 from tests.support.exact_attention import DEVICE, called, results, wrong
 
 TARGET, HEADS = "sm_90a", 4

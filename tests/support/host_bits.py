@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import Chosen, bind_arrays
+from maskc.testing.emulator.built import library
 
 _SHIMS = """
 #include <stdint.h>
@@ -107,21 +106,14 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
 class HostBits:
     """The pairs that one source hides in partial tiles."""
 
-    def __init__(
-        self, bundle: Bundle, unit: SourceUnit, queries: int, folder: Path, packed: int = 1
-    ) -> None:
+    def __init__(self, bundle: Bundle, unit: SourceUnit, queries: int, packed: int = 1) -> None:
         """
         Args:
             queries: that a warpgroup of a backward pass has of a tile.
             packed: heads whose queries are rows of one tile.
         """
-        source, library = folder / "bits.cpp", folder / "bits.so"
-        source.write_text(_source(unit, queries, packed > 1))
-        command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
-        done = subprocess.run([*command, str(source), "-o", str(library)], capture_output=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.decode())
-        self._tile = ctypes.CDLL(str(library)).tile
+        command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1"]
+        self._tile = library(command, _source(unit, queries, packed > 1)).tile
         self._bundle, self._unit, self._packed = bundle, unit, packed
 
     def live(

@@ -7,14 +7,13 @@ for which the shims below stand; sums over a quad are given as if they had been 
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import numpy as np
 
 from maskc.build.hostcc import host_compiler
 from maskc.core.abi import structure
 from maskc.core.bundle import SourceUnit
+from maskc.testing.emulator.built import library
 
 _SHIMS = """
 #include <math.h>
@@ -87,10 +86,9 @@ def _between(text: str, first: str, last: str) -> str:
 class HostMerge:
     """The parts of one call, and what becomes of them."""
 
-    def __init__(self, unit: SourceUnit, dim: int, sinks: bool, folder: Path) -> None:
+    def __init__(self, unit: SourceUnit, dim: int, sinks: bool) -> None:
         text = unit.text
-        source, library = folder / "merge.cpp", folder / "merge.so"
-        source.write_text("".join([
+        source = "".join([
             _SHIMS, f"#define WITH_SINKS {int(sinks)}\n",
             f"constexpr int TILE_Q = {unit.tile.q}, HEAD_DIM = {dim};\n",
             "typedef float Output[HEAD_DIM / 2];\n",
@@ -99,12 +97,9 @@ class HostMerge:
             _between(text, "struct alignas(16) Work {", "// What the copying warp tells"),
             _between(text, "// The logit of a sink", "// Adds that, or a sink,"),
             _DRIVER,
-        ]))  # fmt: skip
-        command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
-        done = subprocess.run([*command, str(source), "-o", str(library)], capture_output=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.decode())
-        self._library = ctypes.CDLL(str(library))
+        ])  # fmt: skip
+        command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1"]
+        self._library = library(command, source)
         self._block = structure()()
         self._kept: list[np.ndarray] = []
 

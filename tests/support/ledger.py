@@ -1,16 +1,20 @@
-"""What the compiler said of kernels, remembered in tests/golden/compiled.txt by their content.
+"""What the compiler made of kernels, remembered in tests/golden by their content.
 
 To compile every source in every mode takes longer than all other tests together, and says the same
-of the same text. So a test that asks for registers, spills and shared memory is answered from the
-ledger where this text was compiled before; a new text is compiled. `make matrix` asks the compiler
-about everything again, and `pytest --update-golden` writes what it says.
+of the same text. So a test that asks for registers, spills and shared memory, or how many
+instructions of a kind the machine code has, is answered from the ledger where this text was
+compiled before. A new text is compiled, and so is an old one that a test asks something new about.
+`make matrix` asks the compiler about everything again. `make ledger` adds what is missing, and
+`pytest --update-golden` writes all anew.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections import defaultdict
 from dataclasses import astuple
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,12 @@ from maskc.build import build as compile_source
 from maskc.build.binary import KernelUse
 from maskc.core.bundle import SourceUnit
 from maskc.core.problem import Direction, Features
+from tests.support import sass
 
 FILE = Path(__file__).parent.parent / "golden" / "compiled.txt"
 """A line for each: content, then what each entry point takes, then what ptxas warned of."""
+MACHINE_CODE = FILE.with_name("machine_code.txt")
+"""A line for each: content, then a JSON object of what was counted, by entry point and question."""
 ANEW = "MASKC_COMPILE_ANEW"
 """The environment variable with which nothing is answered from the ledger."""
 WRITE = "MASKC_WRITE_LEDGER"
@@ -36,15 +43,44 @@ class Report:
 
 
 class Binary:
-    """As build.Binary; the machine code is made when somebody asks for it."""
+    """As build.Binary; the machine code is made when somebody asks what the ledger does not say."""
 
-    def __init__(self, asked: tuple[Any, ...], report: Report) -> None:
-        self._asked, self.report = asked, report
+    def __init__(self, asked: tuple[Any, ...], key: str, report: Report) -> None:
+        self._asked, self._key, self.report = asked, key, report
 
-    @property
-    def code(self) -> bytes:
-        """The cubin."""
-        return compile_source(*self._asked).code
+    @cached_property
+    def _functions(self) -> dict[str, str]:
+        return sass.functions(sass.disassemble(compile_source(*self._asked).code))
+
+    def count(self, opcode: str, entry: str = "", within: str = "") -> int:
+        """Instructions whose opcode is `opcode`, a regular expression, with any suffixes.
+
+        Args:
+            opcode: see sass.count.
+            entry: of this entry point alone; one that is missing has none.
+            within: only in the parts of that name, see sass.PARTS.
+        """
+        return self._answer(opcode, entry, within)
+
+    def parts(self, within: str, entry: str) -> int:
+        """How many parts of a name there are, see sass.PARTS."""
+        return self._answer("", entry, within)
+
+    def _answer(self, opcode: str, entry: str, within: str) -> int:
+        question = f"{opcode} {within}".strip()
+        known = counted()[self._key].setdefault(entry, {})
+        if question not in known:
+            texts = [self._functions.get(entry, "")] if entry else list(self._functions.values())
+            parts = [part for text in texts for part in sass.PARTS[within](text)]
+            known[question] = sum(sass.count(x, opcode) for x in parts) if opcode else len(parts)
+            _append(MACHINE_CODE, self._key, json.dumps({entry: {question: known[question]}}))
+        return known[question]
+
+
+@cache
+def counted() -> dict[str, dict[str, dict[str, int]]]:
+    """Answers about machine code: content, entry point, question; this process adds to them."""
+    return _counted() if MACHINE_CODE.exists() and ANEW not in os.environ else defaultdict(dict)
 
 
 @cache
@@ -67,23 +103,41 @@ def build(
     passes = [direction.name for direction in directions]
     key = sha256(repr((unit.digest, names, passes, arch, mode)).encode()).hexdigest()[:16]
     if key in known() and ANEW not in os.environ:
-        return Binary(asked, _read(known()[key]))
+        return Binary(asked, key, _read(known()[key]))
     found = compile_source(*asked).report
     warnings = "\n".join(line for line in found.log.splitlines() if "C75" in line)
-    if WRITE in os.environ:
-        with FILE.open("a") as file:  # one write of a short line, from any process
-            file.write(f"{key} {_written(found.kernels, warnings)}\n")
-    return Binary(asked, Report(found.kernels, warnings))
+    _append(FILE, key, _written(found.kernels, warnings))
+    return Binary(asked, key, Report(found.kernels, warnings))
 
 
 def tidy() -> None:
     """Sort the ledger and drop what is there twice."""
     FILE.write_text("".join(f"{key} {text}\n" for key, text in sorted(_entries().items())))
+    if MACHINE_CODE.exists():
+        lines = sorted((key, json.dumps(each, sort_keys=True)) for key, each in _counted().items())
+        MACHINE_CODE.write_text("".join(f"{key} {text}\n" for key, text in lines))
+
+
+def _append(file: Path, key: str, text: str) -> None:
+    """One write of a short line, from any process, where the ledger is written."""
+    if WRITE in os.environ:
+        with file.open("a") as opened:
+            opened.write(f"{key} {text}\n")
 
 
 def _entries() -> dict[str, str]:
     parts = (line.partition(" ") for line in FILE.read_text().splitlines())
     return {key: text for key, _, text in parts}
+
+
+def _counted() -> dict[str, dict[str, dict[str, int]]]:
+    """Lines of one key add up; of two answers to one question the last one counts."""
+    found: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+    for line in MACHINE_CODE.read_text().splitlines():
+        key, _, text = line.partition(" ")
+        for entry, answers in json.loads(text).items():
+            found[key].setdefault(entry, {}).update(answers)
+    return found
 
 
 def _written(kernels: tuple[KernelUse, ...], warnings: str) -> str:

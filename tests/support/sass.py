@@ -46,10 +46,10 @@ def count(sass: str, opcode: str) -> int:
     return len(re.findall(rf"(?:^|\s){opcode}(?:\.[\w.]+)?(?=\s|;)", sass, re.MULTILINE))
 
 
-def among_products(sass: str) -> str:
+def among_products(sass: str) -> list[str]:
     """The text from the first matrix product of a function to the last, in program order."""
     found = re.search(r"HGMMA.*HGMMA", sass, re.DOTALL)
-    return found[0] if found else ""
+    return [found[0]] if found else []
 
 
 def under_products(sass: str) -> list[str]:
@@ -57,3 +57,21 @@ def under_products(sass: str) -> list[str]:
     text between each wait for all groups but one and the next wait for all, in program order."""
     waits = r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1\b(.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0\b"
     return re.findall(waits, sass, re.DOTALL)
+
+
+def operands_of_two_kinds(sass: str) -> list[str]:
+    """Registers of left operands that outlive a step (q, dout) which are those of one that does
+    not (ds), too, as ptxas of CUDA 13.0 would have it where both have as many."""
+    products = re.findall(r"HGMMA\S+ R\d+, R(\d+), gdesc\[UR\d+\](\.tnspB)?", sass)
+    kept, made = ({int(first) for first, of_ds in products if bool(of_ds) == own}
+                  for own in (False, True))  # fmt: skip
+    return [f"R{first}" for first in sorted(kept & made)]
+
+
+PARTS = {
+    "": lambda sass: [sass],
+    "among products": among_products,
+    "under products": under_products,
+    "operands of two kinds": operands_of_two_kinds,
+}
+"""Parts of a function's text by the name that the ledger knows them by."""

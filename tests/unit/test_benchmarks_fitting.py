@@ -20,9 +20,10 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.testing.emulator import machine
 from maskc.verify.case import Case
-from tests.emulator import machine
 from tests.support.cli import benchmarks
+from tests.support.thorough import examples
 
 HOPPER = Target.named("sm_90a")
 PROCESSORS, LAUNCH_US = 132, 4.2
@@ -111,7 +112,7 @@ def test_too_few_times_are_no_fit(timed):
         fits(timed[:8], PROCESSORS)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_non_negative_least_squares(seed):
     """No other point that is not negative is nearer, tried around and at random."""

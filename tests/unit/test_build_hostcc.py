@@ -38,6 +38,9 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
 
 
+pytestmark = pytest.mark.shipped_flags
+
+
 def script(folder: Path, name: str, body: str) -> Path:
     """A stand-in for a compiler."""
     path = folder / name

@@ -17,10 +17,7 @@ from maskc.runtime import CompiledMask
 from maskc.verify import bench as module
 from maskc.verify.bench import RIVALS, Runner, bench_mask
 from maskc.verify.case import Case
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 CPU = Target.named("cpu")

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 CPU = ("--target", "cpu", "--head-dim", "16", "--dtype", "float32")
 STREAMING = ("--expr", "causal() & (sinks(4) | window(15))")
@@ -171,9 +168,10 @@ def test_all_targets_unless_one_is_asked_for():
     names = set(maskc_json("compile", *STREAMING, "--dtype", "bfloat16", "-o", "-")["files"])
     forms = ("", "_small", "_backward", "_small_backward")
     hopper = {f"mask.sm_90a{form}.cu" for form in forms}
-    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c", "mask.sm_80.cu"} | hopper
+    cores = {f"mask.simt{form}.cu" for form in ("", "_backward")}
+    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c", "mask.sm_80.cu"} | hopper | cores
     names = set(maskc_json("compile", *STREAMING, "--dtype", "float32", "-o", "-")["files"])
-    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c"}
+    assert names == {"mask.py", "mask.plan.json", "mask.cpu.c"} | cores
 
 
 ONE_KEY = ("--expr", "topk(4, causal())")
@@ -183,7 +181,7 @@ WIDE = (*STREAMING, "--head-dim", "80")
 
 @pytest.mark.parametrize(("words", "without"), [
     (ONE_KEY, {"sm_80": "MC117", "sm_90a": "MC117"}),
-    (FLOATS, {"sm_80": "MC505", "sm_90a": "MC505", "simt": "MC503"}),
+    (FLOATS, {"sm_80": "MC505", "sm_90a": "MC505"}),
     (WIDE, {"sm_80": "MC504", "sm_90a": "MC504"}),
 ])  # fmt: skip
 def test_targets_without_a_kernel_are_told_of(words, without):
@@ -214,7 +212,9 @@ def test_a_manifest_tells_drift_without_the_sources(two: Path, tmp_path: Path):
     words = ("compile", two, "--dtype", "float32", "--manifest", file)
     assert maskc(*words).stdout == f"8 patterns and targets written to {file}\n"
     rows = [line.split() for line in file.read_text().splitlines() if not line.startswith("#")]
-    assert [row[:2] for row in rows if row[2] != "none"] == [["near", "cpu"], ["blocks", "cpu"]]
+    assert [row[:2] for row in rows if row[2] != "none"] == [
+        ["near", "cpu"], ["near", "simt"], ["blocks", "cpu"], ["blocks", "simt"],
+    ]  # fmt: skip
     assert ["near", "sm_90a", "none", "MC505"] in rows
     assert str(tmp_path) not in file.read_text()
     maskc(*words, "--check")

@@ -161,6 +161,9 @@ def test_a_file_to_start_from(here: Path):
 @pytest.mark.parametrize(("written", "ours"), [
     ("mc.stride(4)", "strided"), ("mc.top_k(4)", "topk"), ("mc.global(4)", "global_tokens"),
     ("mc.sliding_window(4)", "window"), ("mc.casual()", "causal"),
+    ("mc.causal().top_k(4)", "mc.topk"), ("mc.causal().densee(4)", "dense"),
+    ("mc.documents('d', aligned='start')", "align"),
+    ("mc.topk(4, mc.full(), scoring='qk')", "score"),
 ])  # fmt: skip
 def test_what_was_meant(here: Path, written: str, ours: str):
     Path("m.py").write_text(f"import maskc as mc\n\nm = {written}\n")
@@ -168,3 +171,16 @@ def test_what_was_meant(here: Path, written: str, ours: str):
     assert done.stderr.startswith("MC201 m.py:3:")
     assert f"did you mean {ours!r}?" in done.stderr
     assert not hasattr(mc, "__nothing__")
+
+
+@pytest.mark.parametrize(("written", "said"), [
+    ("mc.window(4, stride=2)",
+     "window() got an unexpected keyword argument 'stride'; it takes left, right, align"),
+    ("mc.full(n=2)", "full() got an unexpected keyword argument 'n'; it takes no arguments"),
+    ("mine(x=2)", "mine() got an unexpected keyword argument 'x'"),
+])  # fmt: skip
+def test_what_a_combinator_takes(here: Path, written: str, said: str):
+    Path("m.py").write_text(f"import maskc as mc\ndef mine(): ...\nm = {written}\n")
+    found = maskc("compile", "m.py", code=1).stderr.splitlines()[0]
+    assert found.startswith("MC201 m.py:3:5  ")
+    assert found.endswith(said)

@@ -14,10 +14,7 @@ from maskc import driver
 from maskc.core.dtypes import DType
 from maskc.verify.case import Case
 from maskc.verify.probes import Probe
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 CPU = ("--target", "cpu", "--head-dim", "16", "--dtype", "float32")
 STREAMING = "causal() & (sinks(2) | window(5))"

@@ -12,7 +12,8 @@ import maskc as mc
 from maskc.build import toolchain
 from maskc.build.toolchain import Probe
 from maskc.cli.doctor import COSTS
-from maskc.viz.picture import picture
+from maskc.core.problem import TileShape
+from maskc.viz.picture import KernelTiles, picture
 from maskc.viz.terminal import render
 from tests.support.cli import maskc, maskc_json
 
@@ -22,8 +23,41 @@ MASK = mc.window(32, 32) | mc.global_tokens(8)
 
 def test_the_terminal_shows_the_drawing():
     done = maskc("visualize", *LONGFORMER, "--n", 600)
-    assert done.stdout == render(picture(MASK, 600), 64)
+    kernel = KernelTiles("cpu", TileShape(64, 64))
+    assert done.stdout == render(picture(MASK, 600, kernel=kernel), 64)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("target", "tile"), [("cpu", [64, 64]), ("sm_90a", [128, 128])])
+def test_tiles_are_those_of_the_kernel(target: str, tile: list[int]):
+    found = maskc_json("visualize", *LONGFORMER, "--n", 1000, "--target", target)["pictures"][0]
+    (panel,) = found["panels"]
+    assert (found["kernel"], panel["tile"], panel["unit"]) == (target, tile, tile)
+    dense = MASK.dense(1000)
+    rows, columns = np.arange(0, 1000, tile[0]), np.arange(0, 1000, tile[1])
+    live = np.add.reduceat(np.add.reduceat(dense, rows, 0, int), columns, 1)
+    sizes = np.outer(np.diff([*rows, 1000]), np.diff([*columns, 1000]))
+    np.testing.assert_allclose(panel["shares"], live / sizes, atol=1e-4)
+    assert panel["shares_by"] == 1
+
+
+def test_a_kernel_that_there_is_not():
+    """A picture needs none, unless its target was named."""
+    few = ("--expr", "topk(3, of=causal(), score='given')", "--n", 500, "--head-dim", 600)
+    assert "MC5" in maskc("visualize", *few, "--target", "sm_80", code=1).stderr
+    (shown,) = maskc_json("visualize", *few)["pictures"]
+    assert shown["kernel"] == ""
+    assert shown["formula"].endswith("(scores made up, seed 0)")
+
+
+def test_lengths_at_which_masks_have_their_shape():
+    for expr, n in (
+        ("window(20)", 256), ("window(100)", 2048), ("window(1023)", 4096), ("causal()", 4096),
+        ("topk(2048, of=causal(), score='indexer')", 4096), ("window(10000)", 65536),
+        ("window(1000000)", 131072),
+    ):  # fmt: skip
+        (found,) = maskc_json("visualize", "--expr", expr)["pictures"]
+        assert (found["n_q"], found["n_kv"]) == (n, n), expr
 
 
 def test_costs_follow_the_options():

@@ -22,8 +22,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
-SLOW = ("bench",)
-"""Commands that pages show and this test leaves out, because they time things."""
+SLOW = ("bench", "explore")
+"""Commands that pages show and this test leaves out: they time things, or serve until Ctrl-C."""
 
 
 class Block(NamedTuple):
@@ -83,7 +83,7 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
-@pytest.mark.parametrize("name", ["tutorial.md", "porting.md", "huggingface.md"])
+@pytest.mark.parametrize("name", ["tutorial.md", "porting.md", "huggingface.md", "command-line.md"])
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(ROOT / "docs" / name, {})
@@ -99,6 +99,24 @@ def test_the_blocks_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return np.zeros((1, 2, 40, 128), ml_dtypes.bfloat16)
 
     run_page(ROOT / "README.md", {"q": tensor(), "k": tensor(), "v": tensor()})
+
+
+def test_every_command_and_option_is_on_the_page_of_the_command_line() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    for name, command in main.commands.items():
+        assert f"`maskc {name}" in page, name
+        for parameter in command.params:
+            for option in (o for o in parameter.opts if o.startswith("--")):
+                assert re.search(rf"`{option}\b", page), f"{name} {option}"
+
+
+def test_every_name_that_another_target_serves_is_on_that_page() -> None:
+    from maskc.core.target import SERVED_BY
+
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    for name, serving in SERVED_BY.items():
+        row = next(line for line in page.splitlines() if f"`{name.rstrip('af')}`" in line)
+        assert row.endswith(f"| `{serving}` |"), name
 
 
 # ---------------------------------------------------------------- error codes
@@ -126,6 +144,25 @@ def test_every_code_of_a_page_exists() -> None:
     known = {kind.code for kind in index()["classes"]()}
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         assert set(re.findall(r"\bMC\d{3}\b", page.read_text())) <= known, page.name
+
+
+# ---------------------------------------------------------------- patterns
+
+
+def test_the_gallery_lists_every_pattern_with_its_paper_and_price() -> None:
+    from maskc import patterns
+
+    written = runpy.run_path(str(ROOT / "docs" / "pattern_index.py"))
+    page = (ROOT / "docs" / "patterns.md").read_text()
+    assert page.startswith(written["HEAD"]), "run `python docs/pattern_index.py`"
+    rows = page.removeprefix(written["HEAD"]).splitlines(keepends=True)
+    about = [patterns.about(name) for name in patterns.names()]
+    assert len(rows) == len(about)
+    for line, each in zip(rows, about, strict=True):
+        link = f"[`{each.name}`](../patterns/{each.name}.py)"
+        assert line.startswith(f"| {link} | {each.title} | {each.paper} | "), each.name
+    for name in ("causal", "documents", "longformer", "swin", "topk_attention"):
+        assert written["row"](name) in rows, name
 
 
 # ---------------------------------------------------------------- links

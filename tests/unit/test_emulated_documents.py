@@ -10,7 +10,7 @@ import pytest
 import maskc as mc
 from maskc.core.errors import DataRange
 from maskc.runtime.device_lists.documents_launch import ListedPlan
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 

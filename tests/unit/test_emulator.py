@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from tests.emulator import machine
-from tests.emulator.translate import Unknown, translated
+from maskc.testing.emulator import machine
+from maskc.testing.emulator.translate import Unknown, translated
 
 SHARED = """
 typedef unsigned int u32;

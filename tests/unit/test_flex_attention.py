@@ -6,6 +6,7 @@ import gc
 import inspect
 import weakref
 
+import numpy as np
 import pytest
 
 import maskc as mc
@@ -72,11 +73,167 @@ def test_gradients() -> None:
 
 def test_the_signature_is_torchs() -> None:
     ours, theirs = map(inspect.signature, (mc.flex_attention, flex.flex_attention))
-    mine = {name: p.default for name, p in ours.parameters.items()}
-    its = {name: p.default for name, p in theirs.parameters.items()}
-    assert list(mine) == [name for name in its if name in mine]
-    assert set(its) - set(mine) <= {"return_aux"}
-    assert all(mine[name] == its[name] for name in mine)
+    mine = {name: (p.kind, p.default) for name, p in ours.parameters.items()}
+    its = {name: (p.kind, p.default) for name, p in theirs.parameters.items()}
+    assert {name: mine[name] for name in its} == its
+    assert set(mine) - set(its) <= {"return_aux"}  # which older releases of torch do not have
+
+
+# ------------------------------------------------------------------ score_mods
+
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+CAP = torch.tensor(3.0)
+
+
+def identity(score, b, h, q_idx, kv_idx):
+    return score
+
+
+def softcap(score, b, h, q_idx, kv_idx):
+    return 2.5 * torch.tanh(score / 2.5)
+
+
+def captured_cap(score, b, h, q_idx, kv_idx):
+    return (score / CAP).tanh() * CAP
+
+
+def relative(score, b, h, q_idx, kv_idx):
+    """As attention-gym writes ALiBi, for causal masks."""
+    scale = torch.exp2(-((h + 1) * 8.0 / 4))
+    bias = (kv_idx - q_idx) * scale
+    return score + bias
+
+
+def table(score, b, h, q_idx, kv_idx):
+    return score + SLOPES[h] * (kv_idx - q_idx)
+
+
+def distance(score, b, h, q_idx, kv_idx):
+    return score - SLOPES[h] * (q_idx - kv_idx).abs()
+
+
+def everything(score, b, h, q_idx, kv_idx):
+    capped = 2.5 * torch.tanh(score * 0.7 / 2.5)
+    return capped - torch.abs(kv_idx - q_idx) * 0.1 + SLOPES[h] + 1
+
+
+def factor(score, b, h, q_idx, kv_idx):
+    return 2 * score.to(torch.float32) / 3
+
+
+FOR_ALL = [identity, softcap, captured_cap, distance, everything, factor]
+FOR_CAUSAL = [relative, table]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mod", FOR_ALL + FOR_CAUSAL)
+def test_score_mods_are_options(mod) -> None:
+    q, k, v = tensors(4, 2)
+    for block_mask in (made(causal), made(documents), *((None,) if mod in FOR_ALL else ())):
+        given = (q, k, v, mod, block_mask, 0.3, True, True)
+        found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
+        torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mod", [softcap, table])
+def test_score_mods_where_keys_outnumber_queries(mod) -> None:
+    """FlexAttention counts queries from the first one, which moves ALiBi's scores by rows."""
+    q, k, v = tensors(4, 2)
+    q = q[:, :, :100]
+    block_mask = flex.create_block_mask(causal, None, None, 100, N, device="cpu")
+    given = (q, k, v, mod, block_mask, None, True, True)
+    found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
+    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
+    with pytest.raises(ScoreModUnsupported, match="another distance") as refused:
+        mc.flex_attention(q, k, v, distance, block_mask, enable_gqa=True)
+    assert "abs(q_idx + 30 - kv_idx)" in str(refused.value)
+
+    def late(score, b, h, q_idx, kv_idx):
+        return score - SLOPES[h] * (q_idx + 30 - kv_idx).abs()
+
+    given = (q, k, v, late, block_mask, None, True, True)
+    found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
+    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
+
+
+def test_slopes_get_their_gradient() -> None:
+    slopes = SLOPES.clone().requires_grad_()
+    q, k, v = tensors(4, 2)
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    mc.flex_attention(q, k, v, mod, made(causal), enable_gqa=True).square().sum().backward()
+    other = SLOPES.clone().requires_grad_()
+    mc.attention(q, k, v, mc.causal(), alibi_slopes=other).square().sum().backward()
+    torch.testing.assert_close(slopes.grad, other.grad)
+
+
+def test_score_mods_of_numpy() -> None:
+    q, k, v = (x.numpy() for x in tensors())
+    found = mc.flex_attention(
+        q, k, v, lambda s, b, h, i, j: np.tanh(s / 3) * 3 - 0.5**h * abs(i - j)
+    )
+    wanted = mc.attention(
+        q, k, v, mc.full(), softcap=3.0, alibi_slopes=np.array([1, 0.5], np.float32)
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mod", "found", "hint"),
+    [
+        (lambda s, b, h, q, k: torch.where(q >= k, s, -torch.inf), "compares", "is a mask_mod"),
+        (lambda s, b, h, q, k: s + SLOPES[q - k], "needs a number", "run others with torch's"),
+        (lambda s, b, h, q, k: s + SLOPES[b], "indexes with b", "run others"),
+        (lambda s, b, h, q, k: s * s, "multiplies the score", "run others"),
+        (lambda s, b, h, q, k: s + q * k, "multiplies the score or positions", "run others"),
+        (lambda s, b, h, q, k: s + q, "another formula of q_idx", "write ALiBi as"),
+        (lambda s, b, h, q, k: q - k, "leaves the score out", "run others"),
+        (lambda s, b, h, q, k: s * SLOPES[h], "by a tensor", "multiply q by it"),
+        (lambda s, b, h, q, k: torch.tanh(s + q), "tanh of something else", "ALiBi behind it"),
+        (lambda s, b, h, q, k: torch.exp(s), "uses exp", "run others"),
+        (lambda s, b, h, q, k: s.to(torch.bfloat16), "rounds to half", "run others"),
+        (lambda s, b, h, q, k: s * 2 if q else s, "needs a number", "run others"),
+        (lambda s, b, h, q, k: s + 1 / k, "divides by the score or a position", "run others"),
+        (lambda s, b, h, q, k: None, "returns NoneType", "run others"),
+        (lambda s, b, h, q: s, "raised TypeError", "run others"),
+        (lambda s, b, h, q, k: s + (k - q), "another distance", "without keys behind"),
+    ],
+)
+def test_other_score_mods_are_refused_at_their_line(mod, found: str, hint: str) -> None:
+    q, k, v = tensors(4, 4)
+    with pytest.raises(ScoreModUnsupported, match=found) as refused:
+        mc.flex_attention(q, k, v, mod)
+    assert hint in str(refused.value)
+    assert "test_flex_attention.py:" in str(refused.value)
+
+
+# ------------------------------------------------------------------ what else a call says
+
+
+@pytest.mark.skipif(not hasattr(flex, "AuxRequest"), reason="an older torch")
+def test_aux_outputs() -> None:
+    q, k, v = tensors()
+    out, lse = mc.flex_attention(q, k, v, return_lse=True)
+    found = mc.flex_attention(q, k, v, return_aux=flex.AuxRequest(lse=True))
+    assert torch.equal(found[0], out)
+    assert torch.equal(found[1].lse, lse)
+    assert found[1].max_scores is None
+    assert mc.flex_attention(q, k, v, return_aux=flex.AuxRequest())[1] == (None, None)
+    with pytest.raises(BadOption, match="computes no max_scores"):
+        mc.flex_attention(q, k, v, return_aux=flex.AuxRequest(max_scores=True))
+    with pytest.raises(BadOption, match="left out beside return_aux"):
+        mc.flex_attention(q, k, v, return_lse=True, return_aux=flex.AuxRequest(lse=True))
+
+
+def test_kernel_options_say_that_they_do_nothing() -> None:
+    q, k, v = tensors()
+    with pytest.warns(UserWarning, match="kernel_options has no effect") as seen:
+        found = mc.flex_attention(q, k, v, kernel_options={"BLOCK_M": 64})
+    assert torch.equal(found, mc.flex_attention(q, k, v))
+    assert seen[0].filename == __file__
 
 
 def test_lists_of_blocks_count() -> None:
@@ -129,8 +286,6 @@ def test_masks_and_numpy_are_taken_too() -> None:
 
 def test_what_is_refused() -> None:
     q, k, v = tensors(4, 2)
-    with pytest.raises(ScoreModUnsupported, match="found causal"):
-        mc.flex_attention(q, k, v, causal)
     with pytest.raises(BadOption, match="True, as query has 4 heads and key 2"):
         mc.flex_attention(q, k, v)
     with pytest.raises(NotAMask, match=r"mc\.from_mask_mod"):

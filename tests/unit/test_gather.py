@@ -183,11 +183,11 @@ def gate(source: SourceUnit, features=NONE, mode: str = "usual") -> None:
         assert shared <= TARGET.shared_memory
     if sass.disassembler() is None:
         return
-    for entry, text in sass.functions(sass.disassemble(binary.code)).items():
-        products = sass.count(text, "[HQ]GMMA")  # of two bytes, of one
+    assert not binary.count("LDL") + binary.count("STL")
+    for entry in kernels:
+        products = binary.count("[HQ]GMMA", entry)  # of two bytes, of one
         assert (products > 0) == (entry in WITH_PRODUCTS)
-        assert 2 * sass.count(text, r"WARPGROUP\.ARRIVE") <= products
-        assert not sass.count(text, "LDL") + sass.count(text, "STL")
+        assert 2 * binary.count(r"WARPGROUP\.ARRIVE", entry) <= products
 
 
 @pytest.mark.parametrize("form", [GATHER, WIDE])

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
 from maskc.core import errors  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called  # noqa: E402
 from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
 

@@ -10,9 +10,6 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import DataRange, DataShape, DataType
-from tests.support.caches import binaries  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 N = 4
 WAYS: dict[str, Callable[..., Any]] = {

@@ -9,10 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
-from tests.support.caches import binaries  # noqa: E402, F401
 
 pytestmark = [
-    pytest.mark.usefixtures("binaries"),
     pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning"),
 ]
 DIM = 32

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called, dense, tensors, vectors  # noqa: E402
 from tests.support.hopper import compiled, half, modes  # noqa: E402
 

@@ -23,9 +23,10 @@ from maskc.dispatch.constants import arguments_of, constants, extremes_of
 from maskc.emit.c_printer import c_printer
 from maskc.ir.lift import lift
 from maskc.runtime.launch import kernels as built
+from tests.support.thorough import examples
 
 torch = pytest.importorskip("torch")
-SLOW = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 SIDE = 7
 TABLE = np.array([-9, 4, 0, 2, 7, -3, 1])
 
@@ -382,7 +383,7 @@ def test_ids_are_exact(name, monkeypatch):
     assert len({args[0].digest for args in count}) == 1
 
 
-@settings(SLOW, max_examples=60)
+@settings(SLOW, max_examples=examples(60))
 @given(st.sets(st.integers(-30, 60), min_size=18, max_size=60), st.integers(1, 24),
        st.integers(1, 24), st.sampled_from(["end", "start"]), st.booleans())  # fmt: skip
 def test_many_ids_are_bits(ids, n_q, n_kv, align, inside):
@@ -431,7 +432,7 @@ def test_arguments_beyond_everything_are_brought_near():
 @pytest.mark.parametrize("name", ["products", "sums"])
 def test_wide_sources_compile(name, target):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    from maskc.build import build
+    from tests.support.ledger import build
 
     problem = driver.problem(128, None, None, "bfloat16")
     bundle = driver.emit_bundle(

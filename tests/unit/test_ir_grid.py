@@ -15,6 +15,7 @@ from maskc import driver
 from maskc.analysis.counts import count_pairs
 from maskc.core.evaluate import evaluate
 from maskc.ir.grid import MOST_AXES, GridMask, grid_mask
+from tests.support.thorough import examples
 
 FOLDER = Path(__file__).parents[2] / "patterns"
 
@@ -43,7 +44,7 @@ def same(mask: mc.Mask, extents: tuple[int, ...], alongs=(1, 2, 5, 11)) -> None:
         np.testing.assert_array_equal(product_of(found, along), mask.dense(n), str(n))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     width=st.integers(2, 13), kernel=st.tuples(*[st.integers(1, 6)] * 2),
     dilation=st.tuples(*[st.integers(1, 3)] * 2), stride=st.tuples(*[st.integers(1, 4)] * 2),

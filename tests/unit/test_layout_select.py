@@ -18,6 +18,7 @@ from maskc.core.problem import TileShape
 from maskc.emit.c_printer import c_printer
 from maskc.layout import best, build
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
+from tests.support.thorough import examples
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, -math.nan, 1e-45, -1e-45, 3e38]
 
@@ -62,7 +63,7 @@ def kernel() -> object:
     return made
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(rows_of_scores())
 def test_the_best_are_those_of_a_full_sort(kernel, case):
     scores, live, k = case
@@ -112,7 +113,7 @@ def chosen_blocks(draw: st.DrawFn) -> tuple[Chosen, np.ndarray]:
     return Chosen(lists, columns, block, q_block), pairs
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(chosen_blocks())
 def test_lists_read_like_a_table(case):
     table, pairs = case
@@ -124,7 +125,7 @@ def sides(table: Chosen) -> tuple[int, int]:
     return table.q_block, table.block
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(chosen_blocks(), st.integers(0, 2**32))
 def test_bounds_hold_and_are_exact_on_cells(case, seed):
     table, _ = case
@@ -146,7 +147,7 @@ def test_bounds_hold_and_are_exact_on_cells(case, seed):
             assert (low, high) == (box.min(), box.max())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(chosen_blocks())
 def test_layouts_of_chosen_pairs(case):
     table, pairs = case
@@ -163,7 +164,7 @@ def test_layouts_of_chosen_pairs(case):
             assert found[row, column] == right or (not certain and found[row, column] == 1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(chosen_blocks())
 def test_bits_say_the_same(case):
     table, _ = case

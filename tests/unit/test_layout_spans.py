@@ -14,6 +14,7 @@ from maskc.core.problem import TileShape
 from maskc.layout import backward_work, build, forward_work, range_spans, stack_spans
 from maskc.layout.tiles import spans as spans_module
 from maskc.layout.tiles.spans import layout_spans
+from tests.support.thorough import examples
 from tests.unit.test_layout_work import TILE, check_cover, layout_from
 
 
@@ -67,7 +68,7 @@ def test_ranges_are_the_layouts(monkeypatch, columns, n_q, n_kv):
         assert (spans.full_last > spans.full_first)[0, inner].all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 6), st.integers(1, 8), st.booleans())
 def test_ranges_of_explicit_tiles(seed, rows, columns, by_column):
     """The longest run of full tiles counts, wherever it is."""

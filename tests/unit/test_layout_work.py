@@ -18,6 +18,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import backward_work, build, forward_work, kernel_lists, list_spans
 from maskc.layout.work import work_list as work
+from tests.support.thorough import examples
 
 NAMES = [name for name, _ in WORK_FIELDS]
 TILE = TileShape(2, 3)
@@ -157,7 +158,7 @@ def problems(draw):
     return kinds, of_head, heads_kv, rule, draw(st.integers(1, 25))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_a_forward_pass_covers_every_tile_once(problem):
     kinds, of_head, heads_kv, rule, tokens = problem
@@ -172,7 +173,7 @@ def test_a_forward_pass_covers_every_tile_once(problem):
     assert all(item["heads"] == 1 for item in items_of(made))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_a_backward_pass_covers_every_tile_once(problem):
     kinds, of_head, heads_kv, rule, tokens = problem
@@ -201,7 +202,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
     check_sizes(made, [kinds[i].T for i in of_head.ravel()], rule)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_shares_of_columns_lie_side_by_side(problem):
     """The same items in the same order, but each leaves a share: by column, head, position."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.core.errors import BatchUsed, NotTraceable
+from tests.support.thorough import examples
 
 torch = pytest.importorskip("torch")
 
@@ -337,7 +338,7 @@ _CONDITIONS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(_CONDITIONS)
 def test_random_mask_mods(text: str) -> None:
     mod = eval(f"lambda b, h, q, k: {text}", {"torch": torch, "DOC": DOC, "REACH": REACH})

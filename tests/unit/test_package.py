@@ -46,6 +46,16 @@ def test_published_patterns_of_a_wheel_keep_their_lines():
     assert scope["found"].line == 2  # type: ignore[attr-defined]
 
 
+def test_the_address_of_the_project_stands_in_one_file():
+    home = PROJECT["project"]["urls"]["Homepage"]
+    assert all(url.startswith(home) for url in PROJECT["project"]["urls"].values())
+    owner = home.removeprefix("https://github.com/")
+    text = (ROOT / "pyproject.toml").read_text()
+    assert set(re.findall(r"github(?:usercontent)?\.com/([\w.-]+/[\w.-]+)", text)) == {owner}
+    for name in ("README.md", "CONTRIBUTING.md", "CITATION.cff", "mkdocs.yml", "CHANGELOG.md"):
+        assert owner not in (ROOT / name).read_text(), name
+
+
 def test_links_of_the_readme_become_absolute():
     text = (ROOT / "README.md").read_text()
     hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]

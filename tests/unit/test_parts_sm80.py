@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
@@ -48,9 +48,9 @@ def check(mask, n_q, n_kv, dim=64, dtype=torch.bfloat16, **options):
     made = tensors(n_q, n_kv, dim, dtype, batch=2, heads=4, kv_heads=2)
     attn = mask.compile(head_dim=dim, n_heads=4, dtype=dtype, target="sm_80")
     live = live_pairs(mask, n_q, n_kv)
-    sides = [results(*made, live, kind, backward=False, **options)
-             for kind in (torch.float64, dtype)]  # fmt: skip
-    assert not wrong(called(attn, *made[:3], **options), *sides)
+    sides = [results(*made, live, kind, **options) for kind in (torch.float64, dtype)]
+    for deterministic in (False, True):
+        assert not wrong(called(attn, *made, deterministic=deterministic, **options), *sides)
     return attn
 
 

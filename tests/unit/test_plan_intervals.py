@@ -16,7 +16,8 @@ from maskc.core.evaluate import evaluate
 from maskc.ir.lift import Lifted, lift
 from maskc.plan.intervals import MOST, Interval, intervals
 from maskc.plan.ranges import TileRange
-from tests.property.strategies import data_for, lengths, masks, parameters, plain_atoms
+from maskc.testing.strategies import data_for, lengths, masks, parameters, plain_atoms
+from tests.support.thorough import examples
 
 SIZES = [(0, 0), (1, 1), (1, 9), (9, 1), (0, 5), (5, 0), (7, 7), (24, 24), (13, 30), (30, 13)]
 
@@ -66,7 +67,7 @@ def formulas(span: Interval) -> list[E.Expr]:
     return [formula for side in sides for formula in (side.guard, side.first, side.last)]
 
 
-SLOW = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @SLOW
@@ -102,7 +103,7 @@ def test_bands_joined(data, parts, sizes):
     event(f"has intervals: {check(mask, *sizes, params)}")
 
 
-@settings(SLOW, max_examples=100)
+@settings(SLOW, max_examples=examples(100))
 @given(plain_atoms(), lengths(24))
 def test_one_combinator(mask, sizes):
     check(mask, *sizes, {})

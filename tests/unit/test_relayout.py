@@ -29,9 +29,12 @@ from maskc.ir.relayout import Part, parts
 from maskc.ir.types import MaskIR, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, held_arrays, split_call_data, views
 from maskc.plan.choose import plan
-from tests.property.strategies import data_for, lengths, masks
+from maskc.testing.strategies import data_for, lengths, masks
+from tests.support.thorough import examples
 
-SLOW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(
+    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 FOLDER = Path(__file__).parents[2] / "patterns"
 
 

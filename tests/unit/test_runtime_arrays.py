@@ -18,9 +18,7 @@ from maskc.runtime import CompiledMask
 from maskc.runtime.arrays import foreign
 from maskc.runtime.arrays import known as arrays
 from tests.support.bundles import bundle
-from tests.support.caches import binaries  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("binaries")
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +58,7 @@ class Standard(Exporter):
 
 
 @pytest.fixture(scope="module")
-def mask(binaries) -> CompiledMask:  # noqa: F811
+def mask() -> CompiledMask:
     made = CompiledMask(bundle("band"), "cpu")
     made.warmup()
     return made

@@ -12,9 +12,6 @@ import pytest
 from maskc.reference.attention import attention, gradients
 from maskc.runtime import CompiledMask, FallbackWarning
 from tests.support.bundles import bundle, pairs
-from tests.support.caches import binaries  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 NO_COMPILER = "/nowhere/cc"
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

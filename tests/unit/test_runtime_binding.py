@@ -14,10 +14,7 @@ from maskc.reference.attention import attention
 from maskc.runtime import CompiledMask, binding
 from maskc.runtime.binding import Binder
 from tests.support.bundles import bundle, pairs
-from tests.support.caches import binaries  # noqa: F401
 from tests.unit.test_runtime_attention import case, close, path, quiet  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 N = 32
 IDS = np.arange(N) // 5

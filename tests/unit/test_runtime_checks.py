@@ -34,9 +34,7 @@ from maskc.dispatch import checks
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.kernels import Kernels
 from tests.support.bundles import bundle, cpu_unit
-from tests.support.caches import binaries  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("binaries")
 F4 = np.float32
 
 

@@ -360,13 +360,16 @@ def test_the_default_target(monkeypatch):
     monkeypatch.setattr(device, "gpus", lambda: GPUS)
     assert default_target() == default_target(half) == "sm_90a"
     assert default_target(replace(half, head_dim=96, head_dim_v=96)) == "sm_80"
-    assert default_target(bundle("band").problem) == "cpu"  # fp32
+    assert default_target(bundle("band").problem) == "simt"  # fp32
+    assert default_target(replace(half, head_dim=513)) == "cpu"
     monkeypatch.setitem(TARGETS, "sm_90a", replace(hopper, directions=()))
     assert default_target() == default_target(half) == "sm_80"
     monkeypatch.setitem(TARGETS, "sm_90a", hopper)
     monkeypatch.setattr(device, "gpus", lambda: [SimpleNamespace(capability=100)])
     assert default_target() == "sm_80"
     monkeypatch.setattr(device, "gpus", lambda: GPUS[1:])
+    assert default_target() == "simt"
+    monkeypatch.setattr(device, "gpus", lambda: [SimpleNamespace(capability=61)])
     assert default_target() == "cpu"
     monkeypatch.setattr(device, "gpus", lambda: GPUS)
     monkeypatch.setattr(device, "find_spec", lambda name: None)

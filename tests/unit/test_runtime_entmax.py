@@ -14,13 +14,10 @@ from maskc.core.problem import Feature
 from maskc.reference.attention import attention, gradients
 from maskc.runtime import CompiledMask
 from tests.support.bundles import bundle
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import BACKWARD, FORWARD, SPARE, Machine, given
 from tests.support.fake_hopper import backward as gradients_of
 from tests.support.fake_hopper import compiled as on_card
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 N = 90
 

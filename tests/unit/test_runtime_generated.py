@@ -27,9 +27,6 @@ from maskc.dispatch.tables import check_layout
 from maskc.emit.module import module_files
 from maskc.runtime import GeneratedMask, device
 from tests.support.bundles import FORMULAS, bundle, cpu_unit, pairs
-from tests.support.caches import binaries  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 
 def imported(folder, made):

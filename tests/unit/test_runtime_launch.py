@@ -14,9 +14,6 @@ import pytest
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch import cpu as launch_cpu
 from tests.support.bundles import bundle
-from tests.support.caches import binaries  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 
 def qkv(n=150, batch=2):

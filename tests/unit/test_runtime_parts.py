@@ -20,14 +20,12 @@ from maskc.ir import relayout
 from maskc.layout import classes
 from maskc.runtime import CompiledMask, planner
 from maskc.runtime.launch.sequence import PartedPlan
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
 from tests.support.fake_hopper import compiled as on_card
 from tests.support.fake_hopper import given as tensors
+from tests.support.thorough import examples
 from tests.unit.test_runtime_attention import case, close, compare, path, quiet  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 MASKS = {
     "dilated": mc.dilated(9, stride=7),
@@ -152,7 +150,7 @@ def test_parts_run_where_they_pay(name, n, parted):
     assert found == parted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40),
     st.integers(0, 40), st.booleans(), st.booleans(),

@@ -375,7 +375,7 @@ def test_what_a_device_hides_is_refused():
 
 def test_keys_chosen_one_by_one_have_no_nan_safe_pass_on_gpus(monkeypatch):
     torch = pytest.importorskip("torch")
-    from tests.emulator import machine
+    from maskc.testing.emulator import machine
 
     machine.install(monkeypatch)
     q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)

@@ -9,11 +9,11 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core.bundle import SourceUnit
 from maskc.core.target import TARGETS
 from maskc.ir.heads import fixed_heads
 from maskc.layout.topk.sizes import ROWS, shared_bytes
+from tests.support.ledger import build
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
 

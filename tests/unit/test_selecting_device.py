@@ -16,7 +16,7 @@ from maskc.dispatch.source_choice import Foreseen  # noqa: E402
 from maskc.layout.topk.sizes import turn_of  # noqa: E402
 from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
 from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import check, compiled  # noqa: E402
 from tests.support.selected import (  # noqa: E402
     Capture,

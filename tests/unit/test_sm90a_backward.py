@@ -11,7 +11,6 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
 from maskc.core.abi import FIELDS
 from maskc.core.bundle import Grid, SourceUnit
 from maskc.core.dtypes import DType
@@ -27,6 +26,7 @@ from maskc.plan.families.sm90a_backward import (
     small_backward_schedule,
 )
 from tests.support import sass
+from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 DIMS = SM_90A.head_dims
@@ -182,8 +182,8 @@ def test_compiles_without_spills_or_serial_products(dim, form, mode, mask):
     for use in binary.report.kernels:
         assert (use.name, use.stack, use.spill_stores) == (use.name, 0, 0)
     if sass.disassembler():
-        main = sass.functions(sass.disassemble(binary.code))["attention_backward"]
-        products, begun = sass.count(main, "HGMMA"), sass.count(main, r"WARPGROUP\.ARRIVE")
+        main = "attention_backward"
+        products, begun = binary.count("HGMMA", main), binary.count(r"WARPGROUP\.ARRIVE", main)
         own = plan.shares // plan.warpgroups
         assert begun == 4 + own, "five products, the last one share by share"
         assert products == steps(plan)
@@ -218,7 +218,6 @@ def test_shared_columns_are_added_up_four_numbers_at_a_time(dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     if sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    code = build(unit(mc.causal(), dim), frozenset(), (BACKWARD,)).code
-    main = sass.functions(sass.disassemble(code))["attention_backward"]
-    assert sass.count(main, r"REDG?\.E\.ADD\.F32x4") == 2 * dim // 8
-    assert sass.count(main, "UBLKRED") == 2, "dq leaves through the copy engine"
+    code, main = build(unit(mc.causal(), dim), frozenset(), (BACKWARD,)), "attention_backward"
+    assert code.count(r"REDG?\.E\.ADD\.F32x4", main) == 2 * dim // 8
+    assert code.count("UBLKRED", main) == 2, "dq leaves through the copy engine"

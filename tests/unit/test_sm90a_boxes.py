@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -55,8 +56,14 @@ MASKS = {
 }
 
 
+@cache
 def planned(mask: mc.Mask, dim: int = 128):
     return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+
+
+@cache
+def emitted(mask: mc.Mask, dim: int = 128):
+    return driver.emit_bundle(planned(mask, dim))
 
 
 def in_boxes(bundle, direction: Direction):
@@ -71,12 +78,11 @@ def in_boxes(bundle, direction: Direction):
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("dim", [64, 128, 192])
 @pytest.mark.parametrize("name", MASKS)
-def test_bits_are_the_mask(name, dim, direction, tmp_path):
+def test_bits_are_the_mask(name, dim, direction):
     mask, lengths = MASKS[name]
-    plan = planned(mask, dim)
-    bundle = driver.emit_bundle(plan)
-    queries = backward_schedule(plan.problem).score_queries
-    bits = HostBits(bundle, in_boxes(bundle, direction), queries, tmp_path)
+    bundle = emitted(mask, dim)
+    queries = backward_schedule(planned(mask, dim).problem).score_queries
+    bits = HostBits(bundle, in_boxes(bundle, direction), queries)
     for n in lengths:
         want = np.broadcast_to(mask.dense(n, n_heads=HEADS), (HEADS, n, n))
         np.testing.assert_array_equal(bits.live(n, n, HEADS), want, str(n))
@@ -86,7 +92,7 @@ def test_bits_are_the_mask(name, dim, direction, tmp_path):
 @pytest.mark.parametrize("name", ["image", "video"])
 def test_sources_compile_without_spills(name, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    bundle = driver.emit_bundle(planned(MASKS[name][0], dim))
+    bundle = emitted(MASKS[name][0], dim)
     for direction in Direction:
         unit = in_boxes(bundle, direction)
         for mode, _ in unit.modes:
@@ -130,7 +136,7 @@ def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
 @pytest.mark.parametrize(("mask", "dim"), [(VIDEO, 64), (VIDEO, 128), (VIDEO, 192), (IMAGE, 256)])
 def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    unit = in_boxes(driver.emit_bundle(planned(mask, dim)), Direction.forward)
+    unit = in_boxes(emitted(mask, dim), Direction.forward)
     for mode, _ in unit.modes:
         for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
             report = build(unit, features, unit.directions, "sm_90a", mode).report

@@ -11,7 +11,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.build import build
+from tests.support.ledger import build
 from tests.unit.test_sm90a_sources import (
     BY_DOCUMENTS,
     FOLDER,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -52,8 +54,14 @@ PAIRS = {
 }
 
 
+@cache
 def planned(mask: mc.Mask, dim: int = 128):
     return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
+
+
+@cache
+def emitted(mask: mc.Mask, dim: int = 128):
+    return driver.emit_bundle(planned(mask, dim))
 
 
 def tables(mask: mc.Mask, n_q: int, n_kv: int, rng: np.random.Generator) -> dict[str, Chosen]:
@@ -80,16 +88,16 @@ def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.nd
 @pytest.mark.parametrize("source", ["large", "small", "backward"])
 @pytest.mark.parametrize("dim", [64, 128, 192])
 @pytest.mark.parametrize("name", BY_CELLS)
-def test_bits_are_the_mask(name, dim, source, tmp_path):
+def test_bits_are_the_mask(name, dim, source):
     mask = BY_CELLS[name]
-    bundle = driver.emit_bundle(planned(mask, dim))
+    bundle = emitted(mask, dim)
     direction = Direction.backward if source == "backward" else Direction.forward
     form = "small" if source == "small" else ""
     units = [x for x in bundle.choice("sm_90a", direction) if x.form == form]
     if not units:
         pytest.skip("there are no smaller tiles")
     queries = backward_schedule(driver.problem(dim, None, HEADS, "bfloat16")).score_queries
-    bits = HostBits(bundle, units[0], queries, tmp_path)
+    bits = HostBits(bundle, units[0], queries)
     rng = np.random.default_rng(dim)
     for n_q, n_kv in SIZES:
         chosen = tables(mask, n_q, n_kv, rng)
@@ -99,11 +107,11 @@ def test_bits_are_the_mask(name, dim, source, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["alone", "a row each", "no power of two"])
-def test_packed_heads_have_the_same_rows(name, tmp_path):
+def test_packed_heads_have_the_same_rows(name):
     """The queries of several heads, one head after another, are rows of one tile."""
     mask = BY_CELLS[name]
-    bundle = driver.emit_bundle(planned(mask))
-    bits = HostBits(bundle, bundle.unit("sm_90a", Direction.forward), 64, tmp_path, packed=3)
+    bundle = emitted(mask)
+    bits = HostBits(bundle, bundle.unit("sm_90a", Direction.forward), 64, packed=3)
     rng = np.random.default_rng(0)
     for n_q, n_kv in ((1, 300), (5, 260), (16, 9)):
         chosen = tables(mask, n_q, n_kv, rng)

@@ -64,6 +64,5 @@ def test_bins_are_counted_by_one_instruction():
     if sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
     unit = TOP.compile(64, target="sm_90a").bundle.chooser.units[0]
-    code = build(unit, NONE, unit.directions, "sm_90a", "usual").code
-    text = sass.functions(sass.disassemble(code))["attention_choose"]
-    assert sass.count(text, r"ATOMS\.POPC") >= unit.tile.k // 2
+    code = build(unit, NONE, unit.directions, "sm_90a", "usual")
+    assert code.count(r"ATOMS\.POPC", "attention_choose") >= unit.tile.k // 2

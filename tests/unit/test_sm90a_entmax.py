@@ -14,6 +14,7 @@ from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS
 from maskc.dispatch.selector import modes_of
 from tests.support import sass
+from tests.support.ledger import Binary, build
 from tests.unit import test_sm90a_sources as sources
 from tests.unit.test_sm90a_sources import BACKWARD, FORWARD, MIXED, Job, gate, unit
 
@@ -25,7 +26,7 @@ LOGITS = frozenset({Feature.softcap, Feature.alibi})
 def alone(monkeypatch):
     """Only the pass with the values overlaps anything, and has no maxima nor exponentials to: what
     the gate asks of a softmax does not hold."""
-    monkeypatch.setattr(sources, "overlap_faults", lambda job, main: [])
+    monkeypatch.setattr(sources, "overlap_faults", lambda job, binary, entry: [])
 
 
 EACH = [64, pytest.param(96, marks=pytest.mark.matrix), 128,
@@ -49,76 +50,61 @@ def test_backward_sources(head_dim: int) -> None:
     )
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_the_mean_takes_two_products_side_by_side(head_dim: int) -> None:
+def machine_code(direction: Direction, head_dim: int) -> Binary:
     if sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    from maskc.build import build
+    return build(unit("causal", direction, head_dim), ENTMAX, (direction,))
 
-    code = build(unit("causal", BACKWARD, head_dim), ENTMAX, (BACKWARD,)).code
-    text = sass.functions(sass.disassemble(code))["attention_backward_mean"]
-    assert sass.count(text, "HGMMA") == 2 * head_dim // 16
-    assert sass.count(text, r"WARPGROUP\.ARRIVE") == 2
-    assert sass.count(sass.among_products(text), "R2UR") <= sources.A_ROW
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_the_mean_takes_two_products_side_by_side(head_dim: int) -> None:
+    code, entry = machine_code(BACKWARD, head_dim), "attention_backward_mean"
+    assert code.count("HGMMA", entry) == 2 * head_dim // 16
+    assert code.count(r"WARPGROUP\.ARRIVE", entry) == 2
+    assert code.count("R2UR", entry, "among products") <= sources.A_ROW
 
 
 def test_float16() -> None:
     gate([Job(unit("causal", FORWARD, 64, "float16"), ENTMAX, "usual")])
 
 
+MAIN = "attention_forward"
+
+
+def scores() -> int:
+    """Of a thread in a tile."""
+    return unit("causal", FORWARD, 64).tile.k // 2
+
+
 def test_weights_of_alpha_three_halves_take_few_instructions() -> None:
     """The mask's product by one fused and saturating instruction; powers only for other alphas."""
-    if sass.disassembler() is None:
-        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    from maskc.build import build
-
-    source = unit("causal", FORWARD, 64)
-    main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
-    text = main["attention_forward"]
-    scores = source.tile.k // 2
+    code = machine_code(FORWARD, 64)
     kinds, sweeps = 4, 3  # the fourth kind has no x; a first, a middle and a last pass
-    assert sass.count(text, r"FFMA\.SAT") >= (kinds - 1) * sweeps * scores
-    assert sass.count(text, "FMNMX") >= scores
+    assert code.count(r"FFMA\.SAT", MAIN) >= (kinds - 1) * sweeps * scores()
+    assert code.count("FMNMX", MAIN) >= scores()
 
 
 def test_weights_are_computed_under_the_products_of_the_last_ones() -> None:
-    if sass.disassembler() is None:
-        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    from maskc.build import build
-
-    source = unit("causal", FORWARD, 64)
-    main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
-    (part,) = sass.under_products(main["attention_forward"])
+    code = machine_code(FORWARD, 64)
     kinds = 3  # of alpha, whose weights a saturating product gives
-    assert sass.count(part, r"FFMA\.SAT") >= kinds * source.tile.k // 2
+    assert code.parts("under products", MAIN) == 1
+    assert code.count(r"FFMA\.SAT", MAIN, "under products") >= kinds * scores()
 
 
 def test_a_list_takes_three_instructions_a_score():
     """A comparison, a store that most scores skip, and the next place, which has a bound."""
-    if sass.disassembler() is None:
-        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    from maskc.build import build
-
-    source = unit("causal", FORWARD, 64)
-    main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
-    text, kept = main["attention_forward"], 2 * source.tile.k // 2  # in two places
-    assert sass.count(text, r"@P\d STS") >= kept
-    assert sass.count(text, r"@P\d VI(ADD)?MNMX") >= kept
-    assert sass.count(text, r"FSETP\.GTU") >= kept
+    code, kept = machine_code(FORWARD, 64), 2 * scores()  # in two places
+    assert code.count(r"@P\d STS", MAIN) >= kept
+    assert code.count(r"@P\d VI(ADD)?MNMX", MAIN) >= kept
+    assert code.count(r"FSETP\.GTU", MAIN) >= kept
 
 
 def test_lists_are_read_without_asking_where_they_end():
     """Minus infinity lies behind them: their loads have no predicates."""
-    if sass.disassembler() is None:
-        pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
-    from maskc.build import build
-
-    source = unit("causal", FORWARD, 64)
-    main = sass.functions(sass.disassemble(build(source, ENTMAX, source.directions).code))
-    step = "0xc00"  # bytes, of three warpgroups
+    code, step = machine_code(FORWARD, 64), "0xc00"  # bytes, of three warpgroups
     loads = rf"LDS(\.64)? R\d+, \[R\d+\+-?{step}\]"
-    assert sass.count(main["attention_forward"], loads) > 0
-    assert sass.count(main["attention_forward"], rf"@!?P\d {loads}") == 0
+    assert code.count(loads, MAIN) > 0
+    assert code.count(rf"@!?P\d {loads}", MAIN) == 0
 
 
 @pytest.mark.parametrize("dim", [64, 128])

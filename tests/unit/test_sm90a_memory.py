@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from maskc.build import build
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Feature
+from tests.support.ledger import build
 from tests.unit.test_sm90a_sources import (
     FORWARD,
     NONE,

@@ -73,7 +73,7 @@ def leave_parts(kernel, work, q, k, v, live, unit, tile):
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dim", SM_90A.head_dims)
-def test_parts_become_rows(dim, sinks, tmp_path):
+def test_parts_become_rows(dim, sinks):
     """Rows that see nothing, or nothing of some parts; tokens before heads; the last tile short."""
     unit, rng = unit_of(dim), np.random.default_rng(dim)
     tile, lines = unit.tile.q, BATCH * HEADS
@@ -86,7 +86,7 @@ def test_parts_become_rows(dim, sinks, tmp_path):
     logits = np.array([-np.inf, 2.5], np.float32)
     out = np.full((BATCH, N, HEADS, dim), 0x7FC0, np.uint16)
     lse = np.full((BATCH, HEADS, N), np.nan, np.float32)
-    kernel = HostMerge(unit, dim, sinks, tmp_path)
+    kernel = HostMerge(unit, dim, sinks)
     kernel.set(
         delta=np.full(work.parts * tile * unit.row_floats, np.nan, np.float32), out=out, lse=lse,
         out_stride=(N * HEADS * dim, dim, HEADS * dim), lse_stride=(HEADS * N, N, 1),

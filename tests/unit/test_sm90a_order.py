@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch.tables import make_tables
+from maskc.testing.emulator.built import library
 
 SM_90A = TARGETS["sm_90a"]
 _SHIMS = """
@@ -38,26 +38,23 @@ def _between(text: str, first: str, last: str) -> str:
     return text[start : text.index(last, start)]
 
 
-def ranks(unit, folder):
+def ranks(unit):
     """rank(block of arguments, head, row, column) of a source."""
     text = unit.text
     own = "FN i32 behind(" if unit.ranges else "FN i32 column_at("
     own_end = "// The host wrote nothing" if unit.ranges else "// What the host wrote"
-    source, library = folder / "order.cpp", folder / "order.so"
-    source.write_text("".join([
+    source = "".join([
         _between(text, "typedef int i32;", "\n};\n"), "\n};\n", _SHIMS,
         _between(text, "FN i32 min_i32", "FN i32 keep("),
         _between(text, "struct TileList {", "FN struct Tile tile_at"),
         "typedef struct TileList List;\n", _between(text, own, own_end),
         _between(text, "FN i32 rank_of(", "FN struct Turn turn_at("), _DRIVER,
-    ]))  # fmt: skip
-    command = [*host_compiler().command, "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library)).rank
+    ])  # fmt: skip
+    return library([*host_compiler().command, "-x", "c++", "-std=c++17", "-O1"], source).rank
 
 
 @pytest.mark.parametrize("name", ["random", "prefix", "causal", "window"])
-def test_all_columns_of_a_row_take_turns(name, tmp_path):
+def test_all_columns_of_a_row_take_turns(name):
     """From the last to the first: nobody is left out, none comes twice."""
     rng = np.random.default_rng(0)
     mask, n_q, n_kv, data = {
@@ -70,7 +67,7 @@ def test_all_columns_of_a_row_take_turns(name, tmp_path):
         driver.plan_kernel(mask, driver.problem(128, None, 1, "bfloat16"), SM_90A)
     )
     unit = bundle.unit("sm_90a", Direction.backward)
-    rank = ranks(unit, tmp_path)
+    rank = ranks(unit)
     arrays = {key: value.astype(np.int32)[None] for key, value in data.items()}
     tables = make_tables(
         bundle, unit, Sizes(1, 1, 1, n_q, n_kv), dict(bundle.params), arrays, Direction.backward,

@@ -29,7 +29,7 @@ from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
 from tests.support import sass
-from tests.support.ledger import build
+from tests.support.ledger import Binary, build
 from tests.support.patterns import patterns_with_kernels
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
@@ -177,48 +177,39 @@ def faults(job: Job) -> list[str]:
         asked = launch.resident * (static + launch.shared_bytes + RESERVED) - RESERVED
         if asked > SM_90A.shared_memory:
             found.append(f"{launch.entry}: {asked} bytes of shared memory")
-    return found + (machine_faults(job, binary.code) if sass.disassembler() else [])
+    return found + (machine_faults(job, binary) if sass.disassembler() else [])
 
 
-def machine_faults(job: Job, code: bytes) -> list[str]:
-    text = sass.disassemble(code)
+def machine_faults(job: Job, binary: Binary) -> list[str]:
     entry = f"attention_{job.unit.directions[0].value}"
-    main, rows = sass.functions(text)[entry], sass.functions(text).get(f"{entry}_rows", "")
-    found = shared_operands(rows)
-    found += [f"{op}: local memory" for op in ("LDL", "STL") if sass.count(text, op)]
-    found += [f"no {op}" for op in ("HGMMA", "UTMALDG", "UTMASTG") if not sass.count(main, op)]
-    products, begun = sass.count(main, "HGMMA"), sass.count(main, r"WARPGROUP\.ARRIVE")
+    found = []
+    if both := binary.parts("operands of two kinds", f"{entry}_rows"):
+        found.append(f"rows: {both} registers are operands of two kinds")
+    found += [f"{op}: local memory" for op in ("LDL", "STL") if binary.count(op)]
+    found += [f"no {op}" for op in ("HGMMA", "UTMALDG", "UTMASTG") if not binary.count(op, entry)]
+    products, begun = binary.count("HGMMA", entry), binary.count(r"WARPGROUP\.ARRIVE", entry)
     if 2 * begun > products:
         found.append(f"{begun} groups for {products} products: they run one after another")
-    moves = sass.count(sass.among_products(main), "R2UR")
+    moves = binary.count("R2UR", entry, "among products")
     if moves > max(products // 2, A_ROW):
         found.append(f"{moves} moves for {products} products: operands in ordinary registers")
     if entry == "attention_forward" and Feature.softcap not in job.features:
-        found += overlap_faults(job, main)
+        found += overlap_faults(job, binary, entry)
     return found
 
 
-def shared_operands(rows: str) -> list[str]:
-    """Left operands that outlive a step (q, dout) in the registers of one that does not (ds), as
-    ptxas of CUDA 13.0 would have it where both have as many."""
-    products = re.findall(r"HGMMA\S+ R\d+, R(\d+), gdesc\[UR\d+\](\.tnspB)?", rows)
-    kept, made = ({int(first) for first, of_ds in products if bool(of_ds) == own}
-                  for own in (False, True))  # fmt: skip
-    return [f"rows: R{first} is an operand of two kinds" for first in sorted(kept & made)]
-
-
-def overlap_faults(job: Job, main: str) -> list[str]:
+def overlap_faults(job: Job, binary: Binary, entry: str) -> list[str]:
     """The maxima of a tile, 2 rows of a quarter of its keys, run under p v; so does one row's half
     of the exponentials, but where blocks stream or registers are short."""
-    parts = sass.under_products(main)
-    if len(parts) != 1:
-        return [f"{len(parts)} places where p v is waited for, not one"]
+    places = binary.parts("under products", entry)
+    if places != 1:
+        return [f"{places} places where p v is waited for, not one"]
     found, tile = [], job.unit.tile
     wanted = {"FMNMX": 2 * (tile.k // 4 - 1)}
     if job.mode == "usual" and tile.q != 192:
         wanted[r"MUFU\.EX2"] = tile.k // 4
     for opcode, least in wanted.items():
-        if (seen := sass.count(parts[0], opcode)) < least:
+        if (seen := binary.count(opcode, entry, "under products")) < least:
             found.append(f"{seen} of {least} {opcode} under p v")
     return found
 
@@ -384,6 +375,7 @@ def test_lines_fit_a_screen(direction):
             assert not long, "\n".join(long)
 
 
+@pytest.mark.matrix
 def test_time_to_compile(capsys, monkeypatch, tmp_path):
     """Printed, not judged."""
     source = unit("causal", FORWARD, 128)

@@ -7,6 +7,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,7 @@ from maskc.runtime import CompiledMask
 from tests.support import sass
 from tests.support.fake_hopper import Machine, backward, given
 from tests.support.ledger import build
+from tests.support.thorough import examples
 
 SM_90A = TARGETS["sm_90a"]
 FORWARD, BACKWARD = Direction.forward, Direction.backward
@@ -193,11 +195,16 @@ def selector_of(mask: mc.Mask) -> SourceSelector:
     return SourceSelector(driver.emit_bundle(planned(mask)), SM_90A, lambda device: 132)
 
 
-DRAWN = {name: selector_of(mask) for name, mask in {
+DRAWN = {
     "blocks": BLOCKS, "gaps": GAPS, "window": mc.window(15), "wide": mc.block_diagonal(32),
     "crossing": mc.block_diagonal(12), "causal": mc.causal(),
     "sinks": mc.sinks(3) & mc.block_diagonal(16), "few queries": mc.where(lambda q, k: k < 9),
-}.items()}  # fmt: skip
+}  # fmt: skip
+
+
+@cache
+def drawn_selector(name: str) -> SourceSelector:
+    return selector_of(DRAWN[name])
 
 
 def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, joins=False):
@@ -211,7 +218,9 @@ def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, j
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @drawn(
     st.sampled_from(list(DRAWN)), st.sampled_from(list(Direction)), st.integers(1, 700),
@@ -219,7 +228,9 @@ def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, j
 )  # fmt: skip
 def test_whatever_is_taken_serves(name, direction, n_q, n_kv, features, deterministic, joins):
     features = frozenset(features)
-    unit, mode, tables = chosen(DRAWN[name], direction, n_q, n_kv, features, deterministic, joins)
+    unit, mode, tables = chosen(
+        drawn_selector(name), direction, n_q, n_kv, features, deterministic, joins
+    )
     assert unit.serves(features, n_q, n_kv)
     assert mode in dict(unit.modes)
     if unit.only_once:
@@ -230,7 +241,7 @@ def test_whatever_is_taken_serves(name, direction, n_q, n_kv, features, determin
 
 
 def test_which_calls_take_the_backward():
-    maker = DRAWN["blocks"]
+    maker = drawn_selector("blocks")
 
     def form(*args, **options):
         unit, mode, _ = chosen(maker, BACKWARD, *args, **options)
@@ -309,10 +320,9 @@ def faults(job: tuple[SourceUnit, frozenset[Feature]]) -> list[str]:
     if launch.resident * launch.threads * kernel.registers > REGISTERS:
         found.append(f"{kernel.registers} registers: {launch.resident} blocks do not fit")
     if sass.disassembler():
-        text = sass.disassemble(binary.code)
-        found += [op for op in ("LDL", "STL", "BAR", "LDS", "STS") if sass.count(text, op)]
+        found += [op for op in ("LDL", "STL", "BAR", "LDS", "STS") if binary.count(op)]
         wanted = 16 if unit.directions == (FORWARD,) else 40  # at the least head dimension
-        products = sass.count(text, "HMMA")
+        products = binary.count("HMMA")
         if products < wanted:
             found.append(f"{products} of {wanted} products")
     name = f"{unit.key}, {sorted(f.value for f in features)}"

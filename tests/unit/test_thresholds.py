@@ -18,7 +18,7 @@ from tests.support.ledger import build
 
 torch = pytest.importorskip("torch")
 
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.chosen_keys import (  # noqa: E402
     BOTH,
     PASSES,
@@ -27,6 +27,7 @@ from tests.support.chosen_keys import (  # noqa: E402
     check_nans,
     check_passes,
 )
+from tests.support.thorough import more  # noqa: E402
 
 N_Q, N_KV, DIM = 130, 700, 64
 
@@ -132,14 +133,14 @@ def scores_of(q, k):
         return np.where(others > 0, np.nan, scores)
 
 
-@pytest.mark.parametrize("k", [0, 1, 64, 350, 699, 700, 1000])
+@pytest.mark.parametrize("k", [0, 1, 64, more(350), 699, 700, 1000])
 def test_whatever_the_scores(target, k):
     rows = columns(np.random.default_rng(k)).values()
     given = inputs(list(rows), signs=True)
     check(target, k, scores_of(*given[:2]), *given)
 
 
-@pytest.mark.parametrize("k", [1, 100, 700, 2900])
+@pytest.mark.parametrize("k", [more(1), 100, more(700), 2900])
 def test_guesses_that_are_wrong(target, k):
     """Longer rows, of which scores as if they were normal tell little: more than fit a list lie
     where the threshold is expected, or it is elsewhere."""
@@ -171,7 +172,7 @@ def test_rows_without_candidates(target):
     check(target, 5, scores_of(*given[:2]), *given, mc.where(lambda q, k: q >= 129), allowed)
 
 
-@pytest.mark.parametrize("k", [1, 5, 30, 400, 690])
+@pytest.mark.parametrize("k", [1, more(5), 30, more(400), 690])
 def test_what_is_no_number_comes_last(target, k):
     """A column with infinities: its own rows have them as scores, others what is no number."""
     rng = np.random.default_rng(k)

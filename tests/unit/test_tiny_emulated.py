@@ -14,7 +14,7 @@ from maskc import driver  # noqa: E402
 from maskc.analysis import heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import CompiledMask, planner  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
     live_pairs,

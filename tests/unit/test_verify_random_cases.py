@@ -31,10 +31,7 @@ from maskc.verify import strides as L
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.judge import rounding
 from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
-from tests.support.caches import binaries  # noqa: F401
 from tests.support.cli import maskc, maskc_json
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = sorted((ROOT / "patterns").glob("*.py"))
@@ -148,7 +145,9 @@ def test_what_is_seen():
 # ------------------------------------------------------------------ the judge
 
 
-@pytest.mark.parametrize("options", [(), ("softcap",), ("alibi_slopes",), ("sink_logits",), "all"])
+@pytest.mark.parametrize(
+    "options", [(), ("scale",), ("softcap",), ("alibi_slopes",), ("sink_logits",), "all"]
+)
 def test_step_by_step_in_fp64_is_the_reference(options: Any):
     rng = np.random.default_rng(5)
     q, k, v, dout = (
@@ -159,7 +158,7 @@ def test_step_by_step_in_fp64_is_the_reference(options: Any):
     keep[:, :, 3] = False
     given = {
         "softcap": 2.0, "alibi_slopes": rng.random(4).astype(np.float32),
-        "sink_logits": rng.standard_normal(4).astype(np.float32),
+        "sink_logits": rng.standard_normal(4).astype(np.float32), "scale": -0.4,
     }  # fmt: skip
     some = given if options == "all" else {name: given[name] for name in options}
     found = S.stepwise(q, k, v, keep, dout, None, **some)
@@ -167,8 +166,7 @@ def test_step_by_step_in_fp64_is_the_reference(options: Any):
     np.testing.assert_allclose(found.out, out, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.lse, lse, rtol=1e-12)
     for name, right in gradients(q, k, v, keep, dout, **some).items():
-        if name in ("dq", "dk", "dv"):
-            np.testing.assert_allclose(getattr(found, name), right, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(getattr(found, name), right, rtol=1e-10, atol=1e-12)
     rounded = S.stepwise(q, k, v, keep, dout, DType.float16, **some)
     assert rounded.out.dtype == np.float32
     np.testing.assert_allclose(rounded.out, out, atol=2e-2)
@@ -206,6 +204,39 @@ def test_fp32_in_any_order_passes(hundred: int):
         given = problem(number)
         found = verdicts(given, in_blocks(*given), DType.float32)
         assert max(found.values()) <= 1, (number, found)
+
+
+def of_heads(number: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
+    """A problem with all that has one number for each head."""
+    rng = np.random.default_rng(number)
+    slopes, sinks = rng.uniform(0.01, 0.2, 4), rng.standard_normal(4)
+    return problem(number), {
+        "alibi_slopes": slopes.astype(np.float32), "sink_logits": sinks.astype(np.float32)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.float16])
+def test_gradients_of_heads_are_judged(dtype: DType):
+    """What a kernel computes passes: fp32, where delta comes from the out that was stored. That a
+    sequence is left out is caught in fp32, and that the sign is wrong in every dtype."""
+    for number in range(60):
+        given, options = of_heads(number)
+        given = tuple(x if x.dtype == bool else rounding(dtype)(x) for x in given)
+        judge, dout = FullJudge(*given, dtype, **options), given[4]
+        right = S.stepwise(*given, DType.float32, **options)
+        delta = (dout * (rounding(dtype)(right.out) - right.out)).sum(3)
+        at_sink = np.exp(options["sink_logits"][:, None] - right.lse)
+        made = {"dsink": right.dsink - (at_sink * delta).sum((0, 2)), "dalibi": right.dalibi}
+        short = S.stepwise(*(x[:1] for x in given), DType.float32, **options)
+        for part, found in made.items():
+            error, allowed = judge.error(part, found)
+            assert error <= allowed, (number, part, error, allowed)
+            assert np.isnan(judge.error(part, found * np.nan)[0])
+            error, allowed = judge.error(part, -found)
+            assert error > allowed, (number, part)
+            if dtype is DType.float32:
+                error, allowed = judge.error(part, getattr(short, part))
+                assert error > allowed, (number, part)
 
 
 def without_a_key(q, k, v, keep, dout):
@@ -297,12 +328,13 @@ def test_rows_that_see_nothing_are_exact_and_nan_is_wrong(dtype: DType):
     "where(lambda h, q, k: q - k < 8 * h)",
 ])  # fmt: skip
 def test_right_kernels_pass(expr: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cases, "OPTIONS", ())  # whose kernels are others
+    monkeypatch.setattr(cases, "OPTIONS", ((), ("scale",)))  # whose kernels are others
     mask = mc.parse(expr)
     heads, params = written_heads(mask), tuple(default_parameters(mask).items())
     attn = mask.compile(16, n_heads=heads, dtype="float32", target="cpu")
     lengths = lengths_for(mask, heads, {})
-    done = cases.try_cases(cases.Subject("mask", mask, attn, lengths, heads, params), 8, 0)
+    subject = cases.Subject("mask", mask, {"float32": attn}, lengths, heads, params)
+    done = cases.try_cases(subject, 8, 0)
     assert done.mismatch is None
     assert done.shrunk
     assert (done.cases, done.refused) == (8, 0), done.reason
@@ -314,7 +346,7 @@ def test_half_precision_and_all_that_can_be_drawn():
     draw = cases.Draw(lambda least, most: int(rng.integers(least, most + 1)))
     found = [cases.drawn(draw, subject) for _ in range(40)]
     assert {case.strides for case in found} == set(cases.STRIDES)
-    assert {case.options for case in found} == {(), cases.OPTIONS}
+    assert {case.options for case in found} == set(cases.OPTIONS)
     assert {case.batch for case in found} == {1, 2}
     assert {case.heads for case in found} == {1, 2, 4}
     assert any(case.n_q > 41 and case.n_kv > 41 for case in found)
@@ -325,13 +357,13 @@ def test_half_precision_and_all_that_can_be_drawn():
 
 def subject_of(mask: mc.Mask, dtype: str = "float32") -> cases.Subject:
     attn = mask.compile(16, dtype=dtype, target="cpu")
-    return cases.Subject("mask", mask, attn, lengths_for(mask, None, {}), None, ())
+    return cases.Subject("mask", mask, {dtype: attn}, lengths_for(mask, None, {}), None, ())
 
 
 def test_data_of_each_sequence():
     mask = mc.causal() & mc.documents("doc") & mc.flags("f")
     subject = subject_of(mask)
-    case = cases.Drawn(70, 70, 2, 2, 1, (), "BSHD", True, 4, ())
+    case = cases.Drawn(70, 70, 2, 2, 1, (), "BSHD", True, 4, (), "float32")
     data = cases.data_for(case, subject)
     assert data["doc"].shape == data["f"].shape == (2, 70)
     assert not np.array_equal(*data["doc"])
@@ -497,18 +529,21 @@ def test_the_program_shows_the_fault_and_nothing_else(
     mask = mc.parse(expr)
     heads = written_heads(mask)
     attn = mask.compile(16, n_heads=heads, dtype=dtype, target="cpu")
-    subject = cases.Subject("mask", mask, attn, Lengths((), ()), heads, ())
+    subject = cases.Subject("mask", mask, {dtype: attn}, Lengths((), ()), heads, ())
     params = (("w", 2),) if "param" in expr else ()
     by_sequence = "doc" in expr
+    options = ("softcap", "sink_logits", "scale")
     case = cases.Drawn(
-        9, 9, 2, 2, 1, ("softcap", "sink_logits"), "BSHD", by_sequence, 7, params
+        9, 9, 2, 2, 1, options, "BSHD", by_sequence, 7, params, dtype,
+        data_as_tensors="tree" in expr, deterministic="topk" in expr,
     )  # fmt: skip
     programs = {
         part: script(cases.Mismatch(case, part, 1.0, 1e-2 if part == "lse" else 0.1), subject)
-        for part in ("out", "dk", "lse")
+        for part in ("out", "dk", "lse", "dsink", "planted")
     }
-    assert run(programs["out"]) == 0
-    assert run(programs["dk"]) == run(programs["lse"]) == 0
+    if "topk" in expr:  # whose keys NaN would rank
+        del programs["planted"]
+    assert set(map(run, programs.values())) == {0}
     right = CompiledMask.__call__
 
     def wrong(self: Any, q: Any, k: Any, v: Any, **more: Any) -> Any:

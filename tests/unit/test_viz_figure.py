@@ -68,8 +68,13 @@ def test_tiles_have_the_colours_of_their_classes(tmp_path: Path):
     side = inside.shape[0] // 64
     middles = inside[side // 2 :: side, side // 2 :: side]
     classes = STREAMING.layout(8192).to_dense()
-    for value, name in enumerate((EMPTY, PARTIAL, FULL)):
+    for value, name in ((0, EMPTY), (2, FULL)):
         np.testing.assert_array_equal((middles == rgb(name)).all(axis=2), classes == value)
+    live = STREAMING.dense(8192).reshape(64, 128, 64, 128).mean(axis=(1, 3))[..., None]
+    empty, partial = (np.array(rgb(name), float) for name in (EMPTY, PARTIAL))
+    shaded = empty + (0.45 + 0.55 * live) * (partial - empty)
+    amber = classes == 1
+    np.testing.assert_allclose(middles[amber], shaded[amber], atol=1)
 
 
 def test_a_million_tokens(tmp_path: Path):

@@ -60,7 +60,7 @@ window(512, 512) | global_tokens(64)
      │▒                       ░▒██████│
      │▒                         ░▒████│
      └────────────────────────────────┘
-      █ full   ▒ partial   ░ partial, under half of its tiles live   blank: empty
+      █ full   ▒ partial   ░ partial, under half its pairs live   blank: empty
       a cell covers 4 x 2 tiles: full if all are, blank if none is live
 """
 

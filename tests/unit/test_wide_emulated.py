@@ -10,7 +10,7 @@ import maskc as mc
 pytest.importorskip("torch")
 
 from maskc.core.problem import Feature
-from tests.emulator import machine
+from maskc.testing.emulator import machine
 from tests.support.exact_attention import live_pairs, tensors
 from tests.support.hopper import check, compiled, half
 

@@ -4,7 +4,7 @@ A class holds a message template and a hint; the base formats them. Raise as
 `NegativeWidth("left", -3, at=loc)`: positional arguments fill the template in order.
 Codes: MC1xx the mask language, MC2xx pattern files, MC3xx lengths and data at call time,
 MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command line and models
-of other libraries.
+of other libraries, MC72x the explorer.
 """
 
 from maskc.core.errors.base import MaskcError as MaskcError
@@ -12,13 +12,16 @@ from maskc.core.errors.base import SeveralErrors as SeveralErrors
 from maskc.core.errors.builds import BadPlan as BadPlan
 from maskc.core.errors.builds import BuildFailed as BuildFailed
 from maskc.core.errors.builds import CheckFailed as CheckFailed
+from maskc.core.errors.builds import Counterexample as Counterexample
 from maskc.core.errors.builds import DecompositionBroken as DecompositionBroken
 from maskc.core.errors.builds import Drift as Drift
 from maskc.core.errors.builds import DTypeUnsupported as DTypeUnsupported
+from maskc.core.errors.builds import EmulatorMissing as EmulatorMissing
 from maskc.core.errors.builds import ExtraMissing as ExtraMissing
 from maskc.core.errors.builds import HeadDimUnsupported as HeadDimUnsupported
 from maskc.core.errors.builds import NoCompiler as NoCompiler
 from maskc.core.errors.builds import NoDevice as NoDevice
+from maskc.core.errors.builds import NothingCompared as NothingCompared
 from maskc.core.errors.builds import SharedMemoryExceeded as SharedMemoryExceeded
 from maskc.core.errors.builds import TargetNotBuilt as TargetNotBuilt
 from maskc.core.errors.builds import TooManyArrays as TooManyArrays
@@ -50,6 +53,8 @@ from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork
 from maskc.core.errors.calls import WrongDevice as WrongDevice
 from maskc.core.errors.calls import WrongDType as WrongDType
+from maskc.core.errors.explorer import ExplorerPort as ExplorerPort
+from maskc.core.errors.explorer import ExplorerTooLarge as ExplorerTooLarge
 from maskc.core.errors.language import ArgumentOrder as ArgumentOrder
 from maskc.core.errors.language import BadAlign as BadAlign
 from maskc.core.errors.language import BadChoice as BadChoice

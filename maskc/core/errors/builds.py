@@ -39,7 +39,7 @@ class HeadDimUnsupported(MaskcError):
 
     code = "MC504"
     message = "target {0} has no kernel for head_dim={1}, head_dim_v={2}; it has: {3}"
-    hint = "pad or split the head dimension; target='cpu' takes any up to 512"
+    hint = "pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512"
 
 
 class DTypeUnsupported(MaskcError):
@@ -47,7 +47,7 @@ class DTypeUnsupported(MaskcError):
 
     code = "MC505"
     message = "target {0} has no {1} kernel; it has: {2}"
-    hint = "choose one of these dtypes, or another target"
+    hint = "choose one of these dtypes, or another target; 'simt' and 'cpu' have fp32, too"
 
 
 class NoCompiler(MaskcError):
@@ -142,3 +142,33 @@ class UsageMistake(MaskcError):
     exit_code = 2
     message = "{0}"
     hint = "{1}"
+
+
+# ---------------------------------------------------------------- property tests
+
+
+class EmulatorMissing(MaskcError):
+    """CUDA kernels are to be tested, and there is neither a GPU nor what the emulator needs."""
+
+    code = "MC610"
+    exit_code = 2
+    message = "this machine has no GPU that runs the kernels, and the emulator needs {0}"
+    hint = "install it, or test the CPU's kernels with target='cpu'"
+
+
+class Counterexample(CheckFailed):
+    """A property test found a case in which a kernel is wrong, which is a defect of maskc."""
+
+    code = "MC611"
+    exit_code = 1
+    message = "{0}"
+    hint = "the program shows it: please report it with the pattern"
+
+
+class NothingCompared(CheckFailed):
+    """A property test compared nothing: every case that it drew was refused."""
+
+    code = "MC612"
+    exit_code = 1
+    message = "none of the {0} cases of {1} could be compared; the first was refused: {2}"
+    hint = "give what such a call needs, or lengths that the mask takes"

@@ -145,11 +145,12 @@ class BadOption(MaskcError):
 
 
 class Misaligned(MaskcError):
-    """A tensor's address or strides are not multiples of 16 bytes, which kernels need."""
+    """A tensor's address or strides are not multiples of 16 bytes, which kernels of matrix units
+    need; those of target simt need multiples of an element."""
 
     code = "MC408"
-    message = "{0} starts at an address or has strides that are not multiples of 16 bytes"
-    hint = "call .contiguous() on it, or slice at multiples of 8 elements"
+    message = "{0} starts at an address or has strides that are not multiples of {1} bytes"
+    hint = "call .contiguous() on it, slice at multiples of 8 elements, or use target='simt'"
 
 
 class NotAddressable(MaskcError):

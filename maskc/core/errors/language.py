@@ -152,8 +152,8 @@ class SelectionNotCompiled(MaskcError):
     code = "MC117"
     message = "target {0} has no kernels for topk of {1}; of blocks of at least {2} keys it has"
     hint = (
-        "use target='cpu', or choose larger blocks; sm_80 and sm_90a have single keys by q . k of "
-        "each head, and where heads choose together by an indexer or by given scores "
+        "use target='simt' or 'cpu', or choose larger blocks; sm_80 and sm_90a have single keys by "
+        "q . k of each head, and where heads choose together by an indexer or by given scores "
         "(share='all' or 'group')"
     )
 
@@ -215,14 +215,11 @@ class BadMatrix(MaskcError):
 
 
 class ScoreModUnsupported(MaskcError):
-    """`mc.flex_attention` was given a score_mod."""
+    """`mc.flex_attention` was given a score_mod that is no option of a call."""
 
     code = "MC128"
-    message = "score_mod is not supported, found {0}"
-    hint = (
-        "a score_mod that hides pairs is a mask_mod; soft-capping and ALiBi are options: "
-        "mc.attention(q, k, v, mc.from_block_mask(block_mask), softcap=30.0, alibi_slopes=slopes)"
-    )
+    message = "score_mod cannot be run: {0}"
+    hint = "{1}"
 
 
 # ---------------------------------------------------------------- pattern files

@@ -21,6 +21,7 @@ from maskc.integrations.transformers.asked import check as check
 from maskc.integrations.transformers.asked import mask_of as mask_of
 from maskc.integrations.transformers.attention import EXTRA, run
 from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, carrier, make_mask
+from maskc.integrations.transformers.masks import mark
 
 NAME = "maskc"
 
@@ -35,15 +36,14 @@ def register() -> None:
         ExtraMissing: transformers or torch is not installed (MC507).
     """
     try:
-        import torch
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     except ImportError:
         raise ExtraMissing("maskc.integrations.transformers", "transformers", NAME) from None
     if NAME in AttentionMaskInterface._global_mapping:
         return
     carrier()
-    eager: Any = torch.compiler.disable  # masks are made of closures, which no compiler follows
-    AttentionMaskInterface.register(NAME, eager(make_mask))
+    mark()
+    AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(NAME, run)
     _refuse_others(PreTrainedModel)
 

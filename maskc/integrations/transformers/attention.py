@@ -12,6 +12,7 @@ from maskc.core.errors import ModelArgument, ModelMask, PackingLost
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
+from maskc.integrations.transformers.masks import name_of_both, named
 
 HARMLESS = frozenset({
     "sliding_window", "use_cache", "output_router_logits", "output_hidden_states", "deterministic",
@@ -215,7 +216,7 @@ def _segmented(
     if not same or query.shape[2] != key.shape[2] or query.shape[0] != 1:
         what = "cu_seq_lens of queries and keys that differ, or with several sequences"
         raise ModelMask(_name(module), what, _EAGER)
-    return mask & _SEGMENTS, {**data, "segments": cu_seqlens(of_q)}
+    return _joined(mask, _SEGMENTS), {**data, "segments": cu_seqlens(of_q)}
 
 
 _SEGMENTS = documents("segments")
@@ -226,7 +227,15 @@ def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
     if carried is not None and carried.place.kv_offset:
         what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
         raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
-    return mask & extra
+    return _joined(mask, extra)
+
+
+def _joined(mask: Mask, other: Mask) -> Mask:
+    import torch
+
+    if torch.compiler.is_compiling():
+        return named(name_of_both(id(mask), id(other)))
+    return mask & other
 
 
 def _note(

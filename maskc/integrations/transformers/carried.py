@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from maskc.core.errors import MaskNotATensor, ModelNotServed
-from maskc.integrations.transformers.masks import Found, Place, mask_of
+from maskc.integrations.transformers.masks import Found, Place, mask_in_graph, mask_of
 
 HINTED = "model_type"
 
@@ -36,14 +36,45 @@ def make_mask(
         ModelNotServed: the model never calls the attention function (MC605).
         NotTraceable: the function cannot be followed exactly (MC107).
     """
+    import torch
     from transformers.masking_utils import causal_mask_function
 
-    owner = getattr(config, HINTED, "") or type(config).__name__
+    mask_function = mask_function or causal_mask_function
+    given = batch_size, q_length, kv_length, q_offset, kv_offset
+    if not torch.compiler.is_compiling():
+        return _eager(given, mask_function, attention_mask, config)
+    found = None
+    if not isinstance(q_offset, torch.Tensor) and not isinstance(kv_offset, torch.Tensor):
+        place = Place(q_length, kv_length, q_offset, kv_offset)
+        found = mask_in_graph(mask_function, attention_mask, place)
+    if found is None:
+        return _outside(given, mask_function, attention_mask, config)
+    return _carried(found, place, batch_size, _owner(config), attention_mask)
+
+
+def _outside(*args: Any) -> Any:
+    """As `_eager`, where a compiler must not follow: the graph breaks here."""
+    return _eager(*args)
+
+
+_outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _eager(given: tuple[Any, ...], mask_function: Any, attention_mask: Any, config: Any) -> Any:
+    batch_size, q_length, kv_length, q_offset, kv_offset = given
     if config is not None:
         check_served(type(config))
     place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
-    found = mask_of(mask_function or causal_mask_function, attention_mask, place)
-    return carrier()(found, place, batch_size, owner, attention_mask)
+    found = mask_of(mask_function, attention_mask, place)
+    return _carried(found, place, batch_size, _owner(config), attention_mask)
+
+
+def _owner(config: Any) -> str:
+    return getattr(config, HINTED, "") or type(config).__name__
+
+
+def _carried(found: Found, place: Place, batch: int, owner: str, padding: Any) -> Any:
+    return _carrier()(found, place, batch, owner, padding)
 
 
 def check_served(config: type) -> None:
@@ -80,6 +111,15 @@ def can_be_set(kind: Any) -> bool:
     """Whether a class of models takes the attention function that its configuration names."""
     ask = getattr(kind, "_can_set_attn_implementation", None)
     return True if ask is None else bool(ask())
+
+
+def _carrier() -> Any:
+    """As `carrier`."""
+    return carrier()
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch here.
+setattr(_carrier, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @cache

@@ -8,8 +8,9 @@ traced, with their tensors as captured data, or refused.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 from maskc.dsl import data_atoms
@@ -67,11 +68,31 @@ def mask_of(function: Callable[..., Any], padding: Any, place: Place) -> Found:
         NotTraceable: the function cannot be followed exactly (MC107).
         BatchUsed: the function computes with the batch index (MC108).
     """
-    tensors = _Tensors()
     try:
-        tree = _flat(_read(function, tensors, None, ()))
+        return _composed(function, padding, place)
     except _Unknown:
         return _traced(function, padding, place)
+
+
+def mask_in_graph(function: Callable[..., Any], padding: Any, place: Place) -> Found | None:
+    """As `mask_of`, where a compiler follows it; None for functions that only eager code follows.
+
+    Nothing is read from tensors, so padding is part of the mask wherever it is given.
+    """
+    try:
+        return _composed(function, padding, place)
+    except _Unknown:
+        return None
+
+
+def _composed(function: Callable[..., Any], padding: Any, place: Place) -> Found:
+    """The mask of a composition of transformers' own functions.
+
+    Raises:
+        _Unknown: it is none, or its tensors are too short.
+    """
+    tensors = _Tensors()
+    tree = _flat(_read(function, tensors, None, ()))
     shift = place.q_offset - place.kv_offset
     n_kv = place.n_kv
     if _has_causal(tree) and 0 < shift + place.n_q < n_kv:
@@ -79,29 +100,29 @@ def mask_of(function: Callable[..., Any], padding: Any, place: Place) -> Found:
     align = END if not _relative(tree) or shift + place.n_q == n_kv else START if not shift else ""
     data = tensors.of_call(place._replace(n_kv=n_kv))
     if data is None:
-        return _traced(function, padding, place)
-    mask = _mask(tree, align or SHIFTED)
+        raise _Unknown
     if not align:
         data[SHIFT] = shift
-    packed = any(kind == "packing" for kind, _ in tensors.kept)
-    return _padded(Found(mask, data, n_kv, packed), padding, place)
+    packed = any([kind == "packing" for kind, _ in tensors.kept])  # noqa: C419
+    padded = _is_padded(data, padding, place, n_kv)
+    return Found(_mask_of_tree(tree, align or SHIFTED, padded), data, n_kv, packed)
 
 
-def _padded(found: Found, padding: Any, place: Place) -> Found:
-    """The mask without keys that are padding."""
+def _is_padded(data: dict[str, Any], padding: Any, place: Place, n_kv: int) -> bool:
+    """Whether keys are padding; adds to the data which ones are not."""
     import torch
 
     if padding is None:
-        return found
-    end = place.kv_offset + found.n_kv
+        return False
+    end = place.kv_offset + n_kv
     # What transformers' own prepare_padding_mask does: keys beyond the mask are not there yet.
     if padding.shape[-1] < end:
         padding = torch.nn.functional.pad(padding, (0, end - padding.shape[-1]))
     keys = padding[:, place.kv_offset : end]
-    if bool(keys.all()):
-        return found
-    data = {**found.data, "padding": keys.contiguous()}
-    return found._replace(mask=found.mask & _PADDING, data=data)
+    if not torch.compiler.is_compiling() and bool(keys.all()):
+        return False
+    data["padding"] = keys.contiguous()
+    return True
 
 
 _PADDING = data_atoms.flags("padding")
@@ -115,7 +136,10 @@ def _traced(function: Callable[..., Any], padding: Any, place: Place) -> Found:
         return function(b, h, q + q_offset, k + kv_offset)
 
     mask = from_mask_mod(absolute if q_offset or kv_offset else function)
-    return _padded(Found(mask, {}, place.n_kv, _packs(function)), padding, place)
+    data: dict[str, Any] = {}
+    if _is_padded(data, padding, place, place.n_kv):
+        mask = mask & _PADDING
+    return Found(mask, data, place.n_kv, _packs(function))
 
 
 # ------------------------------------------------------------------ reading closures
@@ -143,7 +167,74 @@ def _known() -> dict[Any, str]:
     return {function.__code__: word for word, function in made.items()}
 
 
+MARK = "maskc_known"
+"""The attribute of a mask function that a compiler follows: its word, and what it captured."""
+
+
+def mark() -> None:
+    """Let compilers see what mask functions of transformers are made of.
+
+    While a compiler follows them, functions that transformers makes get an attribute with their
+    word and parts, since nothing shows a compiler what a closure captured. They do what they did.
+    """
+    from transformers import masking_utils as hf
+
+    if hasattr(hf.and_masks, "__wrapped__"):
+        return
+    for name, (word, names) in _MAKERS.items():
+        setattr(hf, name, _marking(getattr(hf, name), word, names))
+
+
+_MAKERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "and_masks": ("and", ()),
+    "or_masks": ("or", ()),
+    "sliding_window_overlay": ("window", ("sliding_window",)),
+    "sliding_window_bidirectional_overlay": ("near", ("sliding_window",)),
+    "chunked_overlay": ("chunks", ("chunk_size", "left_padding")),
+    "blockwise_overlay": ("images", ("block_sequence_ids",)),
+    "packed_sequence_mask_function": ("packing", ("packed_sequence_mask",)),
+    "remap_positions_for_packed_sequence": ("remapped", ("mask_function", "position_ids")),
+}
+"""What makes them, and what it is called with; no name: functions."""
+
+
+def _marking(make: Callable[..., Any], word: str, names: tuple[str, ...]) -> Callable[..., Any]:
+    import torch
+
+    @wraps(make)
+    def made(*args: Any) -> Any:
+        function = make(*args)
+        if torch.compiler.is_compiling():
+            held = dict(zip(names, args, strict=True)) if names else {"mask_functions": args}
+            setattr(function, MARK, (word, held))
+        return function
+
+    return made
+
+
+def _marked(function: Any) -> tuple[str, dict[str, Any]]:
+    """(the word of a mask function, what it captured), where a compiler follows this.
+
+    Raises:
+        _Unknown: it is none of transformers' own.
+    """
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if function is causal_mask_function:
+        return "causal", {}
+    if function is bidirectional_mask_function:
+        return "full", {}
+    found: tuple[str, dict[str, Any]] | None = getattr(function, MARK, None)
+    if found is None:
+        raise _Unknown
+    return found
+
+
 def _word(function: Any) -> str:
+    import torch
+
+    if torch.compiler.is_compiling():
+        return _marked(function)[0]
     word = _known().get(getattr(function, "__code__", None))
     if word is None:
         raise _Unknown
@@ -152,6 +243,10 @@ def _word(function: Any) -> str:
 
 def _cells(function: Any) -> dict[str, Any]:
     """What a closure captured, by name."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        return _marked(function)[1]
     names, cells = function.__code__.co_freevars, function.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
@@ -278,7 +373,10 @@ def _read(
 
 
 def _is(function: Any, word: str) -> bool:
-    return _known().get(getattr(function, "__code__", None)) == word
+    try:
+        return _word(function) == word
+    except _Unknown:
+        return False
 
 
 def _matrix(ids: Any) -> Any:
@@ -294,8 +392,15 @@ def _consecutive(positions: Any, ids: Any) -> bool:
     if positions.shape != ids.shape or positions.ndim != 2:
         return False
     steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
-    found: bool = torch.equal((steps != 1).cumsum(-1), ids.to(torch.long))
+    numbers, ids = (steps != 1).cumsum(-1), ids.to(torch.long)
+    if torch.compiler.is_compiling():  # a graph cannot wait for the answer
+        torch._assert_async((numbers == ids).all(), _APART)
+        return True
+    found: bool = torch.equal(numbers, ids)
     return found
+
+
+_APART = "position_ids of packed sequences and the sequences' ids are of different batches"
 
 
 # ------------------------------------------------------------------ writing masks
@@ -332,9 +437,59 @@ def _relative(tree: Tree) -> bool:
     return tree[0] in ("causal", "window", "near")
 
 
-@lru_cache(maxsize=256)
+def _mask_of_tree(tree: Tree, align: str, padded: bool) -> Mask:
+    """The mask of a tree, without keys that are padding; equal trees give one object."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        return named(_name_of_tree(tree, align, padded))
+    return joined(_mask(tree, align), _PADDING) if padded else _mask(tree, align)
+
+
+class _Named:
+    """Masks as attributes: where a compiler that follows a call finds an object it can guard."""
+
+
+_NAMED = _Named()
+
+
+def named(name: str) -> Mask:
+    """The mask of a name."""
+    found: Mask = getattr(_NAMED, name)
+    return found
+
+
+def _name(mask: Mask) -> str:
+    name = f"mask_{id(mask)}"
+    setattr(_NAMED, name, mask)
+    return name
+
+
+def _name_of_tree(tree: Tree, align: str, padded: bool) -> str:
+    """What `named` calls the mask of a tree."""
+    return _name(joined(_mask(tree, align), _PADDING) if padded else _mask(tree, align))
+
+
+def name_of_both(mask: int, other: int) -> str:
+    """What `named` calls the pairs of both masks, which are given by their `id`."""
+    return _name(joined(*(ctypes.cast(x, ctypes.py_object).value for x in (mask, other))))
+
+
+@cache
+def joined(mask: Mask, other: Mask) -> Mask:
+    """The pairs of both masks; equal masks give one object."""
+    return mask & other
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch here: the results are
+# constants of the graph.
+for _function in (_flat, _has_causal, _relative, _name_of_tree, name_of_both):
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+@cache
 def _mask(tree: Tree, align: str) -> Mask:
-    """The mask of a tree; equal trees give one object."""
+    """The mask of a tree, kept for good: compiled graphs know it by its identity."""
     match tree:
         case ("full",):
             return full()

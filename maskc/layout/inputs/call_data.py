@@ -303,8 +303,21 @@ def _extent(array: np.ndarray) -> int:
 def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
     array = _booleans(decl.name, given)
     if decl.on_queries:
-        return (_of_queries(decl, decl.name, array, n_q, n_kv),)
-    return (_shaped(decl.name, array, n_kv),)
+        array = _of_queries(decl, decl.name, array, n_q, n_kv)
+    else:
+        array = _shaped(decl.name, array, n_kv)
+    count = int(array.sum(axis=-1).max(initial=0))
+    if decl.most is not None and count > decl.most:
+        found = f"{count} tokens of a sequence are flagged, and the mask promises {decl.most}"
+        raise DataRange(decl.name, found, "raise at_most, or leave it out", at=decl.name)
+    return (array,)
+
+
+def kept_promise(decl: DataDecl, flags: np.ndarray) -> np.ndarray:
+    """Random flags [N], so many of them as the mask promises."""
+    if decl.most is not None:
+        flags[np.flatnonzero(flags)[decl.most :]] = False
+    return flags
 
 
 def _intervals(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:

@@ -24,11 +24,13 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.core.layout import MAX_LENGTH, BlockLayout
 from maskc.core.problem import TileShape
+from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
+from maskc.core.tile_bounds import Span
 from maskc.layout.tiles.bounds import Analyst, Boxes, whole_box
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.lists import sequence_arrays
-from maskc.layout.tiles.ranges import Bounds, Extremes
+from maskc.layout.tiles.ranges import Extremes
 
 Arrays = dict[str, np.ndarray]
 
@@ -71,6 +73,30 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
                 raise DataRange("a captured array", found, _HINT, at=reading.at)
             arrays[name] = _longer(arrays[name], sizes)
     return arrays
+
+
+def reads_inside(
+    held: Held, params: Mapping[str, int], sizes: Sizes, shapes: Mapping[str, tuple[int, int]]
+) -> bool:
+    """Whether no formula of a mask could read a captured array outside, whatever arrays hold.
+
+    Args:
+        params: those that a call gives.
+        sizes: of the call.
+        shapes: rows (1 of a vector) and entries of a row, by name.
+    """
+    box = _Domain({}, {}, sizes.n_q, sizes.n_kv, sizes.heads_q)
+    for reading in held.readings:
+        numbers = {**E.params(reading.raw), **params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+        raw = _with_values(reading.raw, numbers)
+        loads = [node for node in E.walk(raw) if isinstance(node, E.Load)]
+        if any(E.arrays(index) for load in loads for index in load.index):
+            return False
+        own = {load.array: shapes[load.array][2 - len(load.index) :] for load in loads}
+        reading.check(sizes.n_q, sizes.n_kv)
+        if not box.inside(raw, own):
+            return False
+    return True
 
 
 def with_content(decl: DataDecl, held: Held) -> DataDecl:
@@ -130,12 +156,12 @@ class _Domain(Analyst):
         self._box = whole_box(n_q, n_kv)
         self._heads = heads
 
-    def bounds(self, expr: Expr, boxes: Boxes) -> Bounds:
-        if expr == E.H:
-            return np.asarray(0, np.int64), np.asarray(max(self._heads, 1) - 1, np.int64)
-        return super().bounds(expr, boxes)
+    def symbol(self, name: str, boxes: Boxes) -> Span:
+        if name == "h":
+            return Span(np.asarray(0, np.int64), np.asarray(max(self._heads, 1) - 1, np.int64))
+        return super().symbol(name, boxes)
 
-    def _values(self, name: str) -> Extremes:
+    def values(self, name: str) -> Extremes:
         array = self.arrays[name]
         ends = (array.min(), array.max()) if array.size else (0, 0)
         low, high = (np.asarray(end, np.int64) for end in ends)

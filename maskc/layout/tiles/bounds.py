@@ -1,6 +1,6 @@
 """What a formula certainly is on a box of queries and keys: interval arithmetic, vectorised.
 
-Each variable is bounded on its own, so bounds are never too narrow but may be too wide: "certain"
+The walk is `maskc.core.tile_bounds`; here it is done with NumPy, on many boxes at a time. "Certain"
 answers are proofs, "unknown" is a value.
 """
 
@@ -8,25 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
-from maskc.core.expr import (
-    All,
-    Any,
-    Cmp,
-    Expr,
-    FloorDiv,
-    Load,
-    Max,
-    Member,
-    Min,
-    Mod,
-    Sum,
-    Sym,
-    Truth,
-)
+from maskc.core import tile_bounds
+from maskc.core.expr import Expr, Load
+from maskc.core.tile_bounds import Span, TileBounds
 from maskc.layout.tiles.chosen_blocks import Chosen
 from maskc.layout.tiles.ranges import Bounds, Extremes, extremes_of
 
@@ -59,6 +46,41 @@ Verdict = tuple[np.ndarray, np.ndarray]
 """(some pair may be live, every pair certainly is), booleans that broadcast over boxes."""
 
 
+class NumPyOperations:
+    """Arithmetic of 64 bits on whole arrays."""
+
+    def constant(self, value: int) -> np.ndarray:
+        return np.asarray(value, np.int64)
+
+    def truth(self, value: bool) -> np.ndarray:
+        return np.asarray(value)
+
+    add, least, greatest = staticmethod(np.add), staticmethod(np.minimum), staticmethod(np.maximum)
+    at_most, equal = staticmethod(np.less_equal), staticmethod(np.equal)
+    both, either = staticmethod(np.logical_and), staticmethod(np.logical_or)
+    negation, choose = staticmethod(np.logical_not), staticmethod(np.where)
+    times, floordiv = staticmethod(np.multiply), staticmethod(np.floor_divide)
+
+
+NUMPY = NumPyOperations()
+
+
+class _Leaves:
+    """What boxes say of q, k and arrays."""
+
+    def __init__(self, analyst: Analyst, boxes: Boxes) -> None:
+        self._analyst, self._boxes = analyst, boxes
+
+    def symbol(self, name: str) -> Span:
+        return self._analyst.symbol(name, self._boxes)
+
+    def load(self, node: Load, index: tuple[Span, ...]) -> Span:
+        return Span(*self._analyst.values(node.array)(list(index)))
+
+    def member(self, value: Span, ranges: tuple[tuple[int, int], ...]) -> tile_bounds.Verdict:
+        return tile_bounds.Verdict(*_within(value, ranges))
+
+
 class Analyst:
     """Bounds of formulas without lengths and parameters (those are numbers by now)."""
 
@@ -72,42 +94,23 @@ class Analyst:
         Boxes whose rows are [rows, 1] and whose columns are [1, columns] have answers [rows,
         columns].
         """
-        may, must = self._truth(keep, boxes)
+        may, must = TileBounds(NUMPY, _Leaves(self, boxes)).condition(keep)
         shape = np.broadcast_shapes(boxes.q_low.shape, boxes.k_low.shape)
         return np.broadcast_to(may, shape), np.broadcast_to(must, shape)
 
     def bounds(self, expr: Expr, boxes: Boxes) -> Bounds:
         """Least and greatest value an integer formula may take."""
-        match expr:
-            case Sum(constant, terms):
-                low = high = np.asarray(constant, np.int64)
-                for factor, term in terms:
-                    least, greatest = self.bounds(term, boxes)
-                    ends = factor * least, factor * greatest
-                    low, high = low + ends[factor < 0], high + ends[factor > 0]
-                return low, high
-            case Sym("q"):
-                return boxes.q_low, boxes.q_high
-            case Sym("k"):
-                return boxes.k_low, boxes.k_high
-            case FloorDiv(num, den):
-                least, greatest = self.bounds(num, boxes)
-                return least // den, greatest // den
-            case Mod(num, den):
-                least, greatest = self.bounds(num, boxes)
-                whole = least // den
-                wraps = whole != greatest // den
-                whole = whole * den
-                return np.where(wraps, 0, least - whole), np.where(wraps, den - 1, greatest - whole)
-            case Min(args):
-                return _each(np.minimum, [self.bounds(arg, boxes) for arg in args])
-            case Max(args):
-                return _each(np.maximum, [self.bounds(arg, boxes) for arg in args])
-            case Load(array, index):
-                return self._values(array)([self.bounds(i, boxes) for i in index])
-        raise TypeError(f"not an integer formula over q and k: {expr!r}")
+        return TileBounds(NUMPY, _Leaves(self, boxes)).integer(expr)
 
-    def _values(self, name: str) -> Extremes:
+    def symbol(self, name: str, boxes: Boxes) -> Span:
+        """The values of a symbol."""
+        if name == "q":
+            return Span(boxes.q_low, boxes.q_high)
+        if name == "k":
+            return Span(boxes.k_low, boxes.k_high)
+        raise TypeError(f"{name} is no number and neither q nor k")
+
+    def values(self, name: str) -> Extremes:
         """One table per array, even where several names share it."""
         array = self.arrays[name]
         if isinstance(array, Chosen):
@@ -115,37 +118,6 @@ class Analyst:
         if id(array) not in self._extremes:
             self._extremes[id(array)] = extremes_of(array)
         return self._extremes[id(array)]
-
-    def _truth(self, expr: Expr, boxes: Boxes) -> Verdict:
-        match expr:
-            case Truth(value):
-                told = np.asarray(value)
-                return told, told
-            case Cmp(">=", lhs):
-                low, high = self.bounds(lhs, boxes)
-                return high >= 0, low >= 0
-            case Cmp(op, lhs):
-                low, high = self.bounds(lhs, boxes)
-                equal = (low <= 0) & (high >= 0), (low == 0) & (high == 0)
-                return equal if op == "==" else _opposite(equal)
-            case Member(value, ranges, inside):
-                within = _within(self.bounds(value, boxes), ranges)
-                return within if inside else _opposite(within)
-            case All(terms):
-                return _each(np.logical_and, [self._truth(term, boxes) for term in terms])
-            case Any(terms):
-                return _each(np.logical_or, [self._truth(term, boxes) for term in terms])
-        raise TypeError(f"not a boolean formula: {expr!r}")
-
-
-def _each(pick: np.ufunc, pairs: list[Bounds]) -> Bounds:
-    first, second = zip(*pairs, strict=True)
-    return reduce(pick, first), reduce(pick, second)
-
-
-def _opposite(verdict: Verdict) -> Verdict:
-    may, must = verdict
-    return ~must, ~may
 
 
 def _within(bounds: Bounds, ranges: tuple[tuple[int, int], ...]) -> Verdict:

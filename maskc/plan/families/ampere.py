@@ -5,8 +5,8 @@ from __future__ import annotations
 from maskc.core.forms import CHOOSE, GATHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
-from maskc.plan.families import sm80
-from maskc.plan.families.family import Family
+from maskc.plan.families import sm80, sm80_backward
+from maskc.plan.families.family import Along, Family
 from maskc.plan.families.gather import SM80_SCORING, sm80_schedule
 from maskc.plan.types import Schedule
 
@@ -17,7 +17,12 @@ def _gathered(problem: Problem) -> tuple[tuple[str, Direction, Schedule], ...]:
 
 AMPERE = Family(
     "sm80",
-    {(Direction.forward, ""): sm80.schedule, (Direction.forward, CHOOSE): sm80.choose_schedule},
+    {
+        (Direction.forward, ""): sm80.schedule,
+        (Direction.forward, CHOOSE): sm80.choose_schedule,
+        (Direction.backward, ""): sm80_backward.backward_schedule,
+    },
+    along=(Along("sm_80", Direction.backward, ""),),
     by_masks=sm80.for_masks,
     thresholds=True,
     gathered=_gathered,

@@ -102,6 +102,8 @@ class Family:
     """How lists of gathered keys are scored."""
     device_documents: bool = False
     """Whether tile lists of documents may be made on the device."""
+    device_data: bool = False
+    """Whether those of any other data may."""
     topk_shared_bytes: int = 0
     """Shared memory of a block that chooses blocks of keys on the device; 0: the host chooses."""
 

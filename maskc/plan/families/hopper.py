@@ -52,5 +52,6 @@ HOPPER = Family(
     gathered=_gathered,
     scoring=gather.SM90A_SCORING,
     device_documents=True,
+    device_data=True,
     topk_shared_bytes=TARGETS["sm_90a"].shared_memory,
 )

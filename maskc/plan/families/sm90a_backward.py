@@ -320,7 +320,9 @@ def _mode(
     tile: TileShape, room: int, threads: int, blocks: int, key_blocks: int, macro: str
 ) -> Mode:  # fmt: skip
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
-    mean = Launch("attention_backward_mean", Grid.queries, threads, room, tile.q, 1, Feature.entmax)
+    mean = Launch(
+        "attention_backward_mean", Grid.queries, threads, room, tile.q, feature=Feature.entmax
+    )
     few = Launch("attention_backward_few", Grid.few, THREADS)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)

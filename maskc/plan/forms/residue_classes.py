@@ -1,4 +1,4 @@
-"""Masks in parts, of which some run over residue classes of the tokens."""
+"""Masks in parts, of which some run over residue classes of the tokens, or over listed tokens."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ def planned_parts(heads: Heads, alone: Callable[[Heads], KernelPlan]) -> tuple[P
         alone: plans a mask that has no parts of its own.
     """
     return tuple(
-        PlannedPart(part.stride, alone(part.heads), part.aligned, part.keys) for part in heads.parts
+        PlannedPart(part.stride, alone(part.heads), part.aligned, part.keys, part.listed)
+        for part in heads.parts
     )

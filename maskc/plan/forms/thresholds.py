@@ -83,6 +83,7 @@ def plan_by_threshold(heads: Heads, one: Selection, problem: Problem, target: Ta
     forward, *backward = (
         _with_thresholds(plan_tiles(hull.widest, problem, target, direction, ""), pairs)
         for direction in target.directions
+        if direction is Direction.forward or (direction, THRESHOLDS) in family_of(target).schedules
     )
     chooser = plan_tiles(hull.candidates, problem, target, Direction.forward, CHOOSE)
     count = max(len(mask.lifted.args) for mask in chooser.masks)

@@ -73,6 +73,9 @@ class _Foreign:
     def stream(self, device: int) -> int:
         return cupy_stream(device)
 
+    def version(self, x: Foreign) -> int | None:
+        return None
+
     def send(self, x: Foreign, host: np.ndarray) -> tuple[Any, int]:
         return cupy_send(x.array.device[1], host)
 

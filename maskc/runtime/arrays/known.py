@@ -36,6 +36,9 @@ class Library(Protocol):
     def view(self, x: Any, name: str) -> Array:
         """The same in plain terms; `name` is for errors."""
 
+    def version(self, x: Any) -> int | None:
+        """A number that grows when somebody writes into x; None where nobody counts."""
+
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         """(a new array on the device of x, its pointer)."""
 
@@ -104,6 +107,13 @@ class _Torch:
         device = (x.device.type, x.device.index or 0)
         return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
 
+    def version(self, x: Any) -> int | None:
+        try:
+            count: int = x._version
+        except RuntimeError:  # a tensor of inference mode
+            return None
+        return count
+
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         if wanted.like_q:
             made = self._empty_like(x)  # takes less time
@@ -161,6 +171,9 @@ class _NumPy:
         strides = _in_elements(x.strides, x.itemsize, name)
         return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
+    def version(self, x: Any) -> int | None:
+        return None
+
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = np.float32 if wanted.single else x.dtype
         if wanted.tokens_first:
@@ -210,6 +223,9 @@ class _CuPy:
         strides = _in_elements(x.strides, x.itemsize, name)
         device = ("cuda", x.data.device_id)
         return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
+
+    def version(self, x: Any) -> int | None:
+        return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = np.float32 if wanted.single else x.dtype

@@ -11,11 +11,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION, WORK_FIELDS
@@ -30,7 +27,6 @@ from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import (
     MAX_ITEMS,
-    Work,
     beside_documents,
     heads_per_group,
     longest_promised,
@@ -38,9 +34,15 @@ from maskc.layout import (
     room_of,
 )
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import INT, Unlisted, pack_parts, with_room
-from maskc.runtime.device_lists.documents_given import Given, given_on, lists_of
+from maskc.runtime.device_lists.call import (
+    Unlisted,
+    pack_parts,
+    unknown_work,
+    words_of_results,
+)
+from maskc.runtime.device_lists.documents_given import Documents, Given, given_on, lists_of
 from maskc.runtime.device_lists.documents_launch import LISTED, PARTS, ListedPlan
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import host_word
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
@@ -118,9 +120,8 @@ class Making:
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 
-    def room(self, start: int) -> tuple[tuple[int, ...], int]:
-        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all) of a
-        workspace whose first `start` entries are taken."""
+    def room(self) -> tuple[tuple[int, ...], int]:
+        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all)."""
         n, tiles, lists = (self.sizes.n_q, self.sizes.n_kv), self.tiles, self.lists
         counts: dict[str, int] = {"counter": 2}
         for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
@@ -138,7 +139,7 @@ class Making:
             counts["verdict"] = 1
         if not self.ordered:
             counts["work"] = self.items * len(WORK_FIELDS)
-        return pack_parts(PARTS, counts, start)
+        return pack_parts(PARTS, counts, 0)
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """`struct Listed` without its pointers.
@@ -161,7 +162,9 @@ class Making:
         block.owners, block.owner_heads = self.owners, self.owner_heads
         block.item_heads = self.owner_heads
         block.group_owners, block.group_lists = self.groups
-        block.result_words[:] = _words(outputs, self.backward, itemsize)
+        block.result_words[:] = words_of_results(
+            outputs, self.backward, itemsize, len(block.result_words)
+        )
         return bytes(block)
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
@@ -174,22 +177,13 @@ class Making:
         return self.lists * sum(self.tiles[side] for side in sides)
 
 
-def _words(outputs: tuple[Output, ...], backward: bool, itemsize: int) -> list[int]:
-    """Of four bytes, in each of the results."""
-    places = (0, 1, 2, 4, 4) if backward else (0, 1)
-    tensors = 3 if backward else 1
-    found = [
-        prod(outputs[place].shape) * (itemsize if number < tensors else INT) // INT
-        for number, place in enumerate(places)
-    ]
-    return found + [0] * (LISTED.result.size // 8 - len(found))
-
-
 # ------------------------------------------------------------------ plans
 
 
 class DocumentLists:
     """Makes such plans for one bundle; safe to use from several threads."""
+
+    reads_captured = False
 
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder = built, binder
@@ -216,7 +210,8 @@ class DocumentLists:
         longest = longest_promised(decl.name, keywords[decl.name])
         shared = given[0] is given[1]
         key = tuple(params.values()), tuple(source.key for source in given), longest, shared
-        return Bound(params, None, key, given, longest)
+        watched = Watched.of([keywords[decl.name]])
+        return Bound(params, None, key, Documents(given, watched), longest)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -233,7 +228,7 @@ class DocumentLists:
             raise Unlisted
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
         unit = self._built.selector.suited(unit, wanted, place.sizes, bound)
-        backward, given = wanted.direction is Direction.backward, bound.given
+        backward, given = wanted.direction is Direction.backward, bound.given.sources
         kept = self._kept(unit, place.sizes, bound, wanted.direction)
         mode = mode_of(unit, wanted, kept)
         making = Making(
@@ -243,17 +238,17 @@ class DocumentLists:
         if making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS:
             raise Unlisted
         kernel = kernels.on_device(unit, mode, kept.features(wanted.features), index)
-        tables = replace(kept, work=_unknown(making.items), list_batch=int(making.lists > 1))
+        tables = replace(kept, work=unknown_work(making.items), list_batch=int(making.lists > 1))
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)
-        own, room = with_room(own, backward, making.room)
+        room, entries = making.room()
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
         arrays = itemgetter(*order, PARTS.index("stops"))
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
         return ListedPlan(
-            _with_arrays(own, making, order), lists, tuple(before),
+            _with_arrays(own, making, order), lists, entries, tuple(before),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, bundle.problem.dtype.itemsize), room, arrays,
             self._report(index), bundle.data[0].name,
@@ -273,7 +268,7 @@ class DocumentLists:
             bundle = _without_documents(self._built.bundle, reach)
             own = replace(unit, work=None, costs=(), by_documents=False)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
-            tables = replace(tables, work=_unknown(0))
+            tables = replace(tables, work=unknown_work(0))
             with self._lock:
                 self._tables.put(key, tables)
         return tables
@@ -286,7 +281,7 @@ def _reach(unit: SourceUnit, bound: Bound) -> int | None:
     A tile whose keys are all of one document may lie in tile columns that reach beyond it, and is
     full only where these are.
     """
-    of_q, of_k = bound.given
+    of_q, of_k = bound.given.sources
     if bound.longest is None or of_q is not of_k:
         return None
     return bound.longest - 1 + unit.tile.k
@@ -304,11 +299,6 @@ def _without_documents(bundle: Bundle, reach: int | None) -> Bundle:
         ahead = E.sub(E.K, E.Q)
         keep = E.conj(keep, E.le(ahead, E.const(reach)), E.le(E.const(-reach), ahead))
     return replace(bundle, variants=(replace(variant, keep=keep, recipes=()),), arrays=(), data=())
-
-
-def _unknown(items: int) -> Work:
-    """A work list of which the host knows no more than the length."""
-    return Work(np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS))), items, False)
 
 
 def _with_arrays(plan: PreparedLaunch, making: Making, order: tuple[int, ...]) -> PreparedLaunch:

@@ -161,7 +161,7 @@ def _check_rows(name: str, array: Array) -> None:
     steps = zip(array.strides[:-1], array.shape[:-1], strict=True)
     bytes_apart = [_size(array) * step for step, count in steps if count > 1]
     if any(value % ALIGNMENT for value in (array.pointer, *bytes_apart)):
-        raise Misaligned(name, at=name)
+        raise Misaligned(name, ALIGNMENT, at=name)
 
 
 def steps_of(array: Array, *dimensions: int) -> Shape:

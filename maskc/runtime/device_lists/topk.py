@@ -61,6 +61,8 @@ def _one(_: str) -> int:
 class TopKLists:
     """Makes such plans for one bundle; safe to use from several threads."""
 
+    reads_captured = False
+
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder, self._target = built, binder, built.target.name
         self._unit = built.bundle.list_source(self._target)

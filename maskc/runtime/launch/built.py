@@ -17,10 +17,11 @@ class BuiltBundle:
     """The sources of one bundle on one target and their binaries; safe to use from several
     threads."""
 
-    def __init__(self, bundle: Bundle, target: Target) -> None:
+    def __init__(self, bundle: Bundle, target: Target, kernels: Kernels | None = None) -> None:
+        """`kernels`: those of a bundle with the same sources, to share them."""
         self.bundle, self.target = bundle, target
         self.selector = SourceSelector(bundle, target, multiprocessors)
-        self.kernels = Kernels(bundle, target)
+        self.kernels = kernels or Kernels(bundle, target)
         self.dtype = bundle.problem.dtype.value
         """Of q."""
 

@@ -17,6 +17,7 @@ from maskc.core.abi import ATTENTION, Pointers
 from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.core.problem import Features
+from maskc.core.target import Target
 from maskc.core.tensors import Shape
 from maskc.dispatch.launch_plan import LaunchPlan
 from maskc.dispatch.tensor_maps import Tensor
@@ -58,11 +59,11 @@ def device_arch(target: str, device: int) -> str:
     if device >= len(found):
         raise NoDevice(target, f"there is none with index {device}", at="target")
     specific = target.endswith("a")
-    needed = target.removeprefix("sm_").removeprefix("simt").removesuffix("a")
+    needed = Target.named(target).capability
     have = found[device].capability
-    if specific and have != int(needed):
+    if specific and have != needed:
         raise NoDevice(target, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
-    if have < int(needed or 0):
+    if have < needed:
         raise NoDevice(target, f"device {device} is only an sm_{have}", at="target")
     return target if specific else f"sm_{have}"
 

@@ -268,7 +268,7 @@ def _backward(call: _Pass) -> None:
             keys = load(k[batch, kv, tile.keys], call.dtype)
             values = load(v[batch, kv, tile.keys], call.dtype)
             scores = call.scores(tile, rows, keys, head)
-            base = np.where(np.isneginf(lse[here]), 0, lse[here])
+            base = np.where(np.isneginf(lse[here]), np.inf, lse[here])  # weights are then 0
             dp = grads @ values.T
             if Feature.entmax in call.features:
                 p, u = weigh(scores.s, base, call.block.alpha_minus_1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import local
 from typing import Any, NamedTuple, Protocol
 
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
@@ -19,7 +19,11 @@ from maskc.runtime.arrays.known import Library, zeros
 
 _WRITE = {
     count: struct.Struct(f"{count}Q").pack_into
-    for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
+    for count in (
+        5,
+        len(POINTERS),
+        *(len(POINTERS) + len(LISTED_POINTERS) + n for n in (3, MAX_ARRAYS)),
+    )
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset

@@ -1,12 +1,14 @@
-// What the logits of a head are made of.
-// Gives: Logit, logit_of.
+// What the logits of one head are made of: the soft cap bends a score, then ALiBi adds to it.
+// Gives: Logit, logit_of, BENT, to_logit, logit_slope.
 
 // Whether features need registers that the plain kernel fills with what it loads early.
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
 
-// What the logits of one head are made of.
+// Whether a logit is more than its score times a factor.
+constexpr bool BENT = WITH_SOFTCAP || WITH_ALIBI;
+
 struct Logit {
-    float unit;       // of what make_logits leaves, in powers of two; with entmax, times alpha - 1
+    float unit;       // of what `to_logit` leaves, in powers of two; with entmax, times alpha - 1
     float slope;      // of ALiBi
     float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
 };
@@ -21,4 +23,27 @@ FN struct Logit logit_of(const struct Attention *p, i32 head) {
     logit.slope = WITH_ALIBI ? p->alibi_slopes[head] * p->spacing : 0.0f;
     logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
+}
+
+// The logit of a score q . k, up to `unit`, which the exponential applies. `slope` is ALiBi's of
+// the row, and `steps` tells how far its query is from the key.
+FN float to_logit(float x, const struct Attention *p, float sharpness, float slope, float steps) {
+#if WITH_SOFTCAP
+    // tanh by one exponential: the approximate instruction is too coarse for logits.
+    x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * sharpness) + 1.0f);
+#endif
+#if WITH_ALIBI
+    x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - slope * steps;
+#endif
+    return x;
+}
+
+// The derivative of a logit by scale times its score.
+FN float logit_slope(float x, const struct Attention *p, float slope, float steps) {
+#if WITH_SOFTCAP
+    if (WITH_ALIBI) x = (x + slope * steps) * fast_reciprocal(p->softcap);
+    return fmaxf(1.0f - x * x, 0.0f);
+#else
+    return 1.0f;
+#endif
 }

@@ -13,16 +13,9 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
         for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float x = s[m][n][e];
-#if WITH_SOFTCAP
-                // tanh by one exponential: the approximate instruction is too coarse for logits.
-                x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
-#endif
-#if WITH_ALIBI
-                const float steps = fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
-                x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - logit.slope * steps;
-#endif
-                s[m][n][e] = x;
+                const float steps =
+                    WITH_ALIBI ? fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2)) : 0.0f;
+                s[m][n][e] = to_logit(s[m][n][e], p, logit.sharpness, logit.slope, steps);
             }
 #else
     if (p->scale < 0.0f)

@@ -1,0 +1,159 @@
+"""maskc explore: the mask as a page that shows it to its last pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry, entries
+from maskc.cli.given import Arrays
+from maskc.cli.options import Asked, data_options, length_options, mask_source, problem_options
+from maskc.cli.output import done, echo, now, write_file
+from maskc.core.errors import UsageMistake
+
+if TYPE_CHECKING:
+    from maskc.viz.explorer.build import Shown
+
+
+@click.command(short_help="Look at the mask in a browser, to its last pair.")
+@mask_source
+@click.option(
+    "-o", "--output", metavar="PAGE", help="Write one *.html file that needs nothing else."
+)
+@click.option(
+    "--with", "other", metavar="E", help="Compare with this expression, or pattern's name."
+)
+@problem_options
+@length_options("where the mask has its shape")
+@data_options(None)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="P",
+    help="Where to listen; a free port, if not given.",
+)  # fmt: skip
+@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+def explore(
+    found: list[Entry], output: str | None, other: str | None, asked: Asked, n: int | None,
+    n_kv: int | None, arrays: Arrays, port: int, no_browser: bool,
+) -> None:  # fmt: skip
+    """Show the mask of FILE as a page: every pair, why it is live, its source and its price.
+
+    Without -o the page is served on 127.0.0.1 until Ctrl-C, to whoever has the address that is
+    printed; nothing leaves this machine. Lengths and parameters can be moved in the page.
+    """
+    if len(found) != 1:
+        names = ", ".join(entry.name for entry in found)
+        raise UsageMistake(f"FILE has several patterns: {names}", "choose one", at="--pattern")
+    make = Models(found[0], other, asked, arrays, n, n_kv)
+    if output is not None:
+        _write(make, Path(output))
+        return
+    from maskc.viz.explorer.server import ExplorerServer
+
+    server = ExplorerServer(lambda query: make(query, served=True), port)
+    echo(server.url)
+    if not no_browser:
+        import webbrowser
+
+        webbrowser.open(server.url)
+    echo("Ctrl-C stops", err=True)
+    try:
+        server.serve()
+    except KeyboardInterrupt:
+        echo("stopped", err=True)
+
+
+def _write(make: Models, path: Path) -> None:
+    from maskc.viz.explorer.page import html
+
+    if path.suffix.lower() not in (".html", ".htm"):
+        hint = "the page is one file, for example -o mask.html"
+        raise UsageMistake(f"{str(path)!r} is not *.html", hint, at="-o")
+    now(f"exploring {make.entry.name}")
+    text = html(make({}))
+    done()
+    write_file(path, text)
+    echo(str(path))
+
+
+class Models:
+    """Makes the page's model, for other settings, too."""
+
+    def __init__(
+        self, entry: Entry, other: str | None, asked: Asked, arrays: Arrays, n: int | None,
+        n_kv: int | None,
+    ) -> None:  # fmt: skip
+        self.entry, self.other, self.asked, self.arrays = entry, other, asked, arrays
+        self.lengths = None if n is None or n_kv is None else (n, n_kv)
+
+    def __call__(self, query: dict[str, list[str]], served: bool = False) -> dict[str, Any]:
+        """The model for a query: set=NAME=VALUE, with=E, n, n_kv."""
+        from maskc.core.target import Target
+        from maskc.viz.explorer.build import page_model
+        from maskc.viz.lengths import showing
+
+        entry = self._entry(query.get("set", []))
+        heads = self.asked.heads_for(entry.mask)
+        n_q, n_kv = self._asked_lengths(query) or self.lengths or showing(
+            entry.mask, heads, entry.params
+        )  # fmt: skip
+        problem = self.asked.problem(entry.mask)
+        target = Target.named(self.asked.target or "sm_90a")
+        other = (query.get("with") or [self.other])[0]
+        shown = self._shown(entry, heads, n_q, n_kv)
+        beside = None
+        if other:
+            beside = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
+        return page_model(
+            shown, n_q, n_kv, problem=problem, target=target,
+            other=beside, served=served, quick=served and not query,
+        )  # fmt: skip
+
+    def _entry(self, settings: list[str]) -> Entry:
+        if not settings:
+            return self.entry
+        pattern = self.entry.pattern
+        if pattern is None:
+            raise UsageMistake("only a pattern has settings", "write the expression anew", at="set")
+        own = dict(self.entry.settings)
+        for text in settings:
+            name, _, value = text.partition("=")
+            own[name] = value
+        return replace(self.entry, mask=pattern.with_text(own), settings=own)
+
+    @staticmethod
+    def _asked_lengths(query: dict[str, list[str]]) -> tuple[int, int] | None:
+        try:
+            return int(query["n"][0]), int(query["n_kv"][0])
+        except (KeyError, ValueError):
+            return None
+
+    def _shown(
+        self, entry: Entry, heads: int | None, n_q: int, n_kv: int,
+        taken: frozenset[str] = frozenset(),
+    ) -> Shown:  # fmt: skip
+        """`taken`: the parameters of the mask beside which it stands."""
+        from maskc.viz.explorer.build import Shown
+        from maskc.viz.explorer.sliders import movable, movable_mask
+
+        if entry.pattern is None:
+            made = movable_mask(entry.mask, taken)
+        else:
+            made = movable(entry.pattern, entry.pattern.read(entry.settings), heads, taken)
+        source = entry.source.removeprefix("--expr ")
+        labels = {n: f"{x} of {entry.name}" if taken else x for n, x in made.labels.items()}
+        return Shown(
+            entry.name, made.mask, "" if entry.title == entry.name else entry.title, source,
+            self.arrays.of(entry, n_q, n_kv), labels, made.stuck, entry.settings, entry.mask,
+        )  # fmt: skip
+
+
+def _one(text: str) -> Entry:
+    """The mask that --with names: a published pattern, or an expression; no file is run."""
+    from maskc import patterns
+
+    if text in patterns.names():
+        return entries(text, None, (), None)[0]
+    return replace(entries(None, text, (), None)[0], name="other", title="other", source=text)

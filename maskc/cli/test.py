@@ -1,0 +1,109 @@
+"""maskc test: property tests of patterns, with the smallest wrong case as a program."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry
+from maskc.cli.options import json_option, mask_source, single, target_option
+from maskc.cli.output import echo, now, one_by_one, write_json
+from maskc.core.errors import Counterexample, NothingCompared
+
+if TYPE_CHECKING:
+    from maskc.testing.checking import Examined, Wanted
+
+
+@click.command(short_help="Try random cases of a pattern and shrink one that is wrong.")
+@mask_source
+@target_option
+@click.option(
+    "--head-dim", type=click.IntRange(1), default=64, show_default=True, metavar="D",
+    help="Elements per row of q and k, and of v.",
+)  # fmt: skip
+@click.option("--dtype", metavar="T", help="One dtype; every one of the target's, if not given.")
+@click.option(
+    "--heads", type=click.IntRange(1), metavar="H",
+    help="Query heads; drawn, or as the mask is written, if not given.",
+)  # fmt: skip
+@click.option(
+    "--examples", type=click.IntRange(1), default=100, show_default=True, metavar="N",
+    help="Cases that each pattern is tried in, at most.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same seed draws the same cases."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), metavar="S",
+    help="Draw no more cases of a pattern after so many.",
+)  # fmt: skip
+@json_option
+def test(
+    found: list[Entry], targets: tuple[str, ...], head_dim: int, dtype: str | None,
+    heads: int | None, examples: int, seed: int, seconds: float | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare the kernels of FILE with dense attention in fp64, in random cases, both passes.
+
+    Drawn are lengths around the mask's constants, batches, grouped heads, dtypes, strides, options,
+    data, parameters and keys of NaN. Where something is wrong the smallest such case is printed as
+    a program, and the exit code is 1. Without a GPU for --target the kernels run in an emulator,
+    which needs g++ and PyTorch. --set keeps a parameter at one value.
+    """
+    from maskc.testing.checking import Wanted
+
+    wanted = Wanted(single(targets), head_dim, None, dtype, heads, examples, seed, seconds)
+    done = []
+    for entry in one_by_one(found, "testing"):
+        done.append((entry, _examined(entry, wanted)))
+        if not as_json:
+            _write(*done[-1])
+    if as_json:
+        write_json({"patterns": [_plain(*each) for each in done]})
+    wrong = [each.finding() for _, each in done if each.outcome.mismatch is not None]
+    if wrong:
+        raise Counterexample("; ".join(wrong))
+    for _, each in done:
+        each.right()
+        if not each.outcome.cases:
+            raise NothingCompared(0, each.subject.mask, "none was drawn in the time given")
+
+
+def _examined(entry: Entry, wanted: Wanted) -> Examined:
+    from maskc.testing.checking import examine
+
+    def tell(count: int) -> None:
+        now(f"testing {entry.name}: case {count + 1} of at most {wanted.examples}")
+
+    now(f"testing {entry.name}: compiling")
+    return examine(entry.name, entry.mask, wanted, dict(entry.params), tell)
+
+
+def _write(entry: Entry, done: Examined) -> None:
+    outcome = done.outcome
+    dtypes = ", ".join(done.subject.kernels)
+    refused = f", {outcome.refused} refused ({outcome.reason})" if outcome.refused else ""
+    how = "one is wrong" if outcome.mismatch else "all right"
+    echo(
+        f"{entry.name}: {entry.mask}\n{done.where}, {dtypes}: {outcome.cases} cases compared, "
+        f"{how}{refused}"
+    )
+    if not outcome.shrunk:
+        echo("cases do not shrink without Hypothesis: pip install 'maskc[test]'", err=True)
+    if done.program is not None:
+        echo(f"\n{done.program}")
+
+
+def _plain(entry: Entry, done: Examined) -> dict[str, Any]:
+    outcome, wrong = done.outcome, done.outcome.mismatch
+    return {
+        "name": entry.name, "formula": str(entry.mask), "target": done.target.name,
+        "emulated": done.subject.emulated, "dtypes": list(done.subject.kernels),
+        "cases": outcome.cases, "refused": outcome.refused, "reason": outcome.reason,
+        "shrunk": outcome.shrunk,
+        "counterexample": None if wrong is None else {
+            **asdict(wrong.case), "part": wrong.part, "error": wrong.error,
+            "allowed": wrong.allowed, "raised": wrong.raised, "script": done.program,
+        },
+    }  # fmt: skip

@@ -1,0 +1,127 @@
+"""Masks in parts over the rows of listed tokens: which tokens, whether that pays, and the launches.
+
+Times are in pairs of a full tile, and those of one head, as for residue classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.bundle import N_KV_OF_ALL, N_Q_OF_ALL, LayoutRecipe
+from maskc.core.evaluate import evaluate
+from maskc.core.layout import FULL, BlockLayout
+from maskc.core.listed import Listed
+from maskc.core.problem import TileShape
+from maskc.dispatch.residue_split import PARTIAL, ROW
+from maskc.layout import build
+
+Arrays = Mapping[str, np.ndarray]
+
+_MOVED = 4
+"""Passes over a listed row that moving it, and what belongs to it, takes as long as."""
+
+_THIN = 4
+"""Part of all tiles that a thin mask has at most."""
+
+
+def tokens_of(
+    listed: Listed, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
+) -> np.ndarray:
+    """int32 [sequences or 1, most]: the tokens of a list, ascending, -1 behind the last one.
+
+    Args:
+        arrays: the mask's flags, [N] or [sequences, N].
+    """
+    side = listed.side
+    length = n_q if side == "q" else n_kv
+    env = {**params, side: np.arange(length), "n_q": n_q, "n_kv": n_kv}
+    read = {name: arrays[name] for name in E.arrays(listed.among)}
+    sequences = max((len(x) for x in read.values() if x.ndim > 1), default=1)
+    found = []
+    for sequence in range(sequences):
+        own = {n: x[sequence if len(x) > 1 else 0] if x.ndim > 1 else x for n, x in read.items()}
+        held = np.broadcast_to(evaluate(listed.among, {**env, **own}), (length,))
+        found.append(np.flatnonzero(held))
+    tokens = np.full((sequences, max(map(len, found))), -1, np.int32)
+    for row, own in zip(tokens, found, strict=True):
+        row[: len(own)] = own
+    return tokens
+
+
+def of_all(n_q: int, n_kv: int) -> dict[str, int]:
+    """What the parameters of masks over some tokens are."""
+    return {N_Q_OF_ALL: n_q, N_KV_OF_ALL: n_kv}
+
+
+@dataclass(frozen=True)
+class ListedTiles:
+    """A part over listed rows, with what its tiles depend on besides lengths."""
+
+    listed: Listed
+    recipe: LayoutRecipe
+    tokens: np.ndarray
+    """int32 [most], one sequence's."""
+
+
+def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) -> bool:
+    """Whether the mask without its lists has so few tiles that scattered tokens would multiply
+    them."""
+    layout = build(base, n_q, n_kv, params, {})
+    rows, columns = layout.shape
+    return _THIN * layout.nnz <= rows * columns
+
+
+def pays(
+    base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
+    language: str, n_q: int, n_kv: int,
+) -> bool:  # fmt: skip
+    """Whether the rows of listed tokens take less time in parts of their own.
+
+    Args:
+        base: the mask without its lists.
+        params: of the mask.
+    """
+    whole, apart = times(base, parts, params, language, n_q, n_kv)
+    return apart < whole
+
+
+def times(
+    base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
+    language: str, n_q: int, n_kv: int,
+) -> tuple[float, float]:  # fmt: skip
+    """(whole, in parts).
+
+    Whole, every tile that has a listed key, or query, is live; which of these the mask has anyway
+    is known.
+    """
+    tile, row = base.tile, ROW[language]
+    layout = build(base, n_q, n_kv, params, {})
+    live = layout.to_dense() > 0
+    alone = _time(layout) + row * n_q
+    apart = alone
+    for part in parts:
+        own, count = {**params, **of_all(n_q, n_kv)}, len(part.tokens)
+        lengths = (count, n_kv) if part.listed.side == "q" else (n_q, count)
+        data = {part.listed.array: part.tokens}
+        apart += _time(build(part.recipe, *lengths, own, data))
+        apart += row * (_MOVED * count + lengths[0])
+        of_rows = part.listed.side == "q"
+        thin = TileShape(1, tile.k) if of_rows else TileShape(tile.q, 1)
+        lines = build(LayoutRecipe(thin, part.recipe.keep, None), *lengths, own, data)
+        rows, columns = np.repeat(np.arange(lines.shape[0]), np.diff(lines.row_ptr)), lines.col
+        if of_rows:
+            rows = part.tokens[rows] // tile.q
+        else:
+            columns = part.tokens[columns] // tile.k
+        live[rows, columns] = True
+    more = int(live.sum()) - layout.nnz
+    return alone + PARTIAL * tile.q * tile.k * more, apart
+
+
+def _time(layout: BlockLayout) -> float:
+    full = int((layout.kind == FULL).sum())
+    return layout.tile.q * layout.tile.k * (full + PARTIAL * (layout.nnz - full))

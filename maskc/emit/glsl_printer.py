@@ -1,0 +1,114 @@
+"""Formulas as GLSL ES 3.00: the predicate of a mask in the fragment shader of the explorer.
+
+GLSL computes in 32 bits and wraps, so a text is right only where `Shader.bound` says that nothing
+on the way to the answer leaves them; who draws asks first. Division of numbers below 0 is undefined
+in GLSL: `floor_div` and `floor_mod` divide numbers from 0 on alone. No name that a user wrote
+stands in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.core.expr_text import Dialect, Printer
+from maskc.core.widths import INT32, largest, number, reach
+
+WIDEST = INT32 - 1
+"""The largest bound for which a shader is exact: ends of ranges are one past the last number."""
+_CHAIN = 8
+"""Ranges of numbers up to which membership is a chain of comparisons."""
+
+LIBRARY = """\
+int floor_div(int a, int b) { return a >= 0 ? a / b : ~(~a / b); }
+int floor_mod(int a, int b) { return a >= 0 ? a % b : b - 1 - ~a % b; }
+"""
+"""What every predicate may call; a shader states it once."""
+
+
+@dataclass(frozen=True)
+class Shader:
+    """A predicate over `int q, int k`, and the names of what it reads.
+
+    `n_q`, `n_kv` and p0, p1, ... are integers that can be set without another build.
+    """
+
+    text: str
+    """One expression."""
+    params: tuple[str, ...]
+    """The parameters p0, p1, ... by the names that formulas use."""
+    arrays: tuple[str, ...]
+    """The arrays that the functions a0, a1, ... read; they take an index, or a row and a column."""
+    lists: tuple[tuple[tuple[int, int], ...], ...]
+    """The closed ranges that the functions in0(x), in1(x), ... look in; they ascend."""
+    bound: Expr
+    """The largest magnitude of anything computed: a symbol or an array in it stands for its own."""
+
+    def exact(self, values: Mapping[str, int]) -> bool:
+        """Whether nothing wraps, for these magnitudes of lengths, parameters and arrays."""
+        return number(self.bound, values) <= WIDEST
+
+
+def shader(keep: Expr) -> Shader | None:
+    """The shader of a formula over q and k; None where it spells a number of more than 32 bits.
+
+    Args:
+        keep: a condition over q, k, lengths, parameters and arrays.
+    """
+    params = tuple(E.params(keep))
+    arrays = E.arrays(keep)
+    nodes = dict.fromkeys(node for node in E.walk(keep) if isinstance(node, E.Member))
+    lists = tuple(dict.fromkeys(node.ranges for node in nodes if len(node.ranges) > _CHAIN))
+    bound = largest([*reach(keep), E.N_Q, E.N_KV])
+    least = dict.fromkeys(["q", "k", "n_q", "n_kv", *params, *arrays], 1)
+    if number(bound, least) > WIDEST:  # constants and factors alone
+        return None
+    return Shader(glsl_printer(params, arrays, lists)(keep), params, arrays, lists, bound)
+
+
+def glsl_printer(
+    params: tuple[str, ...], arrays: tuple[str, ...],
+    lists: tuple[tuple[tuple[int, int], ...], ...] = (),
+) -> Printer:  # fmt: skip
+    """A printer for predicates; its arguments are the fields of a `Shader`."""
+
+    def param(name: str, default: int) -> str:
+        return f"p{params.index(name)}"
+
+    def load(array: str, index: list[str]) -> str:
+        return f"a{arrays.index(array)}({', '.join(index)})"
+
+    def member(value: str, node: E.Member) -> str:
+        sign = "" if node.inside else "!"
+        if len(node.ranges) > _CHAIN:
+            return f"{sign}in{lists.index(node.ranges)}({value})"
+        tests = [
+            f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
+            for low, high in node.ranges
+        ]
+        return f"{sign}({' || '.join(tests)})"
+
+    return Printer(
+        Dialect(
+            conj="&&", disj="||", true="true", false="false",
+            floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=lambda name: name, param=param,
+            load=load, member=member, compare_parens=False,
+        )
+    )  # fmt: skip
+
+
+def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+    return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({num}, {den})", 7)
+
+
+def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+    return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({num}, {den})", 7)
+
+
+def _extreme(name: str, args: list[str]) -> str:
+    text = args[0]
+    for arg in args[1:]:
+        text = f"{name}({text}, {arg})"
+    return text

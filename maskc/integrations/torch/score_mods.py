@@ -1,0 +1,327 @@
+"""score_mods of FlexAttention that are options of a call: a factor, soft-capping, ALiBi.
+
+A score_mod runs once a call, with symbols for the score and the positions and with all heads at
+once as a tensor, so that `slopes[h]` and `torch.exp2(-8.0 * (h + 1) / heads)` are computed as
+written, with their gradients. What comes back is read as
+
+    factor * score, or cap * tanh(factor * score),  plus  slope[h] * (k - q) or -slope[h] * |q - k|
+
+and a constant. Anything else is refused with its line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import isfinite
+from typing import Any, NamedTuple, NoReturn
+
+from maskc.core.errors import MaskcError, ScoreModUnsupported
+from maskc.core.source import SourceLoc, caller, raised_at
+
+_OTHERS = (
+    "maskc knows score_mods for soft-capping, ALiBi and a factor; run others with torch's "
+    "flex_attention"
+)
+_A_MASK = (
+    "a score_mod that hides pairs is a mask_mod: "
+    "mc.from_mask_mod(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx) & mask"
+)
+_ALIBI = "write ALiBi as score + slopes[h] * (kv_idx - q_idx), or score - slopes[h] * abs(...)"
+_CAP = "write soft-capping as cap * torch.tanh(score / cap) with a number, and ALiBi behind it"
+
+
+class Distance(NamedTuple):
+    """|k - q - offset|."""
+
+    offset: float
+
+
+class Capped(NamedTuple):
+    """tanh(factor * score)."""
+
+    factor: float
+
+
+Atom = str | Distance | Capped
+"""What coefficients belong to: "score", "q", "k", "k - q", "" for a constant, and the others."""
+
+
+class ScoreOptions(NamedTuple):
+    """What a score_mod does, as options of a call."""
+
+    factor: float
+    """Of the scale, after the soft-cap was taken out."""
+    softcap: float | None
+    slopes: Any
+    """A number, or a tensor [Hq], or None: what the distance is multiplied with."""
+    offset: float | None
+    """None: slopes * (k - q); else -slopes * |k - q - offset|."""
+    shift: Any
+    """What is added to every score of a head: a number or a tensor [Hq]."""
+
+
+def score_options(score_mod: Callable[..., Any], query: Any) -> ScoreOptions:
+    """Read a score_mod(score, b, h, q_idx, kv_idx).
+
+    Args:
+        query: [B, Hq, Nq, D]; its heads, library and device.
+
+    Raises:
+        ScoreModUnsupported: it does something else (MC128).
+    """
+    at, heads = caller(), query.shape[1]
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(query, torch.Tensor):
+        h = torch.arange(heads, dtype=torch.int32, device=query.device)
+    else:
+        import numpy as np
+
+        h = np.arange(heads, dtype=np.int32)
+    score, q, k = (ScoreTerm({name: 1}, heads) for name in ("score", "q", "k"))
+    try:
+        result = score_mod(score, _Batch(), h, q, k)
+    except MaskcError:
+        raise
+    except Exception as error:
+        where = raised_at(error, at.file) if at is not None else None
+        raise ScoreModUnsupported(
+            f"it raised {type(error).__name__}: {error}", _OTHERS, at=where or at
+        ) from error
+    if not isinstance(result, ScoreTerm):
+        raise ScoreModUnsupported(f"it returns {type(result).__name__}", _OTHERS, at=at)
+    return _read(result.terms, at)
+
+
+def _read(terms: Mapping[Atom, Any], at: SourceLoc | None) -> ScoreOptions:
+    def refuse(found: str, hint: str = _OTHERS) -> NoReturn:
+        raise ScoreModUnsupported(found, hint, at=at)
+
+    rest = dict(terms)
+    shift = rest.pop("", 0.0)
+    capped = [atom for atom in rest if isinstance(atom, Capped)]
+    scores = len(capped) + ("score" in rest)
+    if scores != 1:
+        refuse("it adds the score several times" if scores else "it leaves the score out")
+    softcap = None
+    factor = rest.pop(capped[0] if capped else "score")
+    if not isinstance(factor, (int, float)):
+        refuse("it multiplies scores by a tensor", "multiply q by it before the call")
+    if capped:
+        softcap, factor = float(factor), capped[0].factor * factor
+        if not softcap > 0 or not isfinite(softcap):
+            refuse(f"it caps scores at {softcap:g}", _CAP)
+    if not rest:
+        return ScoreOptions(float(factor), softcap, None, None, shift)
+    if len(rest) > 1 or "q" in rest or "k" in rest:
+        refuse("it adds another formula of q_idx and kv_idx to the score", _ALIBI)
+    (atom, slopes) = rest.popitem()
+    if isinstance(atom, Distance):
+        return ScoreOptions(float(factor), softcap, -slopes, atom.offset, shift)
+    return ScoreOptions(float(factor), softcap, slopes, None, shift)
+
+
+class _Batch:
+    """The batch index, which no option of a call depends on."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ScoreModUnsupported("it uses b", _OTHERS, at=caller())
+
+    def __index__(self) -> NoReturn:
+        raise ScoreModUnsupported("it indexes with b", _OTHERS, at=caller())
+
+
+class ScoreTerm:
+    """A sum of symbols with coefficients, which are numbers or tensors with a value for a head."""
+
+    __slots__ = ("_heads", "terms")
+
+    def __init__(self, terms: Mapping[Atom, Any], heads: int) -> None:
+        self._heads = heads
+        self.terms = dict(terms)
+        found = self.terms.get("k"), self.terms.get("q")
+        if all(_is_number(x) for x in found) and found[0] == -found[1]:
+            self.terms["k - q"] = self.terms.get("k - q", 0) + self.terms.pop("k")
+            del self.terms["q"]
+        self.terms = {atom: x for atom, x in self.terms.items() if not (_is_number(x) and x == 0)}
+
+    def _other(self, value: Any) -> ScoreTerm:
+        """A number or a tensor as a constant."""
+        if isinstance(value, ScoreTerm):
+            return value
+        if isinstance(value, _Batch):
+            _refuse("it uses b")
+        if isinstance(value, (bool, int, float)):
+            return ScoreTerm({"": value}, self._heads)
+        shape = tuple(getattr(value, "shape", ("?",)))
+        if shape == () and getattr(value, "requires_grad", False) is False and _on_host(value):
+            return ScoreTerm({"": float(value)}, self._heads)
+        if shape not in ((), (1,), (self._heads,)):
+            shown = f"shape {shape}" if hasattr(value, "shape") else type(value).__name__
+            _refuse(f"it computes with a value of {shown}, which is not one for each head")
+        return ScoreTerm({"": value}, self._heads)
+
+    def _constant(self) -> Any:
+        """The value, where it has no symbol; None otherwise."""
+        return self.terms.get("", 0) if set(self.terms) <= {""} else None
+
+    def __add__(self, other: Any) -> ScoreTerm:
+        terms = dict(self.terms)
+        for atom, x in self._other(other).terms.items():
+            terms[atom] = terms[atom] + x if atom in terms else x
+        return ScoreTerm(terms, self._heads)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> ScoreTerm:
+        return ScoreTerm({atom: -x for atom, x in self.terms.items()}, self._heads)
+
+    def __sub__(self, other: Any) -> ScoreTerm:
+        return self + -self._other(other)
+
+    def __rsub__(self, other: Any) -> ScoreTerm:
+        return self._other(other) - self
+
+    def __mul__(self, other: Any) -> ScoreTerm:
+        right = self._other(other)
+        sum_, factor = (right, self) if self._constant() is not None else (self, right)
+        times = factor._constant()
+        if times is None:
+            _refuse("it multiplies the score or positions with each other")
+        return ScoreTerm({atom: x * times for atom, x in sum_.terms.items()}, self._heads)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> ScoreTerm:
+        by = self._other(other)._constant()
+        if by is None:
+            _refuse("it divides by the score or a position")
+        return ScoreTerm({atom: x / by for atom, x in self.terms.items()}, self._heads)
+
+    def __rtruediv__(self, other: Any) -> NoReturn:
+        _refuse("it divides by the score or a position")
+
+    def __abs__(self) -> ScoreTerm:
+        terms = dict(self.terms)
+        factor, offset = terms.pop("k - q", None), terms.pop("", 0)
+        if terms or not (_is_number(factor) and _is_number(offset)):
+            _refuse("it takes abs of something else than q_idx - kv_idx", _ALIBI)
+        return ScoreTerm({Distance(-offset / factor): abs(factor)}, self._heads)
+
+    def tanh(self) -> ScoreTerm:
+        """A soft-cap's middle part."""
+        factor = self.terms.get("score")
+        if set(self.terms) != {"score"} or not _is_number(factor):
+            _refuse("it takes tanh of something else than score / cap", _CAP)
+        return ScoreTerm({Capped(float(factor)): 1}, self._heads)
+
+    def _as(self, *kind: Any) -> ScoreTerm:
+        """Scores are fp32, and positions are exact."""
+        if any("16" in str(each) for each in kind):
+            _refuse("it rounds to half precision", _OTHERS)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _FUNCTIONS:
+            return partial(_FUNCTIONS[name], self)
+        return _refuse(f"it uses .{name}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        return _call(getattr(function, "__name__", str(function)), args, named)
+
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **named: Any) -> Any:
+        return _call(function.__name__, args, named)
+
+    def _compared(self, *_: Any) -> NoReturn:
+        _refuse("it compares the score or positions", _A_MASK)
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def _decided(self, *_: Any) -> NoReturn:
+        _refuse("it needs a number where every score and position has its own")
+
+    __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = _decided
+    __getitem__ = __pow__ = __rpow__ = __mod__ = __floordiv__ = __rmod__ = __rfloordiv__ = _decided
+    __and__ = __or__ = __invert__ = _decided
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float))
+
+
+def _on_host(value: Any) -> bool:
+    device = getattr(value, "device", "cpu")
+    return str(getattr(device, "type", device)) == "cpu"
+
+
+def _refuse(found: str, hint: str = _OTHERS) -> NoReturn:
+    raise ScoreModUnsupported(found, hint, at=caller())
+
+
+def _call(name: str, args: tuple[Any, ...], named: Any) -> Any:
+    """A function of torch or NumPy with one of our terms among its arguments."""
+    plain = name.strip("_")
+    if plain in ("getitem", "index_select", "take", "gather"):
+        _refuse("it reads a table at positions")
+    if plain in ("where", "masked_fill", "lt", "le", "gt", "ge", "eq", "ne", "less", "greater"):
+        _refuse(f"it uses {plain} of the score or positions", _A_MASK)
+    if plain not in _FUNCTIONS or named:
+        _refuse(f"it uses {plain} of the score or positions")
+    return _FUNCTIONS[plain](*args)
+
+
+def _sum(x: Any, y: Any) -> Any:
+    return x + y if isinstance(x, ScoreTerm) else y + x
+
+
+def _product(x: Any, y: Any) -> Any:
+    return x * y if isinstance(x, ScoreTerm) else y * x
+
+
+def _difference(x: Any, y: Any) -> Any:
+    return x - y if isinstance(x, ScoreTerm) else -y + x
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return x / y if isinstance(x, ScoreTerm) else y.__rtruediv__(x)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("add", "radd"), _sum),
+    **dict.fromkeys(("sub", "subtract"), _difference),
+    **dict.fromkeys(("rsub",), lambda x, y: _difference(y, x)),
+    **dict.fromkeys(("mul", "rmul", "multiply"), _product),
+    **dict.fromkeys(("div", "truediv", "divide", "true_divide"), _quotient),
+    **dict.fromkeys(("abs", "absolute"), abs),
+    **dict.fromkeys(("neg", "negative"), lambda x: -x),
+    "tanh": lambda x: x.tanh(),
+    **dict.fromkeys(("to", "type"), lambda x, *kind: x._as(*kind)),
+    **dict.fromkeys(("float", "double"), lambda x: x),
+}
+"""What terms can do, by the names of torch and NumPy."""
+
+
+def per_head(value: Any, query: Any) -> Any:
+    """fp32 [Hq] of a number or a tensor, where query is."""
+    heads = query.shape[1]
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(query, torch.Tensor):
+        tensor = torch.as_tensor(value, dtype=torch.float32, device=query.device)
+        return tensor.expand(heads).contiguous()
+    import numpy as np
+
+    return np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.float32), (heads,)))
+
+
+def aux_output(lse: Any) -> Any:
+    """torch's AuxOutput; lse is None where it was not asked for."""
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    return AuxOutput(lse=lse)

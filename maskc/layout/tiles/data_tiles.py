@@ -1,0 +1,76 @@
+"""Masks that read data, and what is known of them before the data are.
+
+What a mask asks besides data is laid out once per lengths: the tiles that can stay, whatever the
+data are. Where data are given on a device, its kernels leave out the tiles that they rule out, see
+templates/common/data_lists.cu.j2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.core.widths import is_list
+
+CHUNK = 2048
+"""Entries that a block of the device reads of an array that no tile has as its tokens."""
+
+
+class Split(NamedTuple):
+    """A mask as what the host knows and what data decide."""
+
+    hull: Expr
+    """All pairs that any data could keep; it reads none."""
+    rest: Expr
+    """What decides a tile of the hull: the terms that read data where the hull is the other ones,
+    else the mask."""
+    exact: bool
+    """Whether hull and rest together are the mask."""
+
+
+def reads_data(expr: Expr) -> bool:
+    """Whether a formula reads an array, lists of ids that the formula itself has aside."""
+    return any(isinstance(node, E.Load) and not is_list(node.array) for node in E.walk(expr))
+
+
+def split(keep: Expr) -> Split:
+    """Divide a mask, lifted or not."""
+    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    static = E.conj(*(term for term in terms if not reads_data(term)))
+    rest = E.conj(*filter(reads_data, terms))
+    of_rest = hull(rest)
+    if of_rest == E.ALWAYS:
+        return Split(static, rest, True)
+    return Split(E.conj(static, of_rest), keep, False)
+
+
+def hull(expr: Expr) -> Expr:
+    """The formula with every comparison that reads data taken for true. Negations stand at
+    comparisons alone, so nothing that data could keep is left out."""
+    match expr:
+        case E.All(terms):
+            return E.conj(*map(hull, terms))
+        case E.Any(terms):
+            return E.disj(*map(hull, terms))
+    return E.ALWAYS if reads_data(expr) else expr
+
+
+def readings_of(shape: Expr, reads: tuple[str, ...]) -> tuple[tuple[int, int, bool], ...]:
+    """How tiles read the arrays of a mask: (slot, side, whether it is the first of its slot).
+
+    Args:
+        shape: the lifted mask.
+        reads: its arrays, in the order of the kernels' slots.
+
+    Returns:
+        Side 0 where an array is read at the queries of a tile, 1 at its keys; -1 for arrays that
+        are only read elsewhere.
+    """
+    found: dict[tuple[int, int], None] = {}
+    for slot, name in enumerate(reads):
+        indices = {n.index for n in E.walk(shape) if isinstance(n, E.Load) and n.array == name}
+        sides = [side for side, token in enumerate((E.Q, E.K)) if (token,) in indices]
+        found |= dict.fromkeys((slot, side) for side in sides or [-1])
+    first = dict(reversed(found))
+    return tuple((slot, side, first[slot] == side) for slot, side in found)

@@ -1,0 +1,111 @@
+"""The simt family: CUDA cores in fp32, for every card from compute capability 7.0 on.
+
+One block of 16 x 16 threads has a tile of 64 x 64 pairs; a thread has 4 x 4 of them, and of each
+strip of 64 columns of a result 4 x 4 numbers. Rows of any length pass through 35 KiB of shared
+memory in pieces of DEPTH elements, so no card needs to be asked for more. What grows with the head
+dimension is registers: 16 a strip. Forward passes and dq hold a whole row of strips, eight of them
+at 512 elements. dk and dv together may have sixteen: beyond eight, several blocks share a tile
+column, and each makes the scores again for the strips that it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.bundle import Grid, Launch, Mode
+from maskc.core.problem import Direction, Feature, Problem, TileShape
+from maskc.core.target import TARGETS
+from maskc.plan.families.family import Along, Family
+from maskc.plan.types import Schedule
+
+TILE = TileShape(64, 64)
+THREADS = 256
+STRIP = 64
+"""Columns of a result that the threads have 4 x 4 numbers of."""
+MOST_STRIPS = 8
+"""Of which a block holds the sums: 128 registers of a thread."""
+ROW_FLOATS = 2
+"""fp32 workspace per query: delta, and room for a number per tile row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimtSchedule(Schedule):
+    """Numbers of the simt templates."""
+
+    depth: int = 32
+    """Elements of rows that are multiplied at a time."""
+    owned: int = 1
+    """Backward: strips of dv and dk that a block has."""
+
+
+def strips(width: int) -> int:
+    """Strips of a row."""
+    return -(-width // STRIP)
+
+
+def forward_schedule(problem: Problem) -> SimtSchedule:
+    """The forward schedule, whatever the head dimensions and dtype."""
+    return SimtSchedule(
+        TILE,
+        f"{_reason(problem)}; a thread has 4 x 4 pairs and {16 * strips(problem.head_dim_v)} "
+        "numbers of out",
+        warps=THREADS // 32,
+        min_blocks=2 if strips(problem.head_dim_v) <= 3 else 1,
+        depth=_depth(problem),
+    )
+
+
+def backward_schedule(problem: Problem) -> SimtSchedule:
+    """The backward schedule: dq by tile rows, then dk and dv by tile columns."""
+    total = strips(problem.head_dim) + strips(problem.head_dim_v)
+    parts = -(-total // MOST_STRIPS)
+    owned = -(-total // parts)
+
+    def launch(name: str, grid: Grid, feature: Feature | None = None, per_block: int = 1) -> Launch:
+        entry = f"attention_backward{name}"
+        return Launch(entry, grid, THREADS, per_block=per_block, feature=feature)
+
+    launches = (
+        launch("_delta", Grid.rows),
+        launch("_few", Grid.few),
+        launch("_rows", Grid.rows),
+        launch("_columns", Grid.tile_columns, per_block=TILE.k // parts),
+        launch("_sinks", Grid.heads, Feature.sinks),
+        launch("_slopes", Grid.heads, Feature.alibi),
+    )
+    shared = f"; {parts} blocks share a tile column" if parts > 1 else ""
+    return SimtSchedule(
+        TILE,
+        f"{_reason(problem)}; dq by tile rows, dk and dv by tile columns{shared}",
+        warps=THREADS // 32,
+        min_blocks=2 if owned <= 2 else 1,
+        modes=(("usual", Mode(launches)),),
+        row_floats=ROW_FLOATS,
+        depth=min(16, _depth(problem)),
+        owned=owned,
+    )
+
+
+def _reason(problem: Problem) -> str:
+    cuda = (each for each in TARGETS.values() if each.language == "cuda")
+    others = [each.name for each in cuda if each.lacks(problem)]
+    why = f" ({' and '.join(others)} have no such kernel)" if others else ""
+    return (
+        f"tiles of {TILE.q} x {TILE.k} on CUDA cores in fp32{why}, {_depth(problem)} elements of "
+        "rows at a time"
+    )
+
+
+def _depth(problem: Problem) -> int:
+    """Whole eights, as a warp loads eight columns of four rows; 32 at most."""
+    return min(32, -(-max(problem.head_dim, problem.head_dim_v) // 8) * 8)
+
+
+SIMT = Family(
+    "simt",
+    {
+        (Direction.forward, ""): forward_schedule,
+        (Direction.backward, ""): backward_schedule,
+    },
+    along=(Along("simt", Direction.backward, ""),),
+)

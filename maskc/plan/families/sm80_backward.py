@@ -1,0 +1,116 @@
+"""The mma.sync backward pass: tile, warps, registers and shared memory per head dimension.
+
+A block holds a tile of keys and values, 16 or 32 keys a warp, and walks over tiles of queries. What
+a thread sums up for its keys, dk and dv, takes FRAGMENTS * HEAD_DIM registers: with those of scores
+and of a share of dq they fit up to HEAD_DIM 128; above that, blocks of the same keys have dk or dv.
+Everything fits the 99 KiB of shared memory that cards of compute capability 8.6 and 8.9 have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskc.core.bundle import Grid, Launch, Mode
+from maskc.core.errors import SharedMemoryExceeded
+from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.target import TARGETS
+from maskc.plan.families.family import L2_BYTES
+from maskc.plan.types import Schedule
+
+PLAIN_THREADS = 256
+"""Of the launches before and after, which have a block per tile row."""
+
+_SUMS = 1
+"""Floats per query for what a tile row sums up for its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sm80BackwardSchedule(Schedule):
+    """Numbers of the mma.sync backward template."""
+
+    score_queries: int = 32
+    """Queries of the tile whose scores are in registers at a time."""
+    divided: bool = False
+    """Whether dk and dv of a tile column have blocks of their own."""
+    one_place: bool = False
+    """Whether gradients of scores lie where the tile of dout was."""
+    group_queries: int = 1
+    """Tokens whose queries and gradients of outputs take L2_BYTES: heads run in such groups."""
+
+    @property
+    def score_rows(self) -> int:
+        return self.score_queries
+
+
+_TILES = {
+    32: (64, 128, 4, 3, 32),
+    64: (64, 128, 4, 2, 32),
+    96: (64, 64, 4, 2, 64),
+    128: (64, 64, 4, 2, 64),
+    192: (32, 64, 4, 1, 32),
+    256: (32, 64, 4, 1, 32),
+}
+"""For each head dimension: queries and keys of a tile, warps, blocks per multiprocessor, queries
+whose scores are in registers at a time."""
+
+
+def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
+    """The schedule of a backward pass.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    queries, keys, warps, blocks, at_once = _TILES[dim]
+    tile, divided = TileShape(queries, keys), dim > 128
+    room, one_place = shared_bytes(tile, dim, False), False
+    if room > target.shared_memory:
+        room, one_place = shared_bytes(tile, dim, True), True
+    if room > target.shared_memory:
+        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+    own = keys // warps
+    return Sm80BackwardSchedule(
+        tile,
+        f"tiles of {queries} x {keys}, {warps} warps of {own} keys"
+        + (", dk and dv by blocks of their own" if divided else "")
+        + f", {room / 1024:g} KiB of shared memory",
+        warps=warps,
+        min_blocks=blocks,
+        shared_bytes=room,
+        modes=_modes(tile, room, 32 * warps, 1 + divided),
+        row_floats=dim + 2 + _SUMS,
+        score_queries=at_once,
+        divided=divided,
+        one_place=one_place,
+        group_queries=L2_BYTES // (4 * dim),
+    )
+
+
+def shared_bytes(tile: TileShape, head_dim: int, one_place: bool) -> int:
+    """Bytes of struct Shared: a tile each of k, v, q and dout, gradients of scores, lse and delta.
+
+    `one_place`: these gradients lie where dout was.
+    """
+    gradients = 16 if one_place else 2 * tile.q * tile.k
+    return 4 * head_dim * (tile.q + tile.k) + gradients + 8 * tile.q
+
+
+def _modes(
+    tile: TileShape, room: int, threads: int, blocks: int
+) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
+    """The usual one, where columns add to dq, and one with the same bits on every run.
+
+    `blocks`: of a tile column.
+    """
+    prepare = Launch("attention_backward_prepare", Grid.queries, PLAIN_THREADS, per_block=tile.q)
+    mean = Launch(
+        "attention_backward_mean", Grid.queries, threads, room, tile.q, feature=Feature.entmax
+    )
+    few = Launch("attention_backward_few", Grid.few, PLAIN_THREADS)
+    rows = Launch("attention_backward_rows", Grid.queries, threads, room, tile.q)
+    main = Launch("attention_backward", Grid.tile_columns, threads, room, parts=blocks)
+    finish = Launch("attention_backward_finish", Grid.queries, PLAIN_THREADS, per_block=tile.q)
+    return (
+        ("usual", Mode((prepare, mean, few, main, finish))),
+        ("deterministic", Mode((prepare, mean, few, rows, main, finish), "DETERMINISTIC")),
+    )

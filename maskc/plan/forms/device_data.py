@@ -1,0 +1,92 @@
+"""Tile lists made on the device (templates/common/data_lists.cu.j2), from any data that are given
+there: their launches.
+
+A tile that the mask could have, whatever its data are, stays unless the mask's own formula,
+interpreted on the whole tile with the least and the greatest value of each array there, says that
+no pair of it is live; it is full where the formula says that every pair is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core import expr as E
+from maskc.core.abi import MAX_ARRAYS
+from maskc.core.bundle import Grid, Launch
+from maskc.core.data import DataKind
+from maskc.core.widths import is_list
+from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.plan.types import KernelPlan
+
+THREADS = 128
+"""Of a block."""
+BLOCKS = 8
+"""That a multiprocessor has room for: sets the registers of a thread."""
+RESULTS = 5
+"""Of a pass: dq, dk, dv and two gradients per head."""
+
+REASON = (
+    "given on the device, data are read there: kernels list the tiles that they leave, and nothing "
+    "waits; lists are kept while the arrays stay as they are"
+)
+
+LAUNCHES = (
+    Launch("data_bounds", Grid.tiles, THREADS),
+    Launch("data_tiles", Grid.lists, THREADS),
+    Launch("data_lists", Grid.lists, THREADS),
+    Launch("data_spoil", Grid.results, THREADS, resident=4),
+)
+"""The last one behind the pass, and only where data may turn out to be wrong."""
+
+_KINDS = (
+    DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.table,
+)  # fmt: skip
+_LEAST_BLOCK = 8
+"""The fewest tokens that an entry of a table stands for: a tile reads all that it covers."""
+
+
+def matches(plan: KernelPlan) -> bool:
+    """Whether all heads have one mask that reads arrays of a call and runs whole, in lists.
+
+    Parts over listed tokens are no hindrance: the host takes them, and the device where the mask
+    promises how many tokens there are.
+    """
+    mask, *others = plan.masks
+    ir = mask.ir
+    parts = [part for part in plan.parts if part.listed is None]
+    if others or parts or plan.use_ranges or plan.distances or ir.selections:
+        return False
+    given = all(
+        (decl.kind in _KINDS and decl.from_caller) or (decl.held and decl.rank <= 2)
+        for decl in ir.data
+    )
+    if not ir.data or not given or beside_documents(ir.keep, tuple(ir.data)) is not None:
+        return False
+    loads = {
+        node for node in E.walk(mask.lifted.shape)
+        if isinstance(node, E.Load) and not is_list(node.array)
+    }  # fmt: skip
+    return len({node.array for node in loads}) <= MAX_ARRAYS and all(map(_readable, loads))
+
+
+def _readable(load: E.Load) -> bool:
+    """Whether tiles read an array at their own tokens, or at few entries."""
+    alone = len(load.index) == 1 and load.index[0] in (E.Q, E.K)
+    return alone or all(map(_is_short, load.index))
+
+
+def _is_short(index: E.Expr) -> bool:
+    """Whether an index has few values on a tile."""
+    if E.arrays(index):
+        return False
+    if not E.symbols(index) & {"q", "k"}:
+        return True
+    terms = E.split_linear(index.num)[1] if isinstance(index, E.FloorDiv) else ()
+    return bool(terms) and index.den >= _LEAST_BLOCK and all(
+        isinstance(term, E.Sym) and abs(factor) == 1 for factor, term in terms
+    )  # fmt: skip
+
+
+def listed(plan: KernelPlan) -> KernelPlan:
+    """The plan whose tile lists may be made on the device."""
+    return replace(plan, data_lists=True, reasons=(*plan.reasons, REASON))

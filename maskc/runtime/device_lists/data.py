@@ -1,0 +1,366 @@
+"""Plans of passes whose tile lists are made on the device from data there: sizes, memory and
+launches.
+
+What a mask may keep at most, whatever its data are, is laid out on the host, once per lengths; the
+device leaves out the tiles that data rule out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from maskc.core.abi import ATTENTION, WORK_FIELDS
+from maskc.core.bundle import PACKED, Bundle, Grid, Launch, SourceUnit
+from maskc.core.captured import HELD
+from maskc.core.cost import Tally
+from maskc.core.layout import MAX_TILES
+from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Device, Output
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.launch_plan import launch_plan, mode_of
+from maskc.dispatch.packing import packed
+from maskc.dispatch.recent import Recent
+from maskc.dispatch.tables import Tables, make_tables
+from maskc.layout import MAX_ITEMS, heads_per_group
+from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
+from maskc.runtime.binding import Binder
+from maskc.runtime.device_lists.call import Unlisted, pack_parts, unknown_work, words_of_results
+from maskc.runtime.device_lists.data_given import Given, Reader
+from maskc.runtime.device_lists.data_launch import ARRAYS, LISTED, PARTS, DataPlan
+from maskc.runtime.launch.built import BuiltBundle
+from maskc.runtime.launch.cuda import host_word
+from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+
+_MOST_TILES = 1 << 26
+"""Tiles of a grid; of longer sequences the host lists the few that are live."""
+_MOST_ENTRIES = 1 << 28
+"""Of the memory of lists, of four bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """The lists that a pass reads."""
+
+    unit: SourceUnit
+    """Of the pass."""
+    sizes: Sizes
+    given: Given
+    readings: tuple[tuple[int, int, bool], ...]
+    """See `readings_of`."""
+    backward: bool
+    ordered: bool
+    """Whether blocks of a backward pass find their work from their index: then there is no work
+    list, and lists by rows and by columns; else those by one of them."""
+    kept: int
+    """Tiles that the mask could have, in one list."""
+    wide: bool
+    """Whether constants have two words."""
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """(sequences, heads) with data of their own, 1 where all share theirs."""
+        shapes = [source.shape for source in self.given.sources]
+        return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+
+    @property
+    def lists(self) -> int:
+        """Of tiles."""
+        batches, heads = self.extents
+        return batches * heads
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something given may turn out to be wrong."""
+        return any(source.doubtful for source in self.given.sources)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tile rows and columns."""
+        tile, sizes = self.unit.tile, self.sizes
+        return -(-sizes.n_q // tile.q), -(-sizes.n_kv // tile.k)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Of which lists are made: 0 rows, 1 columns."""
+        return (0, 1) if self.ordered else (int(self.backward),)
+
+    @property
+    def item_heads(self) -> int:
+        """Query heads of an item, one after another."""
+        alone = not self.backward or self.extents[1] > 1
+        return 1 if alone else self.sizes.heads_q // self.sizes.heads_kv
+
+    @property
+    def owner_heads(self) -> int:
+        """Query heads from one owner of a list to the next."""
+        return self.sizes.heads_q if self.extents[1] > 1 else self.item_heads
+
+    @property
+    def owners(self) -> int:
+        """Of every row or column of a list."""
+        batches, heads = self.extents
+        of_sequence = 1 if heads > 1 else self.sizes.heads_q // self.item_heads
+        return self.sizes.batch // batches * of_sequence
+
+    @property
+    def items(self) -> int:
+        """Of the work list: a row is never cut."""
+        return self.lists * self.owners * self.tiles[self.backward]
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """(owners of a list, lists) whose work runs at the same time; all owners where there are
+        several lists."""
+        sizes = self.sizes
+        tokens = sizes.n_q if self.backward else sizes.n_kv
+        heads = 1
+        if self.unit.work is not None:
+            heads = heads_per_group(self.unit.work, tokens, sizes.batch * sizes.heads_kv)
+        owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
+        return min(owners, self.owners), max(1, owners // self.owners)
+
+    @property
+    def first_blocks(self) -> tuple[int, ...]:
+        """Of each reading in the launch that reads data; then how many blocks there are."""
+        blocks = []
+        for slot, side, _ in self.readings:
+            batches, heads, rows, columns = self.given.sources[slot].shape
+            entries = batches * heads * rows * columns
+            blocks.append(batches * self.tiles[side] if side >= 0 else -(-entries // CHUNK))
+        return tuple(accumulate(blocks, initial=0))
+
+    @property
+    def bit_words(self) -> tuple[int, ...]:
+        """Of a list, by side: 32 candidates each, a line's in words of their own."""
+        return tuple(self.kept // 32 + tiles + 1 for tiles in self.tiles)
+
+    def room(self) -> tuple[tuple[int, ...], int]:
+        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all)."""
+        tiles, lists = self.tiles, self.lists
+        counts: dict[str, int] = {"counter": 2, "bounds": 4 * self.first_blocks[-1]}
+        for name, source in zip(ARRAYS, self.given.sources, strict=False):
+            batches, heads, rows, columns = source.shape
+            counts[name] = batches * heads * rows * columns
+        for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
+            if side in self.sides:
+                counts |= {
+                    f"bits_{token}": 2 * lists * self.bit_words[side],
+                    f"counts_{token}": lists * tiles[side],
+                    f"{line}_ptr": lists * (tiles[side] + 1),
+                    f"{line}_tiles": lists * self.kept,
+                }
+        if self.doubtful:
+            counts["verdict"] = 1
+        if not self.ordered:
+            counts["work"] = self.items * len(WORK_FIELDS)
+        return pack_parts(PARTS, counts, 0)
+
+    def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
+        """`struct DataLists` without its pointers.
+
+        Args:
+            outputs: of the pass.
+            itemsize: bytes of an element of its tensors.
+        """
+        block, sizes, tile = LISTED(), self.sizes, self.unit.tile
+        block.n[:], block.tile[:], block.tile_count[:] = (
+            (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
+        )  # fmt: skip
+        for slot, source in enumerate(self.given.sources):
+            (block.source_batch[slot], block.source_head[slot], block.source_row[slot],
+             block.source_step[slot]) = source.strides  # fmt: skip
+            (block.batches[slot], block.heads_of[slot], block.rows[slot],
+             block.columns[slot]) = source.shape  # fmt: skip
+            (block.array_batch[slot], block.array_head[slot],
+             block.array_row[slot]) = strides_of(source.shape)  # fmt: skip
+            block.source_code[slot], block.rule[slot] = source.code, source.rule
+            block.ends[slot] = source.ends
+        first = self.first_blocks
+        block.first_block[: len(first)] = first
+        block.bit_words[:], block.room[:] = self.bit_words, (self.kept, self.kept)
+        block.lists, block.heads, block.wide = self.lists, self.extents[1], self.wide
+        block.first_side = self.sides[0]
+        block.owners, block.owner_heads = self.owners, self.owner_heads
+        block.item_heads = self.item_heads
+        block.group_owners, block.group_lists = self.groups
+        block.result_words[:] = words_of_results(
+            outputs, self.backward, itemsize, len(block.result_words)
+        )
+        return bytes(block)
+
+    def blocks(self, launch: Launch, multiprocessors: int) -> int:
+        """How many a launch has."""
+        if launch.grid is Grid.results:
+            return launch.resident * multiprocessors
+        if launch.grid is Grid.tiles:
+            return self.first_blocks[-1]
+        return self.lists * sum(self.tiles[side] for side in self.sides)
+
+
+def strides_of(shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
+    """Elements from one sequence, head and row to the next of an array as kernels read it; 0 where
+    all share theirs."""
+    batches, heads, rows, columns = shape
+    over = rows * columns
+    return heads * over if batches > 1 else 0, over if heads > 1 else 0, columns
+
+
+class DataLists:
+    """Makes such plans for one bundle; safe to use from several threads."""
+
+    reads_captured = True
+
+    def __init__(self, built: BuiltBundle, binder: Binder) -> None:
+        self._built, self._binder = built, binder
+        bundle = built.bundle
+        self._unit = bundle.list_source(built.target.name)
+        self._reader = Reader(bundle.data, bundle.arrays)
+        self._readings = readings_of(bundle.variants[0].keep, bundle.arrays)
+        self._names = ", ".join(decl.name for decl in bundle.data)
+        self._data = frozenset(decl.name for decl in bundle.data) | {HELD}
+        self._latest: tuple[Any, Bound] | None = None
+        self._tables: Recent[Tables] = Recent()
+        self._report = cache(host_word)  # of a device
+        self._lock = threading.Lock()
+        self.active = self._unit is not None
+        """Whether a source makes the lists of this mask."""
+
+    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+        """Parameters and data of a call; None where the host is to read them.
+
+        Raises:
+            DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
+        """
+        others = [pair for pair in keywords.items() if pair[0] not in self._data]
+        place = (sizes, device, others)
+        known = self._latest
+        if known is not None and known[0] == place:
+            bound, watched = known[1], known[1].given.watched
+            now = watched.again(self._reader.arrays(keywords))
+            if now is watched:
+                return bound
+            if now is not None:
+                bound = replace(bound, given=bound.given._replace(watched=now))
+                self._latest = place, bound
+                return bound
+        given = self._reader.read(device, keywords, sizes)
+        if given is None:
+            return None
+        params = self._binder.parameters(keywords)
+        key = tuple(params.values()), tuple(source.key for source in given.sources)
+        bound = Bound(params, None, key, given)
+        if given.watched is not None:
+            self._latest = place, bound
+        return bound
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> DataPlan:  # fmt: skip
+        """How a pass runs over some tokens; arguments as in SourceSelector.plan.
+
+        Raises:
+            Unlisted: sequences are too long or too many, heads that share keys have data of their
+                own, or lists are to be checked.
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
+        if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
+            raise Unlisted
+        bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
+        backward, given = wanted.direction is Direction.backward, bound.given
+        unit, place = self._source(unit, wanted, bound, place)
+        sizes = place.sizes
+        kept = self._kept(unit, sizes, bound, wanted.direction)
+        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, kept)
+        making = Making(
+            unit, sizes, given, self._readings, backward, mode == "deterministic",
+            dict(kept.parts)["row_tiles"].size, kept.wide,
+        )  # fmt: skip
+        heads = making.extents[1]
+        room, entries = making.room()
+        if (
+            making.lists * making.kept > MAX_TILES
+            or making.items > MAX_ITEMS
+            or entries > _MOST_ENTRIES
+            or (heads > 1 and backward and sizes.heads_q != sizes.heads_kv)
+            or (heads > 1 and making.ordered)
+        ):
+            raise Unlisted
+        kernel = kernels.on_device(unit, mode, kept.features(wanted.features), index)
+        batches = making.extents[0]
+        tables = replace(kept, work=unknown_work(making.items), list_batch=int(batches > 1))
+        plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
+        own = prepare(plan, kernel, self._built.dtype)
+        lists = kernels.on_device(self._unit, "usual", frozenset(), index)
+        *before, spoil = lists.steps(making.blocks)
+        return DataPlan(
+            _with_arrays(own, given), lists, entries, tuple(before),
+            (spoil,) if making.doubtful else (),
+            making.numbers(outputs, bundle.problem.dtype.itemsize), room,
+            self._report(index), self._names,
+        )  # fmt: skip
+
+    def _source(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
+    ) -> tuple[SourceUnit, Place]:  # fmt: skip
+        """The source, and the tokens: heads as rows of one tile where they fit; else what takes
+        least for all that the mask could keep."""
+        bundle, selector = self._built.bundle, self._built.selector
+        shapes = {
+            name: np.broadcast_to(np.int32(0), source.shape)
+            for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
+        }
+        fit = packed(bundle, unit, wanted, place, lambda: shapes)
+        if fit is not None:
+            return fit
+
+        def tally(each: SourceUnit) -> Tally:
+            found = self._kept(each, place.sizes, bound, wanted.direction).tally
+            return Tally(0, 0, 0) if found is None else replace(found, single=False, alone=False)
+
+        return selector.by_hull(unit, wanted, place.sizes, tally), place
+
+    def _kept(
+        self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction
+    ) -> Tables:  # fmt: skip
+        """What the mask could keep at these lengths, as tables of its own."""
+        rows, columns = -(-sizes.n_q // unit.tile.q), -(-sizes.n_kv // unit.tile.k)
+        if rows * columns > _MOST_TILES:
+            raise Unlisted
+        params = bound.params
+        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()))
+        tables = self._tables.get(key)
+        if tables is None:
+            own = replace(unit, work=None)
+            bundle = _without_data(self._built.bundle)
+            tables = make_tables(bundle, own, sizes, params, {}, direction, True)
+            tables = replace(tables, work=unknown_work(0), adders=None)
+            with self._lock:
+                self._tables.put(key, tables)
+        return tables
+
+
+def _without_data(bundle: Bundle) -> Bundle:
+    """All that the mask could keep, as a mask that reads no data; its constants stay those of the
+    whole formula."""
+    (variant,) = bundle.variants
+    found = replace(variant, keep=split(variant.keep).hull, recipes=())
+    return replace(bundle, variants=(found,), arrays=(), data=())
+
+
+def _with_arrays(plan: PreparedLaunch, given: Given) -> PreparedLaunch:
+    """The same, with how far apart the arrays of two sequences, heads and rows are."""
+    block = ATTENTION.from_buffer_copy(plan.numbers)
+    for slot, source in enumerate(given.sources):
+        (block.array_batch[slot], block.array_head[slot],
+         block.array_row[slot]) = strides_of(source.shape)  # fmt: skip
+    return replace(plan, numbers=bytes(block))

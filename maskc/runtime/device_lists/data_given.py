@@ -1,0 +1,280 @@
+"""Data of a call that stay on the device: where kernels find them, whether they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core.captured import HELD, Held
+from maskc.core.data import CuSeqlens, DataDecl, DataKind
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device
+from maskc.layout import NO_PROMISE, promised
+from maskc.layout.inputs.captured import reads_inside
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.device_lists.watched import Watched
+
+CODES = {
+    "bool": (0, 1), "uint8": (0, 1), "int8": (1, 1), "int16": (2, 2), "int32": (3, 4),
+    "int64": (4, 8),
+}  # fmt: skip
+"""Of the elements that kernels read: their code in `struct DataLists`, and their bytes."""
+AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
+"""How an element becomes one of 32 bits."""
+
+
+class Source(NamedTuple):
+    """An array as kernels read it."""
+
+    pointer: int
+    most: int
+    """Tokens of a document, where it has cumulative lengths; differs from call to call."""
+    rule: int
+    code: int
+    shape: tuple[int, int, int, int]
+    """(sequences, heads, rows, entries of a row); of cumulative lengths the tokens that they are
+    about."""
+    strides: tuple[int, int, int, int]
+    """In elements; 0 where all share theirs."""
+    ends: int = 0
+    """Cumulative lengths of a sequence."""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether values may turn out to be wrong: lengths, and numbers of more than 32 bits."""
+        return self.rule == CUMULATIVE or (self.rule == AS_IS and self.code == 4)
+
+    @property
+    def key(self) -> Hashable:
+        """All but where it is, and the exact promise."""
+        return self[2:]
+
+
+class Given(NamedTuple):
+    """The data of a call."""
+
+    sources: tuple[Source, ...]
+    """By the kernels' slots."""
+    watched: Watched | None
+    """None where nobody can tell whether they change."""
+
+
+class _Unreadable(Exception):
+    """The host must read the data, and say what is wrong if anything is."""
+
+
+class Reader:
+    """Finds the arrays of one mask among the keywords of a call."""
+
+    def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
+        """`arrays`: names that formulas use, in the order of the kernels' slots."""
+        self._decls, self._arrays = decls, arrays
+        self._sound: object = None
+
+    def read(self, device: Device, keywords: Mapping[str, Any], sizes: Sizes) -> Given | None:
+        """What a call gives, where kernels can read it as it is.
+
+        Returns:
+            None where something is missing, on another device, of another dtype or shape, or of a
+            library that is not known by name: the host reads it then, and says what is wrong if
+            anything is.
+
+        Raises:
+            NotAnArray: a tensor without memory.
+            DataType, DataRange: a promise that is no length.
+        """
+        if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+            return None
+        found: dict[str, Source] = {}
+        held = keywords.get(HELD)
+        try:
+            for decl in self._decls:
+                given = held if decl.held else keywords.get(decl.name)
+                sources = _READERS[decl.kind](_Call(device, sizes, decl), given)
+                found |= zip(decl.arrays, sources, strict=True)
+        except _Unreadable:
+            return None
+        if isinstance(held, Held) and not self._inside(held, found, keywords, sizes):
+            return None
+        watched = Watched.of(self.arrays(keywords))
+        return Given(tuple(found[name] for name in self._arrays), watched)
+
+    def arrays(self, keywords: Mapping[str, Any]) -> list[Any]:
+        """What the caller gives, and the mask holds, declaration by declaration."""
+        held = keywords.get(HELD)
+        return [
+            held.source_of(decl.name) if decl.held and held is not None else keywords.get(decl.name)
+            for decl in self._decls
+        ]
+
+    def _inside(
+        self, held: Held, found: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
+    ) -> bool:  # fmt: skip
+        """Whether no formula reads a captured array outside; remembered for a few sizes."""
+        shapes = {name: found[name].shape[2:] for name, _, _ in held.tables if name in found}
+        key = (sizes.n_q, sizes.n_kv, *shapes.items())
+        params = {name: x for name, x in keywords.items() if type(x) is int}
+        if params or self._sound != key:
+            self._sound = key if reads_inside(held, params, sizes, shapes) else None
+        return self._sound == key
+
+
+# ------------------------------------------------------------------ arrays of a call
+
+
+class _Call(NamedTuple):
+    """Where an array is read, and for whom."""
+
+    device: Device
+    sizes: Sizes
+    decl: DataDecl
+
+    def view(self, given: Any) -> Array:
+        """An array on the call's device, of integers or booleans."""
+        library = LIBRARIES.get(type(given))
+        if library is None or type(given) is np.ndarray:
+            raise _Unreadable
+        found = library.view(given, self.decl.name)
+        if found.device != self.device or found.dtype not in CODES:
+            raise _Unreadable
+        return found
+
+    def vector(self, given: Any, length: int, rule: int, *, tokens: bool = True) -> Source:
+        """One value per token, [N] or [batch, N], of which the last `length` count, or the first.
+
+        Args:
+            length: of one side.
+            tokens: whether there may be a value for each of all tokens instead.
+        """
+        array = self.view(given)
+        all_tokens = max(self.sizes.n_q, self.sizes.n_kv)
+        if array.shape[-1:] != (length,) and not (tokens and array.shape[-1:] == (all_tokens,)):
+            raise _Unreadable
+        batch, over_batch = self._batch(array)
+        code, size = CODES[array.dtype]
+        first = 0 if self.decl.from_start else array.shape[-1] - length
+        step = array.strides[-1]
+        return Source(
+            array.pointer + first * step * size, NO_PROMISE, rule, code, (batch, 1, 1, length),
+            (over_batch, 0, 0, step),
+        )  # fmt: skip
+
+    def _batch(self, array: Array) -> tuple[int, int]:
+        """(sequences, elements from one to the next) of a vector."""
+        if len(array.shape) == 1:
+            return 1, 0
+        if len(array.shape) != 2 or array.shape[0] not in (1, self.sizes.batch):
+            raise _Unreadable
+        return array.shape[0], array.strides[0] if array.shape[0] > 1 else 0
+
+    def cumulative(self, given: CuSeqlens, length: int) -> Source:
+        """The documents of `length` tokens, from their cumulative lengths."""
+        array = self.view(given.array)
+        if not array.shape or array.shape[-1] < 1 or array.dtype not in ("int32", "int64"):
+            raise _Unreadable
+        batch, over_batch = self._batch(array)
+        most = promised(self.decl.name, given)
+        return Source(
+            array.pointer, NO_PROMISE if most is None else most, CUMULATIVE,
+            CODES[array.dtype][0], (batch, 1, 1, length), (over_batch, 0, 0, array.strides[-1]),
+            array.shape[-1],
+        )  # fmt: skip
+
+
+def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
+    sizes = call.sizes
+    pair = given if type(given) is tuple else (given, given)
+    if len(pair) != 2:
+        raise _Unreadable
+    found = []
+    for one, length in zip(pair, (sizes.n_q, sizes.n_kv), strict=True):
+        if type(one) is CuSeqlens:
+            if pair[0] is pair[1] and sizes.n_q != sizes.n_kv:
+                raise _Unreadable
+            found.append(call.cumulative(one, length))
+        else:
+            found.append(call.vector(one, length, AS_IS, tokens=pair[0] is pair[1]))
+    return tuple(found)
+
+
+def _flags(call: _Call, given: Any) -> tuple[Source, ...]:
+    on_queries, sizes = call.decl.on_queries, call.sizes
+    length = sizes.n_q if on_queries else sizes.n_kv
+    return (call.vector(given, length, BOOLEAN, tokens=on_queries),) * len(call.decl.arrays)
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    if type(given) not in (tuple, list) or len(given) != 2:
+        raise _Unreadable
+    return given[0], given[1]
+
+
+def _intervals(call: _Call, given: Any) -> tuple[Source, ...]:
+    return tuple(call.vector(one, call.sizes.n_q, CLIPPED) for one in _pair(given))
+
+
+def _tree(call: _Call, given: Any) -> tuple[Source, ...]:
+    tin, tout = _pair(given)
+    n_q, n_kv = call.sizes.n_q, call.sizes.n_kv
+    all_tokens = max(n_q, n_kv)
+    if any(call.view(one).shape[-1:] != (all_tokens,) for one in (tin, tout)):
+        raise _Unreadable
+    of_k = (call.vector(one, n_kv, AS_IS) for one in (tin, tout))
+    return (*of_k, call.vector(tin, n_q, AS_IS))
+
+
+def _table(call: _Call, given: Any) -> tuple[Source, ...]:
+    array, sizes, block = call.view(given), call.sizes, call.decl.block
+    grid = (-(-sizes.n_q // block), -(-sizes.n_kv // block))
+    if len(array.shape) not in (2, 3, 4) or array.shape[-2:] != grid:
+        raise _Unreadable
+    batch, heads = (1, 1, *array.shape[:-2])[-2:]
+    if batch not in (1, sizes.batch) or heads not in (1, sizes.heads_q):
+        raise _Unreadable
+    over = (0, 0, *array.strides[:-2])[-2:]
+    strides = tuple(step if n > 1 else 0 for n, step in zip((batch, heads), over, strict=True))
+    code, _ = CODES[array.dtype]
+    return (
+        Source(
+            array.pointer, NO_PROMISE, BOOLEAN, code, (batch, heads, *grid),
+            (*strides, *array.strides[-2:]),
+        ),
+    )  # fmt: skip
+
+
+def _held(call: _Call, given: Any) -> tuple[Source, ...]:
+    """An array that the mask's formula captured, laid out as `Held` says."""
+    if not isinstance(given, Held):
+        raise _Unreadable
+    rank, sizes = call.decl.rank, call.sizes
+    if not any(own[:2] == (call.decl.name, rank) for own in given.tables):
+        raise _Unreadable  # of more indices, which formulas read as two
+    array = call.view(given.source_of(call.decl.name))
+    front, own = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
+    over, inner = array.strides[: len(front)], array.strides[len(front) :]
+    batch, heads = (1, 1, *front)[-2:] if rank > 1 else ((1, *front)[-1], 1)
+    steps = (0, 0, *over)[-2:] if rank > 1 else ((0, *over)[-1], 0)
+    wanted = (sizes.batch, sizes.heads_q)
+    if any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True)) or 0 in own:
+        raise _Unreadable
+    shape = tuple(1 if n == 1 else least for n, least in zip((batch, heads), wanted, strict=True))
+    strides = tuple(step if n > 1 else 0 for n, step in zip(shape, steps, strict=True))
+    code, _ = CODES[array.dtype]
+    return (
+        Source(
+            array.pointer, NO_PROMISE, AS_IS, code, (*shape, *(1, *own)[-2:]),
+            (*strides, *(0, *inner)[-2:]),
+        ),
+    )  # fmt: skip
+
+
+_READERS = {
+    DataKind.constant: _held,
+    DataKind.documents: _documents,
+    DataKind.flags: _flags,
+    DataKind.intervals: _intervals,
+    DataKind.tree: _tree,
+    DataKind.table: _table,
+}

@@ -1,0 +1,429 @@
+"""Passes whose mask runs in parts over the rows of listed tokens.
+
+The rows lie packed in the workspace of the call: those of listed keys are read, and their gradients
+added to, in place of k, v, dk and dv; those of listed queries in place of q, out, lse and dq. What
+the other parts say of a listed query is replaced: in a backward pass they read an lse in which it
+has no key.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core import abi
+from maskc.core.abi import ATTENTION, MOST_MOVED, MOST_RESULTS, POINTERS, Pointers
+from maskc.core.bundle import Grid, Launch
+from maskc.core.errors import DataRange
+from maskc.core.problem import Direction
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device, Output, Shape, contiguous, singles
+from maskc.dispatch.tables import Slot, Tables
+from maskc.runtime.arrays.known import Library
+from maskc.runtime.arrays.memory import at
+from maskc.runtime.device_lists.call import DELTA as DELTA
+from maskc.runtime.device_lists.call import KEPT, KEPT_AT
+from maskc.runtime.launch.arguments import Arguments
+from maskc.runtime.launch.cuda import CudaKernel, Step
+from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent
+from maskc.runtime.launch.sequence import Sents
+
+MOVED = abi.structure(abi.MOVED_FIELDS)
+_POINTERS = struct.Struct(f"{MOVED.source_stride.offset // 8}Q")
+PACK, UNPACK, HIDE = range(3)
+"""Ways to move rows, as `struct Moved` has them."""
+_ARRAY = ATTENTION.array.offset
+EMPTY_LSE = 0xFF800000
+"""lse of a query without a key, minus infinity, as a word."""
+_KEPT = 64
+"""Sets of addresses whose arguments stay filled in."""
+ALIGNED = 128
+"""Bytes to which packed rows are aligned."""
+
+
+class Address(NamedTuple):
+    """Where a tensor starts in every call."""
+
+    pointer: int | None
+    """Index among the call's pointers; None: nowhere, a null pointer."""
+    shift: int = 0
+    """Bytes behind it."""
+
+    def of(self, pointers: Pointers) -> int:
+        """The address in one call."""
+        return 0 if self.pointer is None else pointers[self.pointer] + self.shift
+
+
+NOWHERE = Address(None)
+
+
+class Tensor(NamedTuple):
+    """Rows of a call's tensor, or packed ones."""
+
+    at: Address
+    strides: Shape
+    """In elements, of batch, heads and rows."""
+
+
+class Moved(NamedTuple):
+    """Rows of one tensor that a launch moves."""
+
+    way: int
+    source: Tensor
+    to: Tensor
+    list: int
+    """0 for listed queries, 1 for listed keys."""
+    heads: int
+    rows: int
+    """Of a head: entries of the list, or all where they are hidden."""
+    listed: int
+    """Entries of the list."""
+    bytes: int
+    """Of a row."""
+    element: int
+    """Bytes of an element, in which strides are."""
+    filling: int = 0
+    """The word in rows that have no source."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """A launch that moves rows."""
+
+    moved: tuple[Moved, ...]
+    sizes: Sizes
+    unit: int
+    """Bytes to whose multiples rows are aligned: most that are moved at once."""
+    shared: tuple[bool, ...]
+    """Of both lists: whether all sequences share them."""
+    kernel: CudaKernel | None
+    """None on the host."""
+    steps: tuple[Any, ...] = ()
+    kept: dict[object, Arguments] = field(default_factory=dict)
+    """Arguments of the latest calls, by the addresses in them: launches only read these."""
+
+    def numbers(self) -> bytes:
+        """`struct Moved` without pointers."""
+        block = MOVED()
+        for number, each in enumerate(self.moved):
+            unit = self._unit(each)
+            for name, tensor in (("source", each.source), ("to", each.to)):
+                steps = getattr(block, f"{name}_stride")
+                for axis, stride in enumerate(tensor.strides):
+                    steps[3 * number + axis] = stride * each.element // unit
+            block.tokens_batch[number] = 0 if self.shared[each.list] else each.listed
+            block.way[number], block.heads[number] = each.way, each.heads
+            block.rows[number], block.listed[number] = each.rows, each.listed
+            block.width[number], block.unit[number] = each.bytes // unit, unit
+            block.filling[number] = np.int32(np.uint32(each.filling))
+        block.batch, block.count = self.sizes.batch, len(self.moved)
+        return bytes(block)
+
+    def _unit(self, each: Moved) -> int:
+        return max(each.element, gcd(self.unit, each.bytes))
+
+    def run(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
+        """Move all, or enqueue that.
+
+        Args:
+            tokens: addresses of the lists.
+        """
+        if self.kernel is None:
+            for each in self.moved:
+                self._on_host(each, tokens[each.list], pointers)
+            return
+        known = self.kept.get((pointers, tokens))
+        if known is None:
+            if len(self.kept) >= _KEPT:
+                self.kept.clear()
+            known = self.kept[pointers, tokens] = self._arguments(numbers, tokens, pointers)
+        self.kernel.launch(self.steps, stream, known)
+
+    def _arguments(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
+        rest = (0,) * (MOST_MOVED - len(self.moved))
+        lists = [
+            *(each.source.at.of(pointers) for each in self.moved), *rest,
+            *(each.to.at.of(pointers) for each in self.moved), *rest,
+            *(tokens[each.list] for each in self.moved), *rest,
+        ]  # fmt: skip
+        nothing = (0,) * (_POINTERS.size // 8 - len(lists))
+        return Arguments(numbers, _POINTERS, (*lists, *nothing))
+
+    def _on_host(self, each: Moved, tokens: int, pointers: Pointers) -> None:
+        batch, width = self.sizes.batch, each.bytes // each.element
+        code = f"u{each.element}"
+        step = 0 if self.shared[each.list] else each.listed
+        lists = at(tokens, (batch, each.listed), (step, 1), "i4")
+        own = {
+            name: _view(tensor, pointers, (batch, each.heads), width, code, lists, each)
+            for name, tensor in (("source", each.source), ("to", each.to))
+        }
+        filling = np.array(each.filling, "u4").astype(code)
+        for sequence, tokens_of in enumerate(lists):
+            there = np.flatnonzero(tokens_of >= 0)
+            named, to = tokens_of[there], own["to"][sequence]
+            if each.way == UNPACK:
+                to[:, named] = own["source"][sequence][:, there]
+                continue
+            if each.way == HIDE:
+                to[...] = own["source"][sequence]
+                to[:, named] = filling
+                continue
+            to[...] = filling
+            if each.source.at.pointer is not None:
+                to[:, there] = own["source"][sequence][:, named]
+
+
+def _view(
+    tensor: Tensor, pointers: Pointers, outer: tuple[int, int], width: int, code: str,
+    lists: np.ndarray, each: Moved,
+) -> np.ndarray:  # fmt: skip
+    """[batch, heads, rows, width] behind an address: as many rows as a move may touch."""
+    packed = tensor is (each.to if each.way == PACK else each.source) and each.way != HIDE
+    rows = each.rows if packed or each.way == HIDE else int(lists.max(initial=-1)) + 1
+    return at(tensor.at.of(pointers), (*outer, rows, width), (*tensor.strides, 1), code)
+
+
+class HostMoves(HostKernel):
+    """What stands for the kernel of moves on the host."""
+
+    name = "move rows"
+
+    def run(self, *_: object) -> None:
+        """Moves run by themselves."""
+
+
+class Part(NamedTuple):
+    """A launch over all rows or packed ones."""
+
+    plan: PreparedLaunch
+    instead: tuple[tuple[int, Address], ...]
+    """(index among POINTERS, what stands there)."""
+    reads: int | None = None
+    """The list that the kernel's first data array is, 0 for queries and 1 for keys; None: it reads
+    none."""
+
+
+class Flags(NamedTuple):
+    """Flags of a call that lie on its device: of queries and of keys, None for a side without."""
+
+    of_q: Array | None
+    of_k: Array | None
+
+    @property
+    def key(self) -> Hashable:
+        """All but where they are."""
+        return tuple(None if each is None else each[1:] for each in self)
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """How lists are made on the device."""
+
+    name: str
+    """Of the data."""
+    kernel: CudaKernel
+    before: tuple[Step, ...]
+    """The launch that makes the lists."""
+    after: tuple[Step, ...]
+    """The launch that spoils results where a list has no room."""
+    numbers: bytes
+    """`struct Moved` without pointers."""
+    places: tuple[Address, Address]
+    """Where the lists are, of queries and of keys."""
+    verdict: Address
+    report: ctypes.c_int32
+    """Where the device tells the host that a list had no room."""
+    results: tuple[int, ...]
+    """What a pass writes, among POINTERS."""
+
+    def tokens(self, pointers: Pointers) -> tuple[int, int]:
+        """Addresses of the lists."""
+        of_q, of_k = self.places
+        return of_q.of(pointers), of_k.of(pointers)
+
+    def arguments(self, given: Flags, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
+        """Of both launches."""
+        results = [pointers[place] for place in self.results]
+        return Arguments(self.numbers, _POINTERS, (
+            *(0,) * (3 * MOST_MOVED), *(0 if each is None else each.pointer for each in given),
+            *tokens, *results, *(0,) * (MOST_RESULTS - len(results)), self.verdict.of(pointers),
+            ctypes.addressof(self.report),
+        ))  # fmt: skip
+
+
+FLAG_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+"""Of the flags that kernels read."""
+
+
+def flags_numbers(
+    given: Flags, lists: tuple[int, int], room: tuple[int, int], result_words: Sequence[int]
+) -> bytes:
+    """`struct Moved` of the launches that list flagged tokens, without pointers.
+
+    Args:
+        lists: of queries and of keys: how many; 0 where there are no flags.
+        room: of each list.
+    """
+    block = MOVED()
+    for side, array in enumerate(given):
+        if array is None:
+            continue
+        block.flags_list[side] = array.strides[0] if lists[side] > 1 else 0
+        block.flags_step[side] = array.strides[-1]
+        block.flag_bytes[side], block.n[side] = FLAG_BYTES[array.dtype], array.shape[-1]
+        block.room[side], block.lists[side] = room[side], lists[side]
+    for number, words in enumerate(result_words):
+        block.result_words[number] = words
+    return bytes(block)
+
+
+@dataclass(frozen=True, eq=False)
+class ListedRowsPlan:
+    """One direction of one signature; stands in for `PreparedLaunch`."""
+
+    lists: PreparedLaunch
+    """Brings the lists to the device; it launches nothing."""
+    steps: tuple[Part | tuple[Moves, bytes], ...]
+    outputs: tuple[Output, ...]
+    """As `PreparedLaunch` has them, with a workspace for packed rows and for all launches."""
+
+    making: Making | None = None
+    """What makes the lists on the device, from flags there; None where the host knows them."""
+
+    @property
+    def kernel(self) -> object:
+        """Never None: every result is written."""
+        return self.lists.kernel
+
+    def called(self, given: Flags) -> ListedRowsCall:
+        """A call with these flags.
+
+        Raises:
+            DataRange: more tokens were flagged in an earlier call than promised.
+        """
+        making = self.making
+        if making is not None and making.report.value:
+            making.report.value = 0
+            found = (
+                "in an earlier call, whose results are NaN, more tokens were flagged than promised"
+            )
+            raise DataRange(making.name, found, "raise at_most, or leave it out", at=making.name)
+        return ListedRowsCall(self, given)
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.lists.size + sum(part.plan.size for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [step for step in self.steps if isinstance(step, Part)]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the kernels it runs, in order."""
+        return tuple(name for part in self._parts for name in part.plan.sources)
+
+    def place(self, library: Library, q: Any) -> tuple[Sents, int]:
+        """What each launch finds on the device, and the stream to launch on; see
+        PreparedLaunch.place."""
+        plans = [self.lists, *(part.plan for part in self._parts)]
+        placed = [plan.place(library, q) for plan in plans]
+        return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
+
+    def run(
+        self, _: object, sents: Sents, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int, given: Flags | None = None,
+    ) -> None:  # fmt: skip
+        """Launch all, in order."""
+        pointers += (0,) * (len(POINTERS) - len(pointers))
+        lists, *others = sents.steps
+        making, listing = self.making, None
+        if making is None or given is None:
+            tokens = tokens_in(lists)
+        else:
+            tokens = making.tokens(pointers)
+            listing = making.arguments(given, tokens, pointers)
+            making.kernel.launch(making.before, stream, listing)
+        rest = iter(others)
+        for step in self.steps:
+            if isinstance(step, Part):
+                own, sent = list(pointers), next(rest)
+                for place, address in step.instead:
+                    own[place] = address.of(pointers)
+                if listing is not None and step.reads is not None:
+                    own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
+                step.plan.run(step.plan, sent, tuple(own), scale, softcap, stream)
+            else:
+                moves, numbers = step
+                moves.run(numbers, tokens, pointers, stream)
+        if making is not None and listing is not None:
+            making.kernel.launch(making.after, stream, listing)
+
+
+class ListedRowsCall:
+    """One call of a plan whose lists the device makes."""
+
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
+
+    def __init__(self, plan: ListedRowsPlan, given: Flags) -> None:
+        self._plan, self._given = plan, given
+        self.kernel, self.outputs, self.place = plan.kernel, plan.outputs, plan.place
+
+    def run(
+        self, _: object, sents: Sents, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue everything."""
+        self._plan.run(self._plan, sents, pointers, scale, softcap, stream, self._given)
+
+
+def tokens_in(sent: Sent) -> tuple[int, int]:
+    """Addresses of the lists of queries and of keys."""
+    first, second = struct.unpack_from("2Q", sent.template, _ARRAY)
+    return first, second
+
+
+def lists_plan(
+    direction: Direction, kernel: CudaKernel | HostMoves, device: Device,
+    lists: Sequence[np.ndarray],
+) -> PreparedLaunch:  # fmt: skip
+    """What brings two lists to a device, int32 [sequences or 1, most]."""
+    slots = tuple(Slot(each.reshape(len(each), 1, -1)) for each in lists)
+    tables = Tables((), slots, 0, {})
+    nothing = (singles(0), singles(0))
+    return PreparedLaunch(direction, kernel, device, {}, tables, bytes(ATTENTION()), nothing)
+
+
+def moves(
+    moved: Sequence[Moved], sizes: Sizes, shared: tuple[bool, ...],
+    kernel: CudaKernel | HostMoves, unit: int,
+) -> tuple[Moves, bytes]:  # fmt: skip
+    """A launch, and its numbers; rows are aligned to multiples of `unit` bytes."""
+    on_device = isinstance(kernel, CudaKernel)
+    steps = steps_of(kernel, "move_rows") if isinstance(kernel, CudaKernel) else ()
+    made = Moves(tuple(moved), sizes, unit, shared, kernel if on_device else None, steps)
+    return made, made.numbers() if on_device else b""
+
+
+def steps_of(kernel: CudaKernel, entry: str, lists: int = 0) -> tuple[Step, ...]:
+    """One of the launches; `lists` are made in all."""
+
+    def blocks(launch: Launch, multiprocessors: int) -> int:
+        if launch.entry != entry:
+            return 0
+        return lists if launch.grid is Grid.lists else launch.resident * multiprocessors
+
+    return kernel.steps(blocks)
+
+
+def packed_strides(heads: int, rows: int, width: int) -> Shape:
+    """Of packed rows, in elements."""
+    return contiguous((1, heads, rows, width))[:3]

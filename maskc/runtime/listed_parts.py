@@ -1,0 +1,465 @@
+"""Plans of passes in parts over the rows of listed tokens: what is packed where, what is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.abi import ATTENTION, POINTERS
+from maskc.core.bundle import OF_KEYS, Bundle, LayoutRecipe, SourceUnit, TileLoop
+from maskc.core.data import DataDecl
+from maskc.core.listed import Listed
+from maskc.core.problem import Direction, Feature, Features, TileShape
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import Array, Device, Output, Shape, singles
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.launch_plan import with_workspace
+from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, pays, tokens_of
+from maskc.dispatch.options import CallOptions
+from maskc.dispatch.packing import packed
+from maskc.dispatch.selector import Arrays
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.binding import Binder
+from maskc.runtime.launch.built import BuiltBundle
+from maskc.runtime.launch.cuda import CudaKernel, host_word
+from maskc.runtime.launch.listed import (
+    ALIGNED,
+    DELTA,
+    EMPTY_LSE,
+    FLAG_BYTES,
+    HIDE,
+    NOWHERE,
+    PACK,
+    UNPACK,
+    Address,
+    Flags,
+    HostMoves,
+    ListedRowsPlan,
+    Making,
+    Moved,
+    Part,
+    Tensor,
+    flags_numbers,
+    lists_plan,
+    moves,
+    packed_strides,
+    steps_of,
+)
+
+_WHOLE = frozenset({Feature.alibi, Feature.entmax})
+"""Features of passes that run whole: distances between packed rows are not even, and entmax joins
+by no log-sum-exp."""
+_FORWARD = 3
+"""Most outputs of a forward pass."""
+_SINGLE = 4
+"""Bytes of an fp32 number."""
+_SIDES = "qk"
+"""Of the two lists."""
+_READ = {
+    ("k", Direction.forward): ("k", "v"),
+    ("k", Direction.backward): ("k", "v"),
+    ("q", Direction.forward): ("q",),
+    ("q", Direction.backward): ("q", "dout", "out", "lse"),
+}
+"""Rows that are packed before all launches, by side and pass."""
+_MADE = {
+    ("k", Direction.forward): (),
+    ("k", Direction.backward): ("dk", "dv"),
+    ("q", Direction.forward): ("out", "lse"),
+    ("q", Direction.backward): ("dq",),
+}
+"""Packed rows that a launch writes."""
+
+
+class _Over(NamedTuple):
+    """A part over listed rows at the lengths of a call."""
+
+    number: int
+    listed: Listed
+    tokens: np.ndarray
+    """int32 [sequences or 1, most]; any where the device makes the list."""
+    lists: int
+    """Sequences with lists of their own, or 1."""
+
+    @property
+    def count(self) -> int:
+        """Rows that are packed."""
+        return self.tokens.shape[1]
+
+
+class ListedParts:
+    """Makes such plans for one bundle; safe to use from several threads."""
+
+    def __init__(
+        self, whole: BuiltBundle, parts: tuple[BuiltBundle, ...], binder: Binder,
+        in_parts: bool | None,
+    ) -> None:  # fmt: skip
+        self._whole, self._parts, self._in_parts = whole, parts, in_parts
+        self._moving = whole.bundle.moving_source(whole.target.name)
+        self.active = bool(parts) and any(part.listed for part in whole.bundle.parts)
+        """Whether the mask has such parts."""
+        self._flags = _flags_of(whole.bundle) if self.active and self._moving else {}
+        self.on_device = bool(self._flags) and in_parts is not False
+        """Whether the device may make the lists, from flags of which the mask promises how many
+        there are."""
+        self.alignment = whole.target.alignment(whole.bundle.problem.dtype)
+        """Bytes to whose multiples rows are aligned."""
+        self._binder = binder
+        self._report = cache(host_word)  # of a device
+        self._open: dict[int, BuiltBundle] = {}
+
+    def bind(
+        self, options: CallOptions, keywords: Mapping[str, Any], sizes: Sizes, device: Device
+    ) -> Bound | None:
+        """Parameters of a call, and its flags; None where the host is to read them.
+
+        Raises:
+            DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
+        """
+        if options.features & _WHOLE or os.environ.get("MASKC_CHECK") == "1":
+            return None
+        if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+            return None
+        found: dict[str, Array | None] = dict.fromkeys(_SIDES)
+        for side, decl in self._flags.items():
+            found[side] = _flags_on(device, keywords.get(decl.name), side, decl, sizes)
+            if found[side] is None:
+                return None
+        given = Flags(found["q"], found["k"])
+        params = self._binder.parameters(keywords)
+        return Bound(params, None, (tuple(params.values()), given.key), given)
+
+    def plan(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> ListedRowsPlan | None:  # fmt: skip
+        """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
+
+        Raises:
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
+        sizes = place.sizes
+        if wanted.features & _WHOLE or not sizes.n_kv:
+            return None
+        if bound.given is not None:
+            over = [
+                self._unknown(number, part.listed, sizes, bound.given)
+                for number, part in enumerate(self._whole.bundle.parts)
+                if part.listed is not None
+            ]
+            return _Planning(self, wanted, bound, arrays, place, outputs, over).plan()
+        found = [
+            _over(number, part.listed, self._tokens(part.listed, sizes, bound, arrays))
+            for number, part in enumerate(self._whole.bundle.parts)
+            if part.listed is not None
+        ]
+        if not self._taken(found, unit, sizes, bound):
+            return None
+        return _Planning(self, wanted, bound, arrays, place, outputs, found).plan()
+
+    def _tokens(self, listed: Listed, sizes: Sizes, bound: Bound, arrays: Arrays) -> np.ndarray:
+        return tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, arrays())
+
+    def _unknown(self, number: int, listed: Listed, sizes: Sizes, given: Flags) -> _Over:
+        """A part whose tokens the device lists."""
+        length = sizes.n_q if listed.side == "q" else sizes.n_kv
+        array = given[_SIDES.index(listed.side)]
+        room = min(self._flags[listed.side].most or length, length)
+        lists = 1 if array is None or len(array.shape) == 1 else array.shape[0]
+        return _Over(number, listed, np.full((1, room), length - 1, np.int32), lists)
+
+    def making(
+        self, kernel: CudaKernel, given: Flags, over: Mapping[str, _Over],
+        take: Callable[[int], Address], outputs: tuple[Output, ...], device: int,
+    ) -> Making:  # fmt: skip
+        """How the device makes the lists of a plan, in a workspace from which `take` takes."""
+        backward = len(outputs) > _FORWARD
+        room = [over[side].count if side in over else 0 for side in _SIDES]
+        lists = [over[side].lists if side in over else 0 for side in _SIDES]
+        places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
+        results = ("dq", "dk", "dv", "dsink", "dalibi") if backward else ("out", "lse")
+        dtype = self._whole.bundle.problem.dtype
+        sizes = [prod(outputs[place].shape) for place in ((0, 1, 2, 4, 4) if backward else (0, 1))]
+        tensors = 3 if backward else 1
+        words = [
+            size * (dtype.itemsize if number < tensors else _SINGLE) // _SINGLE
+            for number, size in enumerate(sizes)
+        ]
+        numbers = flags_numbers(given, (lists[0], lists[1]), (room[0], room[1]), words)
+        return Making(
+            next(iter(self._flags.values())).name, kernel,
+            steps_of(kernel, "list_tokens", sum(lists)), steps_of(kernel, "spoil_results"), numbers,
+            (places[0], places[1]), take(_SINGLE * sum(lists)), self._report(device),
+            tuple(map(POINTERS.index, results)),
+        )  # fmt: skip
+
+    def _taken(self, found: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
+        """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
+        as those of the mask without its lists do, for the others of the batch would decide too."""
+        if self._in_parts is not None:
+            return self._in_parts
+        base = self._parts[0].bundle.variants[0].recipe(unit.tile)
+        if any(over.lists > 1 for over in found):
+            return is_thin(base, bound.params, sizes.n_q, sizes.n_kv)
+        tiles = tuple(
+            ListedTiles(
+                over.listed,
+                self._parts[over.number].bundle.variants[0].recipe(unit.tile),
+                over.tokens[0][over.tokens[0] >= 0],
+            )
+            for over in found
+        )
+        language = self._whole.target.language
+        return pays(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
+
+    def built(self, number: int, known: bool = True) -> BuiltBundle:
+        """A part's sources; `known` tells whether the host knows the tokens."""
+        part = self._parts[number]
+        if known or not part.bundle.arrays:
+            return part
+        if number not in self._open:
+            self._open[number] = BuiltBundle(_undecided(part.bundle), part.target, part.kernels)
+        return self._open[number]
+
+    def mover(self, device: int) -> CudaKernel | HostMoves:
+        """What moves rows."""
+        if self._moving is None:
+            return HostMoves()
+        return self._whole.kernels.on_device(self._moving, "usual", frozenset(), device)
+
+
+class _Planning:
+    """One plan while it is made."""
+
+    def __init__(
+        self, owner: ListedParts, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        outputs: tuple[Output, ...], found: list[_Over],
+    ) -> None:  # fmt: skip
+        self.owner, self.wanted, self.bound, self.arrays = owner, wanted, bound, arrays
+        self.place, self.outputs = place, outputs
+        self.sizes, self.direction = place.sizes, wanted.direction
+        self.over = {over.listed.side: over for over in found if over.count}
+        problem = owner.built(0).bundle.problem
+        self.widths = {"k": problem.head_dim, "q": problem.head_dim, "lse": 1}
+        self.dim_v, self.itemsize = problem.head_dim_v, problem.dtype.itemsize
+        self.room = 0
+        """Bytes of the workspace that packed rows take."""
+        self.rows: dict[tuple[str, str], Tensor] = {}
+        """Packed rows by side and tensor."""
+        self.hidden: Tensor | None = None
+        """An lse in which listed queries have no key."""
+
+    def plan(self) -> ListedRowsPlan:
+        backward = self.direction is Direction.backward
+        for side in self.over:
+            for name in (*_READ[side, self.direction], *_MADE[side, self.direction]):
+                self.rows[side, name] = self._packed(side, name)
+        if backward and "q" in self.over:
+            self.hidden = Tensor(self._take(_SINGLE * self._count("lse")), self._strides("lse"))
+        kernel = self.owner.mover(self.wanted.device[1])
+        unit = self.owner.alignment
+        making = None
+        if self.bound.given is not None and isinstance(kernel, CudaKernel):
+            making = self.owner.making(
+                kernel, self.bound.given, self.over, self._take, self.outputs, self.wanted.device[1]
+            )
+        lists = [self.over[side].tokens if side in self.over else np.zeros((1, 0), np.int32)
+                 for side in _SIDES]  # fmt: skip
+        shared = tuple(side not in self.over or self.over[side].lists == 1 for side in _SIDES)
+        steps: list[Part | list[Moved]] = [self._before(), self._launch("", False)]
+        order = ("q", "k") if backward else ("k", "q")
+        for side in order:
+            if side not in self.over:
+                continue
+            if backward and side == "k":  # what the other launches gave these keys is added to
+                steps.append([self._moved(PACK, "k", name) for name in _MADE["k", self.direction]])
+            steps.append(self._launch(side, backward or side == "k"))
+        steps.append([
+            self._moved(UNPACK, side, name)
+            for side in self.over for name in _MADE[side, self.direction]
+        ])  # fmt: skip
+        made = tuple(
+            step if isinstance(step, Part) else moves(step, self.sizes, shared, kernel, unit)
+            for step in steps
+            if step
+        )
+        at = 3 if backward else 2
+        spaces = [
+            step.plan.outputs[at].shape[0]
+            for step in made
+            if isinstance(step, Part) and len(step.plan.outputs) > at
+        ]
+        floats = self.room // _SINGLE + max(spaces, default=0)
+        outputs = (
+            with_workspace(self.outputs, floats) if backward
+            else (*self.outputs[:2], singles(floats))
+        )  # fmt: skip
+        plans = lists_plan(self.direction, kernel, self.wanted.device, lists)
+        return ListedRowsPlan(plans, made, outputs, making)
+
+    # ------------------------------------------------------------ memory
+
+    def _take(self, size: int) -> Address:
+        """So many bytes of the workspace."""
+        start = self.room
+        self.room += -(-size // ALIGNED) * ALIGNED
+        return Address(DELTA, start)
+
+    def _width(self, name: str) -> int:
+        """Elements of a tensor's row."""
+        if name == "lse":
+            return 1
+        return self.dim_v if name in ("v", "dv", "out", "dout") else self.widths["q"]
+
+    def _bytes(self, name: str) -> int:
+        """Of an element."""
+        return _SINGLE if name == "lse" else self.itemsize
+
+    def _heads(self, name: str) -> int:
+        return self.sizes.heads_kv if name in OF_KEYS else self.sizes.heads_q
+
+    def _count(self, name: str) -> int:
+        """Rows of a tensor of the call, in all."""
+        tokens = self.sizes.n_kv if name in OF_KEYS else self.sizes.n_q
+        return self.sizes.batch * self._heads(name) * tokens
+
+    def _packed(self, side: str, name: str) -> Tensor:
+        rows, heads, width = self.over[side].count, self._heads(name), self._width(name)
+        size = self.sizes.batch * heads * rows * width * self._bytes(name)
+        return Tensor(self._take(size), packed_strides(heads, rows, width))
+
+    def _strides(self, name: str) -> Shape:
+        return self.place.strides[name][:3]
+
+    def _given(self, name: str) -> Tensor:
+        """A tensor of the call."""
+        return Tensor(Address(POINTERS.index(name)), self._strides(name))
+
+    # ------------------------------------------------------------ steps
+
+    def _moved(self, way: int, side: str, name: str, empty: bool = False) -> Moved:
+        """Rows between a tensor of the call and packed ones."""
+        whole, rows = self._given(name), self.rows[side, name]
+        source, to = (rows, whole) if way == UNPACK else (whole, rows)
+        count = self.over[side].count
+        return Moved(
+            way, Tensor(NOWHERE, source.strides) if empty else source, to, _SIDES.index(side),
+            self._heads(name), count, count, self._width(name) * self._bytes(name),
+            self._bytes(name), EMPTY_LSE if name == "lse" else 0,
+        )  # fmt: skip
+
+    def _before(self) -> list[Moved]:
+        """What is packed first."""
+        found = [
+            self._moved(PACK, side, name)
+            for side in self.over for name in _READ[side, self.direction]
+        ]  # fmt: skip
+        if self.hidden is not None:
+            found.append(self._moved(PACK, "q", "dq", empty=True))  # is added to
+            found.append(Moved(
+                HIDE, self._given("lse"), self.hidden, 0, self.sizes.heads_q, self.sizes.n_q,
+                self.over["q"].count, _SINGLE, _SINGLE, EMPTY_LSE,
+            ))  # fmt: skip
+        return found
+
+    def _launch(self, side: str, joins: bool) -> Part:
+        """The launch over the packed rows of one side, or over all rows."""
+        over = self.over.get(side)
+        features: Features = self.wanted.features - ({Feature.sinks} if side == "k" else set())
+        wanted = replace(self.wanted, features=features)
+        sizes, strides, arrays = self.sizes, dict(self.place.strides), self.arrays
+        instead = {DELTA: Address(DELTA, self.room)}
+        if over is not None:
+            sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.count})
+            tokens = over.tokens if len(over.tokens) > 1 else over.tokens[0]  # sequences alike
+            arrays = cache(lambda: {**self.arrays(), over.listed.array: tokens})
+        for (owner, name), rows in self.rows.items():
+            if owner == side:
+                strides[name] = rows.strides
+                instead[POINTERS.index(name)] = rows.at
+        if side != "q" and self.hidden is not None:
+            instead[POINTERS.index("lse")] = self.hidden.at
+        if side == "k":
+            instead |= {POINTERS.index(name): NOWHERE for name in ("sink_logits", "dsink")}
+        n_q, n_kv = self.sizes.n_q, self.sizes.n_kv
+        params: Mapping[str, int] = {**self.bound.params, **of_all(n_q, n_kv)}
+        bound = replace(self.bound, params=params, key=(self.bound.key, n_q, n_kv))
+        known = self.bound.given is None
+        built = self.owner.built(0 if over is None else over.number, known)
+        source = built.selector.source(self.direction, features)
+        place = Place(sizes, strides, joins=joins)
+        spared = self.outputs
+        if self.direction is Direction.forward:
+            spared = (self.outputs[0], singles(0))
+        fit = packed(built.bundle, source, wanted, place, arrays) if side == "q" else None
+        if fit is not None:
+            source, place = fit
+        else:
+            source = built.selector.choose(source, wanted, sizes, bound, arrays, joins)
+        plan = built.plan(source, wanted, bound, arrays, place, spared)
+        reads = _SIDES.index(side) if over is not None and built.bundle.arrays else None
+        if not known and over is not None and over.lists > 1 and reads is not None:
+            block = ATTENTION.from_buffer_copy(plan.numbers)
+            block.array_batch[0] = over.count
+            plan = replace(plan, numbers=bytes(block))
+        return Part(plan, tuple(sorted(instead.items())), reads)
+
+
+def _over(number: int, listed: Listed, tokens: np.ndarray) -> _Over:
+    return _Over(number, listed, tokens, len(tokens))
+
+
+def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:
+    """By side the flags that a list is made of; empty where not all of them promise how many there
+    are."""
+    found = {}
+    for part in bundle.parts:
+        if part.listed is not None:
+            read = E.arrays(part.listed.among)
+            decls = [decl for decl in bundle.data if set(read).intersection(decl.arrays)]
+            if len(decls) != 1 or decls[0].most is None:
+                return {}
+            found[part.listed.side] = decls[0]
+    return found
+
+
+def _flags_on(device: Device, value: Any, side: str, decl: DataDecl, sizes: Sizes) -> Array | None:
+    """Flags that kernels can read where they are, of the queries or keys of a call."""
+    library = LIBRARIES.get(type(value))
+    if library is None or type(value) is np.ndarray:
+        return None
+    array = library.view(value, decl.name)
+    length = sizes.n_q if side == "q" else sizes.n_kv
+    known = {length, max(sizes.n_q, sizes.n_kv)} if side == "q" else {length}
+    shape = array.shape
+    if array.device != device or array.dtype not in FLAG_BYTES or len(shape) not in (1, 2):
+        return None
+    if shape[-1] not in known or (len(shape) == 2 and shape[0] != sizes.batch):
+        return None
+    first = 0 if decl.from_start else shape[-1] - length
+    start = array.pointer + first * array.strides[-1] * FLAG_BYTES[array.dtype]
+    return array._replace(pointer=start, shape=(*shape[:-1], length))
+
+
+def _undecided(bundle: Bundle) -> Bundle:
+    """The same mask, every tile of which is live and partial: any tokens may be listed."""
+    variants = tuple(
+        replace(variant, recipes=tuple(
+            LayoutRecipe(recipe.tile, E.ALWAYS, (_all_tiles(recipe.tile),))
+            for recipe in variant.recipes
+        ))
+        for variant in bundle.variants
+    )  # fmt: skip
+    return replace(bundle, variants=variants)
+
+
+def _all_tiles(tile: TileShape) -> TileLoop:
+    last = E.floordiv(E.sub(E.N_KV, E.const(1)), tile.k) if tile.k > 1 else E.N_KV
+    return TileLoop(E.ALWAYS, E.ZERO, last, 1, False)

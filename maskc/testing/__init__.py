@@ -1,0 +1,70 @@
+"""Property tests of your own masks: compiled kernels against dense attention in fp64.
+
+    import maskc as mc
+    from maskc import testing
+
+    def test_my_mask():
+        testing.check(mc.causal() & mc.window(300), examples=30)
+
+`maskc test FILE` does the same from the command line. With pytest, the fixture `maskc_check` tests
+every pattern of a file (see `maskc.testing.plugin`), and `maskc.testing.strategies` draws masks,
+lengths and data for Hypothesis.
+
+Kernels for GPUs run on a GPU; where there is none they run in `maskc.testing.emulator`, which needs
+g++ and PyTorch.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from maskc.dsl.mask import Mask
+    from maskc.dsl.pattern import Pattern
+
+
+def check(
+    mask: Mask | Pattern[...] | str | PathLike[str], *, target: str | None = None,
+    head_dim: int = 64, head_dim_v: int | None = None, dtype: str | None = None,
+    examples: int = 20, seed: int = 0, seconds: float | None = None,
+) -> int:  # fmt: skip
+    """Compile a mask and compare it with dense attention in random cases, both passes.
+
+    Drawn are lengths around the mask's own constants, batches, grouped heads, dtypes, strides,
+    soft-cap, ALiBi, sinks and scales, the data that the mask reads (by sequence, as arrays or as
+    tensors), its parameters, the deterministic backward pass, and keys of NaN. fp64 decides; what
+    rounding may do is derived (see `maskc.verify.stepwise`). With Hypothesis installed a wrong case
+    is made as small as possible.
+
+    Args:
+        mask: a mask; a pattern, which is taken with its default parameters; or the path of a
+            pattern file, all of whose patterns are tested.
+        target: cpu, simt, sm_80 or sm_90a; None is what this machine has. Without such a GPU the
+            kernels run in the emulator, on short lengths.
+        head_dim, head_dim_v: elements per row of q and k, and of v (as of q when None).
+        dtype: float32, bfloat16 or float16; None draws from those that the target has.
+        examples: how many cases are drawn at most, for each mask.
+        seed: the same seed draws the same cases.
+        seconds: no more cases are drawn after so many; None sets no limit.
+
+    Returns:
+        How many cases were compared.
+
+    Raises:
+        Counterexample: a result is wrong (MC611); the message ends with a program that shows it.
+        NothingCompared: every case was refused (MC612).
+        EmulatorMissing: there is neither such a GPU nor what the emulator needs (MC610).
+        MaskcError: the mask cannot be compiled for the target.
+    """
+    from maskc.dsl.loader import load
+    from maskc.dsl.mask import Mask
+    from maskc.testing.checking import Wanted, examine
+
+    wanted = Wanted(target, head_dim, head_dim_v, dtype, None, examples, seed, seconds)
+    if isinstance(mask, (str, PathLike)):
+        masks = load(mask)
+    else:
+        masks = {getattr(mask, "name", "mask"): mask}
+    made = {name: each if isinstance(each, Mask) else each() for name, each in masks.items()}
+    return sum(examine(name, each, wanted).right() for name, each in made.items())

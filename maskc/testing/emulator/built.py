@@ -1,0 +1,73 @@
+"""Libraries that tests compile from text, kept by their content: what several tests, processes and
+runs ask for is compiled once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+
+class Refused(Exception):
+    """The compiler's own words, and where the text lies."""
+
+
+@cache
+def _folder() -> Path:
+    """CI starts with nothing, a developer with what the last run has built."""
+    place = Path(os.environ.get("MASKC_EMULATOR_DIR", tempfile.gettempdir())) / "maskc-emulator"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+@cache
+def _compiler(name: str) -> str:
+    """Its version, and what it takes this processor for: machines may share the folder."""
+    command = [name, "-march=native", "-Q", "--help=target", "--version"]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def built(key: str, suffix: str, command: list[str], source: str | None = None) -> Path:
+    """A file by what it was made from; several processes may make it at once.
+
+    Args:
+        key: all that the result depends on, except the compiler and its arguments.
+        suffix: the rest of the file's name; a `/` begins a name in a folder of its own.
+        command: compiler and arguments; `-o` is added, and the source's file before it.
+        source: text of the source, C where `command` names no other language.
+
+    Raises:
+        Refused: it does not compile.
+    """
+    name = sha256("\0".join([_compiler(command[0]), key, *command]).encode()).hexdigest()[:32]
+    made = _folder() / f"{name}{suffix}"
+    if not made.exists():
+        made.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_folder()) as room:
+            given = []
+            if source is not None:
+                given = [f"{room}/kernel.c"]
+                Path(given[0]).write_text(source)
+            result = subprocess.run(
+                [*command, *given, "-o", f"{room}/made"], capture_output=True, text=True
+            )
+            if result.returncode:
+                kept = _folder() / f"{name}.c"
+                kept.write_text(source or "")
+                raise Refused(f"{kept}:\n{result.stderr[:4000]}")
+            os.replace(f"{room}/made", made)
+    return made
+
+
+def code(source: str) -> str:
+    """A text without its lines of comments, which decide nothing."""
+    return "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("//"))
+
+
+def library(command: list[str], source: str) -> ctypes.CDLL:
+    """A shared object; those who ask for the same text share its data, too."""
+    return ctypes.CDLL(str(built(code(source), ".so", [*command, "-shared", "-fPIC"], source)))

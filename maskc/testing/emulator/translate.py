@@ -1,0 +1,245 @@
+"""A rendered CUDA source as C++: every PTX instruction becomes a call of the emulator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Asm(NamedTuple):
+    """One asm statement."""
+
+    text: str
+    """Instructions, without line ends."""
+    outs: list[str]
+    ins: list[str]
+
+
+class Unknown(Exception):
+    """An instruction that the emulator does not have."""
+
+
+Made = Callable[[Asm, re.Match[str]], str]
+
+
+def _bool(holds: object) -> str:
+    return "true" if holds else "false"
+
+
+def _words(values: list[str], count: int) -> str:
+    """A list of `count` 32-bit numbers."""
+    return ", ".join(f"(emu::u32)({x})" for x in [*values, *["0"] * (count - len(values))])
+
+
+def _places(values: list[str], count: int) -> str:
+    """A list of `count` pointers."""
+    return ", ".join([*(f"&({x})" for x in values), *["nullptr"] * (count - len(values))])
+
+
+def _box(call: str, first: int, more: str = "") -> Made:
+    def made(asm: Asm, _: re.Match[str]) -> str:
+        at = ", ".join(f"(int)({x})" for x in asm.ins[first:])
+        return f"emu::{call}({', '.join(asm.ins[:first])}, {{{at}}}{more})"
+
+    return made
+
+
+def _load_matrices(asm: Asm, found: re.Match[str]) -> str:
+    to = _places(asm.outs, 4)
+    return f"emu::matrices_load({{{to}}}, {asm.ins[0]}, {found[1]}, {_bool(found[2])})"
+
+
+def _store_matrices(asm: Asm, found: re.Match[str]) -> str:
+    x = _words(asm.ins[1:], 4)
+    return f"emu::matrices_store({asm.ins[0]}, {{{x}}}, {found[1]}, {_bool(found[2])})"
+
+
+def _mma(asm: Asm, found: re.Match[str]) -> str:
+    a, b = _words(asm.ins[:4], 4), _words(asm.ins[4:6], 2)
+    return f"emu::mma({{{_places(asm.outs, 4)}}}, {{{a}}}, {{{b}}}, {_bool(found[1] == 'f16')})"
+
+
+def _wgmma(asm: Asm, found: re.Match[str]) -> str:
+    *a, b, add = asm.ins
+    if found[2] == "e4m3":  # along columns, both
+        return f"emu::wgmma_bytes(&({asm.outs[0]}), {found[1]}, {a[0]}, {b}, {add})"
+    flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
+    if flags is None:
+        raise Unknown(asm.text)
+    begin, d, turned = "emu::wgmma", f"&({asm.outs[0]}), {found[1]}", _bool(flags[1] == "1")
+    rest = f"{b}, {add}, {turned}, {_bool(flags[2] == '1')}, {_bool(found[2] == 'f16')})"
+    if len(a) == 4:
+        return f"{begin}_registers({d}, {{{_words(a, 4)}}}, {rest}"
+    return f"{begin}({d}, {a[0]}, {rest}"
+
+
+def _pack(asm: Asm, found: re.Match[str]) -> str:
+    high, low = asm.ins
+    return f"{asm.outs[0]} = emu::pack({low}, {high}, {_bool(found[1] == 'f16')})"
+
+
+# The first that matches; {o0}, {i0} are operands, {1} a group of the match.
+RULES: tuple[tuple[str, str | Made], ...] = (
+    (r"^\s*$", ""),
+    (r"mbarrier\.init", "emu::barrier_init({i0}, {i1})"),
+    (r"cp\.async\.mbarrier\.arrive\.noinc", "emu::copy_arrive({i0})"),
+    (r"mbarrier\.arrive\.expect_tx", "emu::barrier_expect({i0}, {i1})"),
+    (r"mbarrier\.arrive", "emu::barrier_arrive({i0})"),
+    (r"mbarrier\.try_wait\.parity", "emu::barrier_wait({i0}, {i1})"),
+    (r"red\.release\.gpu\.global\.add\.s32 \[%0\], 1", "*({i0}) += 1"),
+    (r"ld\.acquire\.gpu\.global\.b32", "{o0} = emu::poll({i0})"),
+    (r"bar\.sync %0, %1", "emu::named_sync({i0}, {i1})"),
+    (r"bar\.arrive %0, %1", "emu::named_arrive({i0}, {i1})"),
+    (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", _box("load_tensor", 3)),
+    (r"cp\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", false")),
+    (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", true")),
+    (
+        r"red\.global\.add\.v4\.f32",
+        "atomicAdd({i0}, {i1}), atomicAdd({i0} + 1, {i2}), "
+        "atomicAdd({i0} + 2, {i3}), atomicAdd({i0} + 3, {i4})",
+    ),
+    (r"cp\.reduce\.async\.bulk\.global.*add\.f32", "emu::add_floats({i0}, {i1}, {i2})"),
+    (r"cp\.async\.bulk\.shared::cluster\.global",
+     "emu::load_bytes({i0}, {i1}, {i2}, {i3})"),
+    (r"cp\.async\.bulk\.global\.shared::cta", "emu::store_bytes({i0}, {i1}, {i2})"),
+    (r"cp\.async\.bulk\.commit_group", "emu::bulk_commit()"),
+    (r"cp\.async\.bulk\.wait_group(?:\.read)? %0", "emu::bulk_wait({i0})"),
+    (r"cp\.async\.c[ag]\S* \[%0\], \[%1\], (\d+), %2",
+     "emu::copy_async({i0}, {i1}, {1}, {i2})"),
+    (r"cp\.async\.c[ag]\S* \[%0\], \[%1\], (\d+);", "emu::copy_async({i0}, {i1}, {1}, {1})"),
+    (r"cp\.async\.commit_group", "emu::copy_commit()"),
+    (r"cp\.async\.wait_group %0", "emu::copy_wait({i0})"),
+    (r"cp\.async\.wait_all", "emu::copy_wait(0)"),
+    (r"setmaxnreg", ""),
+    (r"elect\.sync", "{o0} = emu::lane() == 0"),
+    (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _store_matrices),
+    (r"ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _load_matrices),
+    (r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.f32\.(bf16|f16|e4m3)", _wgmma),
+    (r"wgmma\.fence", ""),
+    (r"wgmma\.commit_group", "emu::wgmma_commit()"),
+    (r"wgmma\.wait_group\.sync\.aligned %0", "emu::wgmma_wait({i0})"),
+    (r"wgmma\.wait_group\.sync\.aligned (\d)", "emu::wgmma_wait({1})"),
+    (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)", _mma),
+    (r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "{o0} = emu::transposed({i0})"),
+    (r"mov\.u32 %0, memory", "{o0} = 0"),
+    (r"^\s*cvt\.f32\.f16 %0, %1", "{o0} = emu::widen({i0}, true)"),
+    (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",
+     "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
+    (r"^cvt\.f32\.f16", "{o0} = emu::widen({i0}, true)"),
+    (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
+    (r"cvt\.rn\.f16\.f32", "{o0} = emu::pack({i0}, 0.0f, true) & 0xffff"),
+    (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
+    (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
+    (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),
+    (r"max\.NaN\.f32", "{o0} = emu::max_nan({i0}, {i1})"),
+    (r"setp\.ge\.f32 reaches, .* inside,", "emu::list_one({o0}, {o1}, {i0}, {i1}, {i2}, {i3})"),
+    (r"^shl\.b32", "{o0} = emu::shift_left({i0}, {i1})"),
+    (r"^shr\.u32", "{o0} = emu::shift_right({i0}, {i1})"),
+    (r"^\s*fence\.", ""),
+)  # fmt: skip
+
+_BEGIN = re.compile(r"\basm\b(?:\s+volatile)?\s*\(")
+_SHARED = re.compile(
+    r"(?<!extern )__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]*?\w)\s+(\w+)((?:\[[^\]]*\])*);"
+)
+_EXTERN = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];")
+_KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\s*\(')
+
+
+def translated(source: str) -> tuple[str, tuple[str, ...]]:
+    """(C++ that includes device.h, entry points).
+
+    Raises:
+        Unknown: an instruction has no rule.
+    """
+    element = re.search(r'#define ELEMENT "(\w+)"', source)
+    text = _statements(source, element[1] if element else "")
+    count = iter(range(1 << 20))
+    text = _EXTERN.sub("#define memory (emu::arena())", text, count=1)
+    text = _SHARED.sub(
+        lambda m: f"auto &{m[2]} = emu::shared_variable<{m[1]}{m[3]}, {next(count)}>();", text
+    )
+    entries = tuple(_KERNEL.findall(text))
+    text = _KERNEL.sub(lambda m: f"#define EMU_HAS_{m[1]}\n{m[0]}", text)  # some macros hide some
+    cases = "".join(
+        f"#ifdef EMU_HAS_{name}\n"
+        f'    if (!strcmp(entry, "{name}"))\n'
+        f"        return emu::launch({name}, given, blocks, threads, shared, seed);\n"
+        "#endif\n"
+        for name in entries
+    )
+    return (
+        f'#include "device.h"\n{text}\n#undef memory\n'
+        'extern "C" const char *emulated(const char *entry, void **given, int blocks,\n'
+        "                                int threads, int shared, unsigned long seed) {\n"
+        f'{cases}    return "no such entry point";\n}}\n'
+    ), entries
+
+
+def _statements(source: str, element: str) -> str:
+    pieces, at = [], 0
+    for found in _BEGIN.finditer(source):
+        if found.start() < at:
+            continue
+        end = _closing(source, found.end() - 1)
+        pieces += [source[at : found.start()], _statement(source[found.end() : end], element)]
+        at = end + 1
+    return "".join([*pieces, source[at:]])
+
+
+def _closing(text: str, at: int) -> int:
+    """Where the parenthesis at `at` closes."""
+    depth, quoted = 0, False
+    for i in range(at, len(text)):
+        if text[i] == '"' and text[i - 1] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (text[i] == "(") - (text[i] == ")")
+            if depth == 0:
+                return i
+    raise Unknown("a statement that does not end")
+
+
+def _split(text: str, by: str) -> list[str]:
+    """At `by`, but inside of strings and parentheses."""
+    parts, depth, quoted, last = [], 0, False, 0
+    for i, c in enumerate(text):
+        if c == '"' and text[i - 1 : i] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (c in "([{") - (c in ")]}")
+            lonely = by != ":" or (text[i + 1 : i + 2] != ":" and text[i - 1 : i] != ":")
+            if c == by and depth == 0 and (lonely or by == ":"):
+                parts.append(text[last:i])
+                last = i + 1
+    return [*parts, text[last:]]
+
+
+def _statement(inside: str, element: str) -> str:
+    code, *rest = _split(inside, ":")
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"|(ELEMENT)', code)
+    text = "".join(element if word else string for string, word in words)
+    text = re.sub(r"//[^\\]*", "", text).replace("\\n", " ").replace("\\t", " ").strip()
+    outs, ins = (_operands(part) for part in [*rest, "", ""][:2])
+    asm = Asm(text, outs, ins)
+    for pattern, made in RULES:
+        found = re.search(pattern, text)
+        if found:
+            return made(asm, found) if callable(made) else _filled(made, asm, found)
+    raise Unknown(text)
+
+
+def _filled(made: str, asm: Asm, found: re.Match[str]) -> str:
+    named = {f"o{i}": f"({x})" for i, x in enumerate(asm.outs)}
+    named |= {f"i{i}": f"({x})" for i, x in enumerate(asm.ins)}
+    return re.sub(r"\{(\w+)\}", lambda m: named.get(m[1]) or found[int(m[1])], made)
+
+
+def _operands(text: str) -> list[str]:
+    found = []
+    for part in _split(text, ","):
+        match = re.match(r'\s*"[^"]*"\s*\((.*)\)\s*$', part, re.DOTALL)
+        if match:
+            found.append(match[1])
+    return found

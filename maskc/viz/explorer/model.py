@@ -1,0 +1,216 @@
+"""What the page shows, as plain values: formulas, shaders, arrays, terms and the compiler's counts.
+
+Lengths and parameters stay symbols in it: the page moves them without asking the compiler again.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from maskc.analysis.counts import count_pairs
+from maskc.core import expr as E
+from maskc.core.errors import ExplorerTooLarge
+from maskc.core.expr import Expr
+from maskc.core.widths import largest, reach
+from maskc.driver import selects
+from maskc.dsl.mask import Mask
+from maskc.dsl.printer import print_short
+from maskc.dsl.slots import with_captured
+from maskc.emit.glsl_printer import shader
+from maskc.ir.lower import terms
+from maskc.ir.selecting import any_choice
+from maskc.ir.types import MaskIR
+from maskc.layout import Chosen, check_lengths, extents, sequence_arrays
+from maskc.questions.asked import pairs_of, recipe_of
+from maskc.questions.lengths import fixed_lengths
+from maskc.viz.explorer.trees import tree
+from maskc.viz.view import bound
+
+MOST_BYTES = 1 << 26
+"""Bytes of all arrays that a page may hold."""
+_EXACT = (1 << 53) - 1
+"""The largest number up to which the page computes exactly."""
+_COUNTED = 1 << 30
+"""Pairs up to which tiles are counted where a mask has no closed form."""
+_LONGEST = 400
+"""Characters of a term's text."""
+
+Plain = dict[str, Any]
+
+
+def mask_model(
+    mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None,
+    data: Mapping[str, object] | None = None, labels: Mapping[str, str] | None = None,
+) -> Plain:  # fmt: skip
+    """One mask at given lengths.
+
+    Args:
+        mask: any mask; of run-time selections the hull, unless `data` holds `scores`.
+        n_q, n_kv: lengths to begin with; as many keys as queries when None.
+        n_heads: as for `Mask.layout`.
+        data: the arrays and parameters that the mask names.
+        labels: what the user calls parameters, where not by their names.
+
+    Raises:
+        ExplorerTooLarge: the arrays are too large for a page (MC720).
+        MaskcError: as `Mask.layout`.
+    """
+    n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
+    data = data or {}
+    irs, values, arrays = bound(mask, n_q, n_kv, n_heads, data)
+    arrays = {name: _plain(array) for name, array in arrays.items()}
+    sequences = max(extents(recipe_of(ir), arrays)[0] for ir in irs)
+    inner, _ = with_captured(mask, data, n_heads)
+    params = {name: values[name] for ir in irs for name in ir.params}
+    stored: dict[bytes, str] = {}
+    pool: Plain = {}
+    sets = [
+        _set(heads, ir, own, inner, n_heads, (n_q, n_kv, params), pool, stored)
+        for heads, ir, own in _distinct(irs, arrays)
+    ]
+    return {
+        "formula": _text(mask), "n_q": n_q, "n_kv": n_kv, "fixed": _fixed(mask, arrays),
+        "notes": _notes(mask, data, sequences), "sets": sets, "arrays": pool,
+        "params": [
+            {"name": name, "label": (labels or {}).get(name, name), "value": value}
+            for name, value in sorted(params.items())
+        ],
+    }  # fmt: skip
+
+
+def _plain(array: Any) -> np.ndarray:
+    """An array as it is; lists of chosen blocks as the table they stand for."""
+    if not isinstance(array, Chosen):
+        return np.asarray(array)
+    lists, columns = array.lists, array.columns
+    table = np.zeros((*lists.shape[:-1], columns + 1), dtype=np.int32)
+    np.put_along_axis(table, np.minimum(lists, columns), 1, axis=-1)
+    return table[..., :columns]
+
+
+def _distinct(
+    irs: list[MaskIR], arrays: Mapping[str, np.ndarray]
+) -> Iterator[tuple[tuple[int, ...], MaskIR, dict[str, np.ndarray]]]:
+    """The distinct sets of all heads, in the first sequence; heads are () where all share one."""
+    if len(irs) == 1:  # tables may still tell heads apart
+        irs = irs * extents(recipe_of(irs[0]), arrays)[1]
+    found: dict[object, tuple[list[int], MaskIR, dict[str, np.ndarray]]] = {}
+    for head, ir in enumerate(irs):
+        own = sequence_arrays(recipe_of(ir), arrays, 0, head)
+        content = tuple((name, array.tobytes()) for name, array in own.items() if array.ndim > 1)
+        found.setdefault((ir.keep, content), ([], ir, own))[0].append(head)
+    for heads, ir, own in found.values():
+        yield () if len(found) == 1 else tuple(heads), ir, own
+
+
+def _set(
+    heads: tuple[int, ...], ir: MaskIR, own: Mapping[str, np.ndarray], mask: Mask,
+    n_heads: int | None, at: tuple[int, int, Mapping[str, int]], pool: Plain,
+    stored: dict[bytes, str],
+) -> Plain:  # fmt: skip
+    """One set of pairs: its formula three times, as a tree, as a shader and term by term."""
+    head = heads[0] if heads else 0
+    written = list(_terms(mask, head, n_heads, ir, own))
+    bounds = largest([*reach(ir.keep), *(b for term in written for b in reach(term[3]))])
+    exact = _constants(bounds) <= _EXACT
+    found = shader(ir.keep)
+    return {
+        "heads": list(heads),
+        "keep": tree(ir.keep) if exact else None,
+        "bound": tree(bounds),
+        "shader": None if found is None else {
+            "text": found.text, "params": found.params, "arrays": found.arrays,
+            "lists": found.lists, "bound": tree(found.bound),
+        },
+        "terms": [
+            {"depth": depth, "text": text, "place": place, "keep": tree(keep)}
+            for depth, text, place, keep in written
+        ] if exact else [],
+        "arrays": {name: _stored(array, pool, stored) for name, array in own.items()},
+        "live": _live(ir.keep, *at, own),
+    }  # fmt: skip
+
+
+def _live(
+    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], own: Mapping[str, np.ndarray]
+) -> int | None:
+    """The compiler's count of live pairs; None where it would keep the picture waiting."""
+    if n_q * n_kv > _COUNTED:
+        return count_pairs(keep, n_q, n_kv, params)
+    return pairs_of(keep, n_q, n_kv, params, own)
+
+
+def _constants(bounds: Expr) -> int:
+    """The least that a bound can be: of formulas with numbers that no double holds, too much."""
+    from maskc.core.widths import number
+
+    names = {*E.symbols(bounds), *E.params(bounds), *E.arrays(bounds)}
+    return number(bounds, dict.fromkeys(names, 1))
+
+
+def _terms(
+    mask: Mask, head: int, n_heads: int | None, ir: MaskIR, own: Mapping[str, np.ndarray]
+) -> Iterator[tuple[int, str, Plain | None, Expr]]:
+    """(depth, text, place, formula) of every term as the user wrote it."""
+    known = {*own, *E.arrays(ir.keep)}
+    for depth, term, formula in terms(mask, head, n_heads):
+        unknown = set(E.arrays(formula)) - known
+        text, loc = _text(term), getattr(term, "loc", None)
+        place = None
+        if loc is not None:
+            place = {"file": loc.file, "line": loc.line, "col": loc.col, "end": loc.end_col}
+        # Arrays that the simplified mask does not read decide nothing in it, nor do choices.
+        yield depth, text, place, any_choice(formula, unknown)
+
+
+_PARAM = re.compile(r"param\('(\w+)', -?\d+\)")
+
+
+def _text(term: Mask) -> str:
+    """A term for people: parameters by their names, which the page says the values of."""
+    text = _PARAM.sub(r"\1", print_short(term))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def _stored(array: np.ndarray, pool: Plain, stored: dict[bytes, str]) -> str:
+    """The name under which the page finds an array; equal ones are there once.
+
+    Raises:
+        ExplorerTooLarge: all together are too large.
+    """
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    kinds = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
+    kind = next(k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
+    content = np.ascontiguousarray(array.astype(np.dtype(kind).newbyteorder("<")))
+    key = f"{content.dtype.str}{content.shape}".encode() + content.tobytes()
+    if key not in stored:
+        stored[key] = f"array{len(stored)}"
+        size = sum(map(len, stored))
+        if size > MOST_BYTES:
+            raise ExplorerTooLarge(f"{size:,}", f"{MOST_BYTES:,}")
+        pool[stored[key]] = {
+            "shape": list(content.shape), "kind": np.dtype(kind).name,
+            "data": b64encode(content.tobytes()).decode(),
+        }  # fmt: skip
+    return stored[key]
+
+
+def _fixed(mask: Mask, arrays: Mapping[str, np.ndarray]) -> str:
+    """Why the page cannot move the lengths; '' where it can."""
+    if arrays:
+        return f"the arrays are for these lengths: {', '.join(sorted(arrays))}"
+    return "a table in the mask is for these lengths" if fixed_lengths(mask) else ""
+
+
+def _notes(mask: Mask, data: Mapping[str, object], sequences: int) -> list[str]:
+    notes = []
+    if selects(mask) and "scores" not in data:
+        notes.append("all that topk may choose is shown; --data scores=... shows what it chooses")
+    if sequences > 1:
+        notes.append(f"sequence 0 of {sequences} is shown")
+    return notes

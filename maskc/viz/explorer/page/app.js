@@ -1,0 +1,612 @@
+// One page: state, panes, keys, permalink. Everything that it says is computed from the model.
+
+import { MOST, arrayOf, condition, reached } from "./formula.js";
+import { Counter } from "./counting.js";
+import { blended, layersPainter, maskPainter, tilePainter } from "./cells.js";
+import { PairShader, fits } from "./shader.js";
+import { MaskMap } from "./map.js";
+import { Compare, Price, Source, Why, proofOf } from "./panes.js";
+import { count, heads, make, percent } from "./words.js";
+
+const KINDS = { int8: Int8Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array };
+const PIECES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
+const TWIN = { rows: 32, columns: 72 };
+const NEAR = 5;  // CSS pixels of a pair from which on a single one is meant
+
+export class Explorer {
+  /** `ask(query)`: fetches another model where a server is there; else null. */
+  constructor(root, model, ask = null) {
+    this.root = root;
+    this.model = model;
+    this.ask = ask;
+    this.rebuild = ask && ((settings) => this.#replaced({ ...this.settings, ...settings }));
+    this.compareWith = ask && ((expression) => this.#replaced(this.settings, expression));
+    this.settings = model.settings ?? {};
+    this.#start();
+    if (ask && model.pending) this.#replaced(this.settings).catch((error) => { this.alarm.textContent = error.message; });
+  }
+
+  #start() {
+    const { model } = this;
+    this.masks = [model.mask, ...(model.other ? [model.other.mask] : [])];
+    this.pools = this.masks.map(({ arrays }) => Object.fromEntries(Object.entries(arrays).map(([name, array]) => [name, decoded(array)])));
+    const seen = new Map(this.masks.flatMap(({ params }) => params.map((param) => [param.name, param])));
+    this.parameters = [...seen.values()];
+    this.state = {
+      n_q: model.mask.n_q, n_kv: model.mask.n_kv, set: 0, mode: "mask", twin: false, theme: "",
+      params: Object.fromEntries(this.parameters.map(({ name, value }) => [name, value])),
+    };
+    this.epoch = 0;
+    this.kept = new Map();
+    this.#build();
+    if (this.before) this.#restored();
+    else this.#readPermalink();
+    this.changed();
+    this.map.resized();
+    if (this.wantedView && !this.before?.fitted) this.map.setView(this.wantedView);
+    else this.map.fit();
+    if (this.wantedCursor) this.map.point(this.wantedCursor.q, this.wantedCursor.k);
+  }
+
+  // ---------------------------------------------------------------- what is shown
+
+  /** The set of mask `which` that the chosen head has. */
+  set(which = 0) {
+    const mask = this.masks[which], head = this.masks[0].sets[this.state.set].heads[0] ?? 0;
+    if (which === 0) return mask.sets[this.state.set];
+    return mask.sets.find(({ heads: own }) => own.includes(head)) ?? mask.sets[0];
+  }
+
+  env(which = 0) {
+    const { n_q, n_kv, params } = this.state, { arrays } = this.set(which);
+    return { n_q, n_kv, params, arrays: Object.fromEntries(Object.entries(arrays).map(([name, key]) => [name, this.pools[which][key]])) };
+  }
+
+  /** The magnitude of everything that formulas read. */
+  magnitudes(which = 0) {
+    const { n_q, n_kv, params } = this.state, { arrays } = this.env(which);
+    const extremes = Object.entries(arrays).map(([name, array]) => [name, array.most ??= array.extreme()]);
+    return { n_q, n_kv, q: Math.max(0, n_q - 1), k: Math.max(0, n_kv - 1), ...params, ...Object.fromEntries(extremes) };
+  }
+
+  get drawable() {
+    return this.masks.every((_, which) => this.set(which).keep !== null && reached(this.set(which).bound, this.magnitudes(which)) <= MOST);
+  }
+
+  /** What was made for this state, made once. */
+  once(name, makeIt) {
+    const key = `${this.state.set} ${name}`;
+    if (!this.kept.has(key)) this.kept.set(key, makeIt());
+    return this.kept.get(key);
+  }
+
+  counter(which = 0) {
+    return this.once(`counter ${which}`, () => new Counter(condition(this.set(which).keep, this.env(which))));
+  }
+
+  /** Counters of what only the first mask has, only the second, and both. */
+  compared() {
+    return this.once("compared", () => {
+      const arrays = { ...this.env(0).arrays, ...Object.fromEntries(Object.entries(this.env(1).arrays).map(([name, array]) => [`other ${name}`, array])) };
+      const env = { ...this.env(0), arrays }, one = this.set(0).keep, other = renamed(this.set(1).keep);
+      const of = (tree) => new Counter(condition(tree, env));
+      return { first: of(["and", one, ["not", other]]), second: of(["and", other, ["not", one]]), both: of(["and", one, other]) };
+    });
+  }
+
+  get modes() {
+    const modes = [["mask", "Mask"], ["tiles", "Tiles"], ["waste", "Waste"]];
+    if (this.pieces().length > 1) modes.push(["parts", "Parts"]);
+    if (this.model.other) modes.push(["difference", "Difference"]);
+    return modes;
+  }
+
+  pieces() { return this.set().pieces ?? []; }
+
+  get tile() { return this.model.price?.tile ?? [128, 128]; }
+
+  colors() {
+    return this.once("colors", () => {
+      const style = getComputedStyle(this.shell), names = ["full", "partial", "empty", "outside", "waste", "only-a", "only-b", "both"];
+      const found = Object.fromEntries(names.map((name) => [name, channels(style.getPropertyValue(`--${name}`).trim())]));
+      const ink = Object.fromEntries(["ink", "quiet", "line", "paper"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+      return { ...found, unknown: [128, 128, 128], ink };
+    });
+  }
+
+  scene() {
+    const { n_q, n_kv, mode } = this.state, colors = this.colors();
+    const scene = { n_q, n_kv, colors, ink: colors.ink, tile: ["tiles", "waste"].includes(mode) ? this.tile : null, name: `${this.epoch} ${this.state.set} ${mode}` };
+    if (!this.drawable) return scene;
+    scene.painter = this.once(`painter ${mode}`, () => this.#painter(mode, colors));
+    if (mode === "mask" || mode === "difference") scene.pairs = (view) => this.#pairs(mode, view, colors);
+    return scene;
+  }
+
+  #painter(mode, colors) {
+    const env = this.env();
+    switch (mode) {
+      case "tiles": case "waste": return tilePainter(this.counter(), env, this.tile, colors, mode === "waste");
+      case "parts": {
+        const counters = this.pieces().map((piece) => new Counter(condition(piece.keep, env)));
+        const layers = counters.map((_, i) => channels(PIECES[i % PIECES.length]));
+        return layersPainter(counters, env, colors, (shares) => blended(shares, layers, colors.empty));
+      }
+      case "difference": {
+        const { first, second, both } = this.compared();
+        const layers = [colors["only-a"], colors["only-b"], colors.both];
+        return layersPainter([first, second, both], env, colors, (shares) => blended(shares, layers, colors.empty));
+      }
+    }
+    return maskPainter(this.counter(), env, colors);
+  }
+
+  #pairs(mode, view, colors) {
+    const which = mode === "difference" ? [0, 1] : [0];
+    const exact = which.every((i) => fits(this.set(i), this.magnitudes(i)));
+    if (!exact || this.noShader) return false;
+    try {
+      this.shader ??= new PairShader(this.map.pairCanvas);
+      const share = (color) => color.map((c) => c / 255);
+      const { n_q, n_kv } = this.state;
+      this.shader.draw(which.map((i) => ({ set: this.set(i), env: this.env(i) })), { ...view, n_q, n_kv }, {
+        live: share(mode === "mask" ? colors.full : colors.both), dead: share(colors.empty), outside: share(colors.outside),
+        ...(mode === "difference" ? { first: share(colors["only-a"]), second: share(colors["only-b"]) } : {}),
+      });
+      return true;
+    } catch (error) {
+      this.noShader = error.message;  // cells of single pairs show the same
+      return false;
+    }
+  }
+
+  // ---------------------------------------------------------------- questions of the panes
+
+  /** What is pointed at: a pair, or the cell around it where pairs are small. */
+  pointedBox() {
+    const { cursor, view, level } = this.map;
+    if (!cursor) return null;
+    if (view.scale >= NEAR) return { q0: cursor.q, q1: cursor.q + 1, k0: cursor.k, k1: cursor.k + 1, open: [] };
+    const size = 2 ** Math.max(level, Math.ceil(Math.log2(NEAR / view.scale)));
+    const q0 = Math.floor(cursor.q / size) * size, k0 = Math.floor(cursor.k / size) * size;
+    return { q0, q1: Math.min(q0 + size, this.state.n_q), k0, k1: Math.min(k0 + size, this.state.n_kv), open: [] };
+  }
+
+  termsAt(box) {
+    const area = (box.q1 - box.q0) * (box.k1 - box.k0);
+    return this.set().terms.map((term, i) => {
+      const counter = this.once(`term ${i}`, () => new Counter(condition(term.keep, this.env())));
+      return { term, share: counter.pairs(box.q0, box.q1, box.k0, box.k1) / area };
+    });
+  }
+
+  proof(box) {
+    const counter = this.counter(), found = counter.holds.fold({ ...box, open: [] }, []);
+    const one = box.q1 - box.q0 === 1 && box.k1 - box.k0 === 1;
+    if (found !== null) {
+      const said = one ? (found ? "The query sees the key:" : "The query does not see the key:") : found ? "Full: every pair is live, because" : "Empty: no pair is live, because";
+      const unique = new Map(proofOf(counter.holds, box, found));
+      return { said, steps: [...unique] };
+    }
+    const area = (box.q1 - box.q0) * (box.k1 - box.k0), live = counter.pairs(box.q0, box.q1, box.k0, box.k1);
+    if (live === 0 || live === area) return { said: `${live ? "Full" : "Empty"}: counted, ${count(live)} of ${count(area)} pairs are live.`, steps: [] };
+    return { said: `Partial: ${count(live)} of ${count(area)} pairs are live.`, steps: [] };
+  }
+
+  tileWords() {
+    const { cursor } = this.map, [height, width] = this.tile, { n_q, n_kv } = this.state;
+    if (!cursor) return "";
+    const i = Math.floor(cursor.q / height), j = Math.floor(cursor.k / width);
+    const box = [i * height, Math.min((i + 1) * height, n_q), j * width, Math.min((j + 1) * width, n_kv)];
+    const live = this.counter().pairs(...box), area = (box[1] - box[0]) * (box[3] - box[2]);
+    const kind = live === area ? "full: the kernel tests no pair in it" : live ? "partial: the kernel tests its pairs" : "empty: the kernel never loads it";
+    return `The kernel's tile (${i}, ${j}) of ${height} x ${width}: ${count(live)} live, ${kind}.`;
+  }
+
+  price() {
+    return this.once("price", () => {
+      const { n_q, n_kv } = this.state, [height, width] = this.tile, { price } = this.model;
+      const live = this.counter().pairs(0, n_q, 0, n_kv);
+      const { full, partial, area } = this.counter().tiles(0, n_q, 0, n_kv, height, width);
+      const dims = price?.dims ?? 256, size = price?.itemsize ?? 2;
+      const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
+      const found = {
+        live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
+        note: price?.note ?? "",
+        empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
+      };
+      if (price?.card) {
+        const compute = (2 * dims * area) / (price.card.tflops * 1e9), memory = bytes / (price.card.gbytes * 1e6);
+        found.roof = { ms: price.heads * Math.max(compute, memory), heads: price.heads, by: compute >= memory ? "arithmetic" : "memory" };
+      }
+      const asBuilt = this.#asBuilt();
+      const point = asBuilt && price?.curve?.find(({ n }) => n === n_q && n === n_kv);
+      if (point) found.predicted = { ms: point.mask, card: price.card.name };
+      return found;
+    });
+  }
+
+  /** Whether all parameters have the values that the compiler was given. */
+  #asBuilt() {
+    return this.parameters.every(({ name, value }) => this.state.params[name] === value);
+  }
+
+  #checked(live) {
+    const { n_q, n_kv } = this.state, { mask } = this.model;
+    const asked = this.#asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv;
+    if (!asked || this.set().live === null || Number.isNaN(live)) return "Counted exactly, here in the page.";
+    const wanted = this.set().live;
+    return live === wanted ? "Counted exactly; the compiler's own count is the same."
+      : `The compiler counts ${count(wanted)}: please report that this page does not.`;
+  }
+
+  /** Milliseconds by N: dense attention's are the compiler's, the mask's follow what runs. */
+  curve() {
+    return this.once("curve", () => {
+      const points = this.model.price?.curve ?? [];
+      if (!points.length || !this.drawable || this.masks[0].fixed) return [];
+      if (this.#asBuilt()) return points;
+      const [height, width] = this.tile, env = this.env();
+      return points.map(({ n, dense }) => {
+        const counter = new Counter(condition(this.set().keep, { ...env, n_q: n, n_kv: n }), 5e4);
+        return { n, dense, mask: (dense * counter.tiles(0, n, 0, n, height, width).area) / n ** 2 };
+      });
+    });
+  }
+
+  curveWords() {
+    return this.#asBuilt() ? "Both are predicted by the compiler's cost model." : "With these parameters the mask is drawn in proportion to the pairs that run.";
+  }
+
+  differences() {
+    return this.once("differences", () => {
+      const { n_q, n_kv } = this.state, parts = this.compared();
+      return Object.fromEntries(Object.entries(parts).map(([name, counter]) => [name, counter.pairs(0, n_q, 0, n_kv)]));
+    });
+  }
+
+  /** A pair that only one of the masks has, at these lengths; null where there is none. */
+  witness() {
+    return this.once("witness", () => {
+      const { n_q, n_kv } = this.state, { first, second } = this.compared();
+      for (const counter of [first, second]) {
+        const found = firstPair(counter, 0, n_q, 0, n_kv);
+        if (found) return found;
+      }
+      return null;
+    });
+  }
+
+  flyToWitness() {
+    const found = this.witness();
+    if (!found) return;
+    this.setMode("difference");
+    this.map.flyTo(found.q, found.k, 24);
+    this.map.pinned = true;
+  }
+
+  // ---------------------------------------------------------------- changes
+
+  setLengths(n_q, n_kv) {
+    Object.assign(this.state, { n_q, n_kv });
+    this.changed();
+    this.map.fit();
+  }
+
+  setParam(name, value) {
+    this.state.params[name] = value;
+    this.changed();
+  }
+
+  setMode(mode) {
+    this.state.mode = mode;
+    this.#shown();
+  }
+
+  setHead(set) {
+    this.state.set = (set + this.masks[0].sets.length) % this.masks[0].sets.length;
+    this.#shown();
+  }
+
+  setTheme(theme) {
+    this.state.theme = theme;
+    if (theme) this.shell.dataset.theme = theme; else delete this.shell.dataset.theme;
+    this.changed();
+  }
+
+  /** Numbers changed: nothing that was computed counts any more. */
+  changed() {
+    this.epoch++;
+    this.kept.clear();
+    this.map.cells.forget();
+    const { cursor } = this.map, { n_q, n_kv } = this.state;
+    if (cursor) this.map.cursor = { q: Math.min(cursor.q, Math.max(0, n_q - 1)), k: Math.min(cursor.k, Math.max(0, n_kv - 1)) };
+    this.#shown();
+  }
+
+  #shown() {
+    for (const [name, button] of this.modeButtons) button.setAttribute("aria-pressed", String(name === this.state.mode));
+    if (this.headSelect) this.headSelect.value = String(this.state.set);
+    this.#legend();
+    this.map.redraw();
+    this.#later();
+  }
+
+  /** Panes follow behind the picture, once a frame. */
+  #later() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => setTimeout(() => {
+      this.waiting = false;
+      for (const each of [this.why, this.pricing, this.comparing]) each.update();
+      this.#place();
+      this.#twin();
+      this.#writePermalink();
+    }));
+  }
+
+  pointed() { this.#later(); }
+  moved() { this.#later(); }
+  drawn() {}
+
+  /** Another model in the place of this one; what was moved stays where it is. */
+  async #replaced(settings, other = this.model.other?.expression ?? this.model.with) {
+    const model = await this.ask({ settings, other, n_q: this.state.n_q, n_kv: this.state.n_kv });
+    const before = { state: this.state, view: { ...this.map.view }, cursor: this.map.cursor, pinned: this.map.pinned, fitted: this.map.fitted };
+    const compares = model.other && !this.model.other && !this.model.pending;
+    Object.assign(this, { settings, model, shader: undefined, before });
+    this.root.replaceChildren();
+    this.#start();
+    if (compares) this.setMode("difference");
+  }
+
+  // ---------------------------------------------------------------- elements
+
+  #build() {
+    const { model } = this;
+    this.shell = make("div", { class: "maskc", tabindex: "-1" });
+    this.canvasBox = make("div", { class: "map", role: "application", tabindex: "0", "aria-label": `map of the mask ${model.name}: queries down, keys right; press ? for keys` });
+    this.legendBox = make("div", { class: "legend" });
+    this.modeButtons = this.modes.map(([name, label]) => [name, make("button", { onclick: () => this.setMode(name) }, label)]);
+    const { sets } = this.masks[0];
+    this.headSelect = sets.length > 1
+      ? make("select", { "aria-label": "heads", onchange: (event) => this.setHead(Number(event.target.value)) }, ...sets.map((set, i) => make("option", { value: i }, heads(set.heads))))
+      : null;
+    this.twinBox = make("pre", { class: "twin", hidden: true, tabindex: "0", "aria-label": "the map as text" });
+    this.placeBox = make("span", { class: "place-now", "aria-live": "polite" });
+    this.alarm = make("span", { class: "alarm" });
+    this.dialog = help();
+    this.map = new MaskMap(this.canvasBox, this);
+    this.why = new Why(this);
+    this.pricing = new Price(this);
+    this.source = new Source(this);
+    this.comparing = new Compare(this);
+    const notes = this.masks.flatMap((mask) => mask.notes).join("; ");
+    const themes = ["", "light", "dark"];
+    this.shell.append(
+      make("header", {}, make("h1", {}, model.name), make("span", { class: "formula" }, this.masks[0].formula),
+        make("div", { class: "tools" },
+          make("button", { onclick: () => this.setTheme(themes[(themes.indexOf(this.state.theme) + 1) % 3]), title: "light, dark, or as the system has it" }, "Theme"),
+          make("button", { onclick: () => this.toggleTwin(), title: "the map as text" }, "Text"),
+          make("button", { onclick: () => this.dialog.showModal() }, "Keys"))),
+      make("main", {},
+        make("div", { class: "left" },
+          make("div", { class: "bar" }, ...this.modeButtons.map(([, button]) => button), this.headSelect,
+            make("button", { onclick: () => this.map.zoom(2), "aria-label": "closer" }, "+"), make("button", { onclick: () => this.map.zoom(0.5), "aria-label": "farther" }, "−"),
+            make("button", { onclick: () => this.map.fit() }, "Whole"), this.legendBox),
+          this.canvasBox, this.twinBox),
+        make("div", { class: "panes" }, ...[this.why, this.pricing, this.source, this.comparing].map(({ section }) => section))),
+      make("footer", {}, this.placeBox, this.alarm, make("span", {}, model.title ?? ""), make("span", {}, notes), make("span", { class: "help" }, "? for keys")),
+      this.dialog,
+    );
+    this.root.append(this.shell);
+    this.shell.addEventListener("keydown", (event) => this.#key(event));
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.changed());
+  }
+
+  #legend() {
+    const colors = this.colors(), { mode } = this.state, { model } = this;
+    const entries = {
+      mask: this.map.level ? [["full", "all live"], ["partial", "some live, by share"], ["empty", "none"]] : [["full", "the query sees the key"], ["empty", "it does not"]],
+      tiles: [["full", "full"], ["partial", "partial"], ["empty", "empty"]],
+      waste: [["full", "live"], ["waste", "run, but not live"], ["empty", "not run"]],
+      difference: [["only-a", `only in ${model.name}`], ["only-b", `only in ${model.other?.name}`], ["both", "in both"], ["empty", "in none"]],
+    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
+    this.legendBox.replaceChildren(...entries.map(([color, label, title]) => {
+      const square = make("i");
+      square.style.background = `rgb(${color.join(",")})`;
+      return make("span", { title }, square, label);
+    }));
+  }
+
+  #place() {
+    const { cursor, view } = this.map, { n_q, n_kv } = this.state;
+    const scale = view.scale >= 1 ? `${view.scale.toPrecision(3)} pixels a pair` : `${(1 / view.scale).toPrecision(3)} pairs a pixel`;
+    let seen = "";
+    if (cursor && this.drawable) seen = `query ${cursor.q} ${this.counter().holds.at(cursor.q, cursor.k) ? "sees" : "does not see"} key ${cursor.k} · `;
+    this.placeBox.textContent = `${seen}${count(n_q)} x ${count(n_kv)} · ${scale}`;
+    this.alarm.textContent = this.drawable ? "" : "numbers of this formula leave 53 bits: the page does not draw what it cannot compute exactly";
+    this.#legend();
+  }
+
+  // ---------------------------------------------------------------- the text twin
+
+  toggleTwin() {
+    this.state.twin = !this.state.twin;
+    this.twinBox.hidden = !this.state.twin;
+    this.map.resized();
+    this.#twin();
+  }
+
+  #twin() { if (this.state.twin) this.twinBox.textContent = this.text(); }
+
+  /** The map as it is on the screen, in characters, with exact numbers. */
+  text({ rows, columns } = TWIN) {
+    const { n_q, n_kv } = this.state, { q, k, scale } = this.map.view;
+    const ends = (from, pixels, length) => [Math.max(0, Math.floor(from)), Math.min(length, Math.ceil(from + pixels / scale))];
+    const [q0, q1] = ends(q, this.map.height, n_q), [k0, k1] = ends(k, this.map.width, n_kv);
+    if (!this.drawable || q0 >= q1 || k0 >= k1) return "nothing of the mask is in view";
+    const down = Math.max(1, Math.ceil((q1 - q0) / rows)), right = Math.max(1, Math.ceil((k1 - k0) / columns));
+    const counter = this.counter(), live = counter.pairs(q0, q1, k0, k1);
+    const lines = [
+      `queries ${q0} to ${q1 - 1} down, keys ${k0} to ${k1 - 1} right; a character is ${down} x ${right} pairs`,
+      `${count(live)} of ${count((q1 - q0) * (k1 - k0))} pairs are live (${percent(live / ((q1 - q0) * (k1 - k0)))}); # all, + some, . none`, "",
+    ];
+    for (let i = q0; i < q1; i += down) {
+      let line = "";
+      for (let j = k0; j < k1; j += right) {
+        const box = [i, Math.min(i + down, q1), j, Math.min(j + right, k1)];
+        const found = counter.pairs(...box);
+        line += Number.isNaN(found) ? "?" : found === 0 ? "." : found === (box[1] - box[0]) * (box[3] - box[2]) ? "#" : "+";
+      }
+      lines.push(line);
+    }
+    return lines.join("\n");
+  }
+
+  // ---------------------------------------------------------------- keys
+
+  #key(event) {
+    const inField = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    if (event.ctrlKey || event.metaKey || event.altKey || (inField && event.key !== "Escape")) return;
+    const step = event.shiftKey ? 0.5 : 0.12, { map } = this;
+    const cursor = map.cursor ?? map.pairAt(map.width / 2, map.height / 2);
+    const walk = (q, k) => { map.pinned = true; map.point(cursor.q + q, cursor.k + k); this.#follow(); };
+    const scrolls = event.target.closest(".code, .twin, .panes") && /Arrow|Page|Home|End/.test(event.key);
+    if (scrolls) return;
+    const size = Math.max(1, 2 ** map.level);
+    const action = {
+      ArrowLeft: () => map.pan(-step * map.width, 0), ArrowRight: () => map.pan(step * map.width, 0),
+      ArrowUp: () => map.pan(0, -step * map.height), ArrowDown: () => map.pan(0, step * map.height),
+      "+": () => map.zoom(2), "=": () => map.zoom(2), "-": () => map.zoom(0.5), 0: () => map.fit(), Home: () => map.fit(),
+      a: () => walk(0, -size), d: () => walk(0, size), w: () => walk(-size, 0), s: () => walk(size, 0),
+      Enter: () => event.target === this.canvasBox && map.flyTo(cursor.q, cursor.k, Math.max(map.view.scale, 24)),
+      Escape: () => { map.pinned = false; this.canvasBox.focus(); },
+      h: () => this.setHead(this.state.set + 1), H: () => this.setHead(this.state.set - 1),
+      m: () => this.#nextMode(), f: () => this.model.other && this.flyToWitness(), t: () => this.toggleTwin(),
+      "?": () => this.dialog.showModal(), l: () => this.setTheme(this.state.theme === "dark" ? "light" : "dark"),
+      1: () => this.canvasBox.focus(), 2: () => this.why.section.focus(), 3: () => this.pricing.section.focus(),
+      4: () => this.source.section.focus(), 5: () => this.comparing.section.focus(),
+    }[event.key];
+    if (!action) return;
+    if (event.key === "Enter" && event.target !== this.canvasBox) return;
+    event.preventDefault();
+    action();
+  }
+
+  #nextMode() {
+    const names = this.modes.map(([name]) => name);
+    this.setMode(names[(names.indexOf(this.state.mode) + 1) % names.length]);
+  }
+
+  /** The view moves where the cursor left it. */
+  #follow() {
+    const { map } = this, { q, k, scale } = map.view, { cursor } = map;
+    const out = (at, from, pixels) => at < from || at + 1 > from + pixels / scale;
+    if (out(cursor.q, q, map.height) || out(cursor.k, k, map.width)) map.setView({ q: cursor.q - map.height / 2 / scale, k: cursor.k - map.width / 2 / scale, scale });
+  }
+
+  // ---------------------------------------------------------------- permalink
+
+  /** Everything that the page was set to; the mask is said in words, as the link may be sent alone. */
+  permalink() {
+    const { n_q, n_kv, set, mode, params, theme } = this.state, { q, k, scale } = this.map.view, { cursor } = this.map;
+    const said = new URLSearchParams({ mask: this.model.expression ?? this.model.name, n: n_q, m: n_kv });
+    for (const [name, value] of Object.entries(params)) said.set(`p.${name}`, value);
+    if (set) said.set("set", set);
+    if (mode !== "mask") said.set("show", mode);
+    if (theme) said.set("theme", theme);
+    said.set("view", [q, k, scale].map((x) => Number(x.toPrecision(12))).join(","));
+    if (cursor) said.set("at", `${cursor.q},${cursor.k}`);
+    return said.toString();
+  }
+
+  #writePermalink() {
+    if (this.model.embedded) return;
+    clearTimeout(this.writing);
+    this.writing = setTimeout(() => {
+      try { history.replaceState(null, "", `#${this.permalink()}`); } catch { /* a browser may refuse so many */ }
+    }, 250);
+  }
+
+  /** What was moved in the model before. */
+  #restored() {
+    const { state, view, cursor, pinned } = this.before;
+    Object.assign(this.state, { set: Math.min(state.set, this.masks[0].sets.length - 1), twin: state.twin, theme: state.theme });
+    if (this.modes.some(([name]) => name === state.mode)) this.state.mode = state.mode;
+    for (const { name } of this.parameters) this.state.params[name] = state.params[name] ?? this.state.params[name];
+    if (state.theme) this.shell.dataset.theme = state.theme;
+    this.twinBox.hidden = !state.twin;
+    Object.assign(this, { wantedView: view, wantedCursor: cursor });
+    this.map.pinned = pinned;
+  }
+
+  #readPermalink() {
+    if (this.model.embedded) return;
+    const said = new URLSearchParams(location.hash.slice(1)), whole = (name, most) => {
+      const value = Number(said.get(name));
+      return said.get(name) !== null && Number.isInteger(value) && value >= 0 && value <= most ? value : null;
+    };
+    if (!said.size) return;
+    if (!this.masks.some(({ fixed }) => fixed)) {
+      this.state.n_q = whole("n", 2 ** 30) ?? this.state.n_q;
+      this.state.n_kv = whole("m", 2 ** 30) ?? this.state.n_kv;
+    }
+    for (const { name } of this.parameters) this.state.params[name] = whole(`p.${name}`, 2 ** 30) ?? this.state.params[name];
+    this.state.set = whole("set", this.masks[0].sets.length - 1) ?? 0;
+    if (this.modes.some(([name]) => name === said.get("show"))) this.state.mode = said.get("show");
+    if (["light", "dark"].includes(said.get("theme"))) { this.state.theme = said.get("theme"); this.shell.dataset.theme = this.state.theme; }
+    const numbers = (name, length) => {
+      const found = (said.get(name) ?? "").split(",").map(Number);
+      return found.length === length && found.every(Number.isFinite) ? found : null;
+    };
+    const view = numbers("view", 3), at = numbers("at", 2);
+    if (view && view[2] > 0) this.wantedView = { q: view[0], k: view[1], scale: view[2] };
+    if (at) this.wantedCursor = { q: Math.floor(at[0]), k: Math.floor(at[1]) };
+  }
+}
+
+// ------------------------------------------------------------------ small things
+
+function decoded({ shape, kind, data }) {
+  const bytes = Uint8Array.from(atob(data), (sign) => sign.charCodeAt(0));
+  return arrayOf(Int32Array.from(new KINDS[kind](bytes.buffer)), shape);
+}
+
+/** A formula whose arrays have names that no other mask uses. */
+function renamed(tree) {
+  if (!Array.isArray(tree)) return tree;
+  if (tree[0] === "load") return ["load", `other ${tree[1]}`, ...tree.slice(2).map(renamed)];
+  return tree.map(renamed);
+}
+
+function channels(color) {
+  const digits = color.replace("#", "");
+  return [0, 2, 4].map((at) => parseInt(digits.slice(at, at + 2), 16));
+}
+
+/** The first live pair, query by query; null where there is none, or nobody knows. */
+function firstPair(counter, q0, q1, k0, k1) {
+  if (!(counter.pairs(q0, q1, k0, k1) > 0)) return null;
+  while (q1 - q0 > 1) {
+    const middle = Math.floor((q0 + q1) / 2);
+    if (counter.pairs(q0, middle, k0, k1) > 0) q1 = middle; else q0 = middle;
+  }
+  while (k1 - k0 > 1) {
+    const middle = Math.floor((k0 + k1) / 2);
+    if (counter.pairs(q0, q1, k0, middle) > 0) k1 = middle; else k0 = middle;
+  }
+  return { q: q0, k: k0 };
+}
+
+function help() {
+  const keys = [
+    ["← ↑ → ↓", "move, with Shift faster"], ["+ −", "closer, farther"], ["0", "the whole mask"], ["w a s d", "move the cursor by a pair or a cell"],
+    ["Enter", "close to the cursor"], ["m", "next view: mask, tiles, waste, parts, difference"], ["h H", "next and previous set of heads"],
+    ["f", "fly to a pair that tells both masks apart"], ["t", "the map as text"], ["l", "light or dark"], ["1 to 5", "map, why, price, source, compare"], ["Esc", "let the cursor go"],
+  ];
+  const dialog = make("dialog", { "aria-label": "keys" }, make("h2", {}, "Keys"),
+    make("table", {}, make("tbody", {}, ...keys.map(([key, text]) => make("tr", {}, make("td", {}, make("kbd", {}, key)), make("td", {}, text))))),
+    make("form", { method: "dialog" }, make("button", {}, "Close")));
+  return dialog;
+}

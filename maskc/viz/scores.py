@@ -1,0 +1,63 @@
+"""Made-up scores, so that a picture shows what run-time selections look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from maskc.driver import selects
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import TopK
+from maskc.reference.dense import walk
+
+_MOST = 1 << 24
+"""Scores that are made up, at most; they are a matrix."""
+_NEAR, _TOPIC = 1.0, 1.5
+"""How much the distance of a key counts, and whether it is of the query's topic, beside noise of
+size 1."""
+_TOPICS = 8
+
+
+def with_scores(
+    mask: Mask, n_q: int, n_kv: int, data: Mapping[str, object], seed: int
+) -> tuple[dict[str, object], tuple[str, ...]]:
+    """What a mask reads, with `scores` by which all of its run-time selections choose.
+
+    Args:
+        mask: any mask; one without selections reads what was given.
+        n_q, n_kv: lengths of the whole mask.
+        data: what was given; scores among them are kept.
+        seed: of what is made up.
+
+    Returns:
+        The data, and what a caption must say about them.
+    """
+    if not selects(mask) or "scores" in data:
+        return dict(data), ()
+    if n_q * n_kv > _MOST:
+        return dict(data), ("all that topk may choose",)
+    sizes = {(x.q_block, x.block) for x in walk(mask) if isinstance(x, TopK) and x.score == "given"}
+    q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
+    q, k = np.arange(0, n_q, q_block) + n_kv - n_q, np.arange(0, n_kv, block)
+    scores = made_up(q, k, seed)
+    return {**data, "scores": scores}, (f"scores made up, seed {seed}",)
+
+
+def made_up(q: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
+    """float32 [queries, keys]: scores as attention has them. Near keys and keys of the query's own
+    topic score more; topics come in stretches, and some keys score more for everybody.
+
+    Args:
+        q, k: positions of queries and keys in the text.
+    """
+    rng = np.random.default_rng(seed)
+    bounds = np.sort(rng.random(3 * _TOPICS)) * max(k.max(initial=0), 1)
+    topics = rng.integers(0, _TOPICS, 3 * _TOPICS + 1)
+    of_q, of_k = (topics[np.searchsorted(bounds, each)] for each in (q, k))
+    scores = rng.standard_normal((len(q), len(k)), dtype=np.float32)
+    scores += (rng.random(len(k)) < 0.02) * np.float32(2)
+    scores += np.float32(_TOPIC) * (of_q[:, None] == of_k)
+    apart = np.abs(q[:, None] - k).astype(np.float32)
+    scores -= np.float32(_NEAR) * np.log2(1 + apart) / np.float32(4)
+    return scores

@@ -1,0 +1,72 @@
+// Delta found once more where a call has few pairs.
+// Needs: backward_rows.cuh; keep of the mask. Gives: settle_rows.
+
+// Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
+// their error, and delta is found once more, by a warp for each query.
+#include "common/lib/settled_delta.cuh"
+
+#if SETTLES_DELTA
+// The rows of a tensor's head, in pieces of eight numbers.
+FN const uint4 *pieces_of(const void *tensor, const i64 (&stride)[3], struct Place at, i32 token) {
+    return (const uint4 *)tensor + row_offset(stride, at, token) / 8;
+}
+
+// exp(logit - lse) * (dout . v) of one key.
+FN float term_of(const struct Attention &p, struct Place at, struct Place keys, i32 q, i32 k,
+                 float lse, const uint4 *of_q, const uint4 *of_dout) {
+    const uint4 *const of_k = pieces_of(p.k, p.k_stride, keys, k);
+    const uint4 *const of_v = pieces_of(p.v, p.v_stride, keys, k);
+    float score = 0.0f, dp = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < HEAD_DIM / 8; i++) {
+        score += dot(__ldg(of_q + i), __ldg(of_k + i));
+        dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
+    }
+    score *= p.scale;
+#if WITH_SOFTCAP
+    score = p.softcap * (1.0f - 2.0f / (fast_exp2(score / p.softcap * (2.0f * LOG2E)) + 1.0f));
+#endif
+#if WITH_ALIBI
+    score -= p.alibi_slopes[at.head] * p.spacing * fabsf((float)(q + (p.n_kv - p.n_q) - k));
+#endif
+    return fast_exp2((score - lse) * LOG2E) * dp;
+}
+#endif
+
+// By a block for each tile row.
+FN void settle_rows(const struct Attention &p) {
+#if SETTLES_DELTA
+#if !WITH_ENTMAX
+    const i64 row = blockIdx.x;
+    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const i32 first = blockIdx.x % p.tile_rows * TILE_Q;
+    const struct Place at = place_of_row(p, blockIdx.x);
+    const struct Place keys = {at.batch, at.head / (p.heads_q / p.heads_kv)};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+#pragma unroll 1
+    for (i32 r = warp; r < TILE_Q; r += PLAIN_THREADS / 32) {
+        const i32 q = query_at(first + r);
+        if (q >= p.n_q) continue;
+        const float lse = __ldg(p.lse + row_offset(p.lse_stride, at, q));
+        if (lse == MINUS_INFINITY) continue;  // no key: delta is 0
+        const uint4 *const of_q = pieces_of(p.q, p.q_stride, at, q);
+        const uint4 *const of_dout = pieces_of(p.dout, p.dout_stride, at, q);
+        float exact = 0.0f, rounded = 0.0f, size = 0.0f;
+#pragma unroll 1
+        for (i32 k = lane; k < p.n_kv; k += 32)
+            if (keep(mask, q, k, p.n_q, p.n_kv))
+                exact += term_of(p, at, keys, q, k, lse, of_q, of_dout);
+        if (lane < HEAD_DIM / 8) {
+            const uint4 out = __ldg(pieces_of(p.out, p.out_stride, at, q) + lane);
+            const uint4 dout = __ldg(of_dout + lane);
+            rounded = dot(out, dout);
+            size = absolute_dot(out, dout);
+        }
+        exact = warp_sum(exact);
+        rounded = warp_sum(rounded);
+        size = warp_sum(size);
+        if (lane == 0) leave_row(p, row, r, lse, settled_delta(exact, rounded, size));
+    }
+#endif
+#endif
+}

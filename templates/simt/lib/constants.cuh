@@ -1,0 +1,18 @@
+// What follows from the numbers of a schedule, see gen/constants.cuh.j2.
+
+typedef unsigned int u32;
+constexpr int SIDE = 16;              // threads form a square: 16 down, 16 across
+constexpr int THREADS = SIDE * SIDE;
+constexpr int STRIP = 4 * SIDE;       // columns of v, k, q or dout that are taken at a time
+constexpr int PAD = 4;                // floats behind a row in shared memory, see load_columns
+constexpr int LONGER = TILE_Q > TILE_K ? TILE_Q : TILE_K;
+
+#define MINUS_INFINITY __int_as_float(0xff800000)
+#define PLUS_INFINITY __int_as_float(0x7f800000)
+
+static_assert(TILE_Q % STRIP == 0 && TILE_K % STRIP == 0 && DEPTH % 8 == 0,
+              "every thread loads and multiplies as much as every other one");
+static_assert(TILE_Q * TILE_K <= 32 * THREADS, "the pairs of a thread fit the bits of one word");
+
+FN i32 thread_down() { return threadIdx.x / SIDE; }
+FN i32 thread_across() { return threadIdx.x % SIDE; }

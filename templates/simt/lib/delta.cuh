@@ -1,0 +1,97 @@
+// What the gradients of a row's scores are relative to.
+// Needs: gradients.cuh, sums.cuh. Gives: the launches attention_backward_delta and _few.
+
+// The sum of |out * dout|, of which a rounded `out` makes out . dout wrong by a share. Where the sum
+// over a row's pairs differs by more, `out` is not of these keys alone, as of a mask in parts.
+FN float size_of_terms(const struct Attention &p, const struct Place &at, const struct Head &h,
+                       i32 q) {
+    const struct Rows<HEAD_DIM_V> out =
+        rows_of<HEAD_DIM_V>(p.out, p.out_stride, at.batch, at.head, p.n_q);
+    float sum = 0.0f;
+    for (i32 column = thread_across(); column < HEAD_DIM_V; column += SIDE)
+        sum += fabsf(out.at(q, column) * h.dout.at(q, column));
+    return row_sum(sum);
+}
+
+// The mean of dout . v over the keys of a row, each with its u (softmax: its weight), so that the
+// gradients of its scores add up to nothing. It takes a walk over the row's tiles.
+FN void find_means(const struct Attention &p, struct Shared &shared) {
+    const struct Place at = row_place(p);
+    __shared__ struct Head h;
+    if (threadIdx.x == 0) h = head_of(p, at);
+    __syncthreads();
+    const struct TileList list = row_tiles(&p, h.mask, at.batch, at.head, at.tile);
+    const i32 first_q = at.tile * TILE_Q, first = first_q + ROWS * thread_down();
+    float sum[ROWS] = {}, sum_u[ROWS] = {}, lse[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) lse[r] = load_row(p, at.batch, at.head, first + r).lse;
+#pragma unroll 1
+    for (i32 i = 0; i < list.count; i++) {
+        const struct Tile tile = tile_at(list, i);
+        const i32 first_k = tile.index * TILE_K;
+        float x[ROWS][COLS], dp[ROWS][COLS];
+        multiply_rows<HEAD_DIM>(x, shared, h.q, first_q, h.k, first_k);
+        multiply_rows<HEAD_DIM_V>(dp, shared, h.dout, first_q, h.v, first_k);
+        const u32 seen = visible<ROWS, COLS, false>(p, h.mask, tile.full, first_q, first_k);
+        make_logits(x, h.kind, seen, first_q, first_k);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLS; c++) {
+                const float u = weigh(p, x[r][c], lse[r]).u;
+                sum[r] += u == 0.0f ? 0.0f : u * dp[r][c];
+                sum_u[r] += u;
+            }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const i32 q = first + r;
+        float delta = row_sum(sum[r]);
+        float *const to = delta_of(p, at.batch, at.head) + q;
+        if (WITH_ENTMAX) {
+            const float all = row_sum(sum_u[r]);
+            delta = all == 0.0f ? 0.0f : delta / all;
+        } else {
+            const float size = size_of_terms(p, at, h, q);
+            if (q < p.n_q && !(fabsf(delta - *to) <= ROUNDING * size)) delta = *to;
+        }
+        __syncwarp();  // all threads of the row have read what one of them will overwrite
+        if (thread_across() == 0 && q < p.n_q) *to = delta;
+    }
+}
+
+// With softmax that mean is out . dout: a warp for each row.
+FN void find_deltas(const struct Attention &p) {
+    const struct Place at = row_place(p);
+    const struct Head h = head_of(p, at);
+    const struct Rows<HEAD_DIM_V> out =
+        rows_of<HEAD_DIM_V>(p.out, p.out_stride, at.batch, at.head, p.n_q);
+    for (i32 i = threadIdx.x / 32; i < TILE_Q; i += THREADS / 32) {
+        const i32 q = at.tile * TILE_Q + i;
+        float sum = 0.0f;
+        for (i32 column = threadIdx.x % 32; column < HEAD_DIM_V; column += 32)
+            sum = fmaf(out.at(q, column), h.dout.at(q, column), sum);
+#pragma unroll
+        for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
+        if (threadIdx.x % 32 == 0 && q < p.n_q) delta_of(p, at.batch, at.head)[q] = sum;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_backward_delta(const __grid_constant__ struct Attention p) {
+#if WITH_ENTMAX
+    __shared__ __align__(16) struct Shared shared;
+    find_means(p, shared);
+#else
+    find_deltas(p);
+#endif
+}
+
+// Where a call has few pairs, the rounding of a stored `out` would be most of the error of dq and dk.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_backward_few(const __grid_constant__ struct Attention p) {
+    if constexpr (HALF && !WITH_ENTMAX) {
+        __shared__ __align__(16) struct Shared shared;
+        find_means(p, shared);
+    }
+}

@@ -1,0 +1,30 @@
+// The modes of a backward pass, and what follows from the numbers of its schedule, see
+// gen/backward_constants.cuh.j2.
+
+#ifndef DETERMINISTIC
+#define DETERMINISTIC 0  // the same bits on every run: a launch of its own makes dq, by tile rows
+#endif
+// Where a call has few pairs, delta is found once more.
+#define SETTLES_DELTA 1
+
+constexpr bool PARK_ROWS = false;  // as forward passes may
+constexpr int THREADS = 32 * WARPS;
+constexpr int PLAIN_THREADS = 256;                    // of launches before and after
+constexpr int DEPTH = HEAD_DIM / 16;                  // 16-column steps along a row
+constexpr int PITCH = 2 * HEAD_DIM;                   // bytes of a row in shared memory
+constexpr int CHUNKS = HEAD_DIM / 8;                  // 16-byte pieces of a row
+constexpr int SPAN = CHUNKS % 8 ? 4 : 8;              // pieces that trade places, see place()
+constexpr int COPY_ROWS = THREADS / SPAN;             // rows that all threads copy at once
+constexpr int FRAGMENTS = TILE_K / (16 * WARPS);      // of 16 keys, that a warp has
+constexpr int ROW_WARPS = TILE_Q / 16;                // warps that have all queries of a tile
+constexpr int SHARES = WARPS / ROW_WARPS;             // of 16 rows of dq: of columns, or of keys
+constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM;        // of dq
+
+static_assert(TILE_K % (16 * WARPS) == 0 && TILE_Q % STEP_Q == 0 && STEP_Q % 16 == 0
+                  && HEAD_DIM % 32 == 0,
+              "tiles are made of 16 x 16 fragments");
+static_assert(WARPS % ROW_WARPS == 0 && DEPTH % SHARES == 0, "warps share the rows of a tile");
+static_assert(FRAGMENTS * STEP_Q <= 64, "the bits of a thread's pairs fit one word");
+static_assert(COPY_ROWS % 8 == 0 && TILE_Q % COPY_ROWS == 0 && TILE_K % COPY_ROWS == 0,
+              "every thread copies the same number of rows, eight or more apart");
+static_assert(!ONE_PLACE || TILE_Q == STEP_Q, "dout is read before its place is taken");

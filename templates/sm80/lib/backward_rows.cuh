@@ -1,0 +1,163 @@
+// What a backward pass needs of every query, the launch before that finds it, and the one after.
+// Needs: backward_constants.cuh, load.cuh, dot.cuh; lists of tiles. Gives: Workspace, Place,
+// row_offset, leave_row, dq_place.
+
+struct Place {
+    i32 batch, head;
+};
+FN struct Place place_of(i32 head, i32 heads) {
+    const i32 batch = (u32)head / (u32)heads;
+    return {batch, head - batch * heads};
+}
+// Elements before a token's row.
+FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
+    return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
+}
+FN struct Place place_of_row(const struct Attention &p, i32 row) {
+    return place_of((u32)row / (u32)p.tile_rows, p.heads_q);
+}
+FN i32 query_at(i32 place) { return place; }
+
+// For every tile row, head and sequence: lse and delta of TILE_Q queries, two sums, a tile of dq.
+struct Workspace {
+    float *lse;    // times log2(e), or with entmax the level; infinite where there is no key
+    float *delta;  // rowsum(out * dout); with entmax the mean of dout . v, by u
+    float *sums;   // of the tile: the gradients of its head's sink and of ALiBi's slope
+    float *dq;
+};
+enum { SINK_SUM = 0, SLOPE_SUM = 1 };
+
+FN struct Workspace workspace(const struct Attention &p) {
+    const i64 rows = (i64)p.batch * p.heads_q * p.tile_rows;
+    struct Workspace w;
+    w.lse = p.delta;
+    w.delta = w.lse + rows * TILE_Q;
+    w.sums = w.delta + rows * TILE_Q;
+    w.dq = w.sums + rows * TILE_Q;
+    return w;
+}
+// Where a lane's number of a 16-row fragment of dq lies: its four side by side where one instruction
+// adds them, else those of all lanes.
+#if __CUDA_ARCH__ >= 900
+constexpr bool ADDS_FOUR = true;
+FN void add_four(float *to, const float (&x)[4]) {
+    asm volatile("red.global.add.v4.f32 [%0], { %1, %2, %3, %4};"
+                 :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+#else
+constexpr bool ADDS_FOUR = false;
+FN void add_four(float *to, const float (&x)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) atomicAdd(to + 32 * e, x[e]);
+}
+#endif
+FN i32 dq_place(i32 fragment, i32 column, i32 lane, i32 e) {
+    const i32 first = (fragment * (HEAD_DIM / 8) + column) * 128;
+    return first + (ADDS_FOUR ? 4 * lane + e : lane + 32 * e);
+}
+
+FN float warp_sum(float x) {
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffff, x, by);
+    return x;
+}
+// The sum of one number per thread, in thread 0; always in the same order.
+template <int COUNT>
+FN float block_sum(float x) {
+    __shared__ float part[COUNT / 32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x < COUNT / 32 ? part[threadIdx.x] : 0.0f;
+    return threadIdx.x < 32 ? warp_sum(x) : 0.0f;
+}
+
+// Leaves lse and delta of query `r` of a tile row for the main launch.
+FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float delta) {
+    const struct Workspace w = workspace(p);
+    w.lse[row * TILE_Q + r] = lse == MINUS_INFINITY ? PLUS_INFINITY
+                                                    : lse * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
+    w.delta[row * TILE_Q + r] = delta;
+}
+
+// Before: lse and delta of a tile row, the sink's gradient from it, zeros to add to.
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
+attention_backward_prepare(const __grid_constant__ struct Attention p) {
+    constexpr int LANES = CHUNKS <= 8 ? 8 : CHUNKS <= 16 ? 16 : 32;  // per row
+    const struct Workspace w = workspace(p);
+    const i64 row = blockIdx.x;
+    const i32 lane = threadIdx.x % LANES, first = blockIdx.x % p.tile_rows * TILE_Q;
+    const struct Place at = place_of_row(p, blockIdx.x);
+    if (!DETERMINISTIC)
+        for (i32 i = threadIdx.x; i < TILE_FLOATS / 4; i += PLAIN_THREADS)
+            ((float4 *)(w.dq + row * TILE_FLOATS))[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float sink_sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILE_Q; i += PLAIN_THREADS / LANES) {
+        const i32 r = i + threadIdx.x / LANES, q = first + r;
+        if (r >= TILE_Q) break;  // all lanes of a row
+        const bool inside = q < p.n_q;
+        float sum = 0.0f;
+        if (inside && lane < CHUNKS)
+            sum = dot(__ldg((const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8 + lane),
+                      __ldg((const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8 + lane));
+#pragma unroll
+        for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
+        if (lane > 0) continue;
+        const i64 place = row_offset(p.lse_stride, at, q);
+        const float lse = inside ? __ldg(p.lse + place) : MINUS_INFINITY;
+        const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
+        leave_row(p, row, r, lse, dead ? 0.0f : sum);
+        if (WITH_SINKS && !dead)
+            sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
+    }
+    if (WITH_SINKS) sink_sum = block_sum<PLAIN_THREADS>(sink_sum);
+    if (threadIdx.x == 0) w.sums[row * TILE_Q + SINK_SUM] = sink_sum;
+}
+
+// Adds the tiles' shares, head by head, always in the same order.
+FN void sum_shares(const struct Attention &p, int which, float *to) {
+    const float *const sums = workspace(p).sums;
+    const i32 tiles = p.batch * p.tile_rows;
+    for (i32 head = threadIdx.x / 32; head < p.heads_q; head += PLAIN_THREADS / 32) {
+        float sum = 0.0f;
+        for (i32 i = threadIdx.x % 32; i < tiles; i += 32) {
+            const i32 batch = i / p.tile_rows;
+            const i64 row = ((i64)batch * p.heads_q + head) * p.tile_rows + i % p.tile_rows;
+            sum += sums[row * TILE_Q + which];
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) to[head] += sum;
+    }
+}
+
+// After: a tile row of dq in storage precision, where it was added up; the gradients of heads.
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
+attention_backward_finish(const __grid_constant__ struct Attention p) {
+    if (blockIdx.x == 0) {
+        if (WITH_SINKS && p.dsink) sum_shares(p, SINK_SUM, p.dsink);
+        if (WITH_ALIBI && DETERMINISTIC && p.dalibi) sum_shares(p, SLOPE_SUM, p.dalibi);
+    }
+    if (DETERMINISTIC) return;
+    const i64 row = blockIdx.x;
+    const i32 first = blockIdx.x % p.tile_rows * TILE_Q;
+    const struct Place at = place_of_row(p, blockIdx.x);
+    const float *const tile = workspace(p).dq + row * TILE_FLOATS;
+    unsigned char *const to = head_rows(p.dq, p.dq_stride, at.batch, at.head);
+#pragma unroll 4
+    for (i32 i = threadIdx.x; i < TILE_FLOATS / 2; i += PLAIN_THREADS) {
+        // Four lanes have a row's eight columns; rows first, so that lines are written whole.
+        const i32 lane = i % 4, column = i / 4 % CHUNKS, r = i / 4 / CHUNKS, q = first + r;
+        const i32 owner = r % 8 * 4 + lane, e = r % 16 / 8 * 2;
+        if (q >= p.n_q) break;
+        const float low = tile[dq_place(r / 16, column, owner, e)];
+        const float high = tile[dq_place(r / 16, column, owner, e + 1)];
+        u32 *const place = (u32 *)(to + 2 * (q * p.dq_stride[2] + 8 * column)) + lane;
+        float2 sum = make_float2(low * p.scale, high * p.scale);
+        if (p.joins) {
+            const float2 there = unpack(*place);
+            sum.x += there.x, sum.y += there.y;
+        }
+        *place = pack(sum.x, sum.y);
+    }
+}

@@ -1,0 +1,120 @@
+// Between the products: scores to weights, dp = dout . v to gradients of scores.
+// Needs: backward_products.cuh, logit.cuh; keep of the mask. Gives: Weights, weigh, to_gradients.
+
+#if WITH_ENTMAX
+#include "common/lib/entmax_weights.cuh"
+#else
+#include "common/lib/softmax_weights.cuh"
+#endif
+
+// Of what to_logit leaves, in powers of two; with its sign, as no score is hidden by infinity.
+FN float signed_unit(const struct Attention &p, const struct Logit &logit) {
+    return BENT ? logit.unit : p.scale * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
+}
+
+// What a thread knows of its pairs. Element (m, n, e) is of row lane / 4 + 16 m + 8 (e / 2) and
+// column 8 n + 2 (lane % 4) + e % 2.
+template <int COUNT, int GROUPS>
+struct Weights {
+    u32 p[COUNT][GROUPS][2];  // in storage precision
+    u32 slope[WITH_SOFTCAP ? COUNT : 1][WITH_SOFTCAP ? GROUPS : 1][2];  // the soft cap's derivative
+    u32 seen;                 // a bit for each pair, see bit_of
+};
+template <int GROUPS>
+FN u32 bit_of(int m, int n, int e) { return (2 * m + e / 2) * (2 * GROUPS) + 2 * n + e % 2; }
+
+// How far a pair's query is from its key. `far` is that of the thread's first pair, whose rows are
+// keys or queries.
+template <bool KEY_ROWS>
+FN float steps_of(float far, int m, int n, int e) {
+    const int across = 16 * m + 8 * (e / 2) - 8 * n - e % 2;
+    return WITH_ALIBI ? fabsf(KEY_ROWS ? far - across : far + across) : 0.0f;
+}
+
+// Which pairs of a thread are live; the first one is of query q and key k.
+template <bool KEY_ROWS, int COUNT, int GROUPS>
+FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 full) {
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+    const i32 n_q = p.n_q, n_kv = p.n_kv;
+    u32 seen = 0;
+#pragma unroll 4
+    for (int i = 0; i < 2 * GROUPS; i++) {
+        const i32 across = i / 2 * 8 + i % 2;
+#pragma unroll
+        for (int r = 0; r < 2 * COUNT; r++) {
+            const i32 query = q + (KEY_ROWS ? across : 8 * r), key = k + (KEY_ROWS ? 8 * r : across);
+            const u32 live =
+                full | (keep(mask, min_i32(query, n_q - 1), min_i32(key, n_kv - 1), n_q, n_kv) != 0);
+            seen |= (live & (key < n_kv)) << (r * 2 * GROUPS + i);
+        }
+    }
+    return seen;
+}
+
+// Scores become u, the derivatives of weights by logits. `level` gives a pair's, by (m, n, e).
+template <bool KEY_ROWS, Alpha ALPHA, int COUNT, int GROUPS, class Level>
+FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
+                  const struct Attention &p, const struct Logit &logit, float far, bool masked,
+                  const Level &level) {
+    const float unit = signed_unit(p, logit);
+#pragma unroll
+    for (int m = 0; m < COUNT; m++)
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++) {
+            float weight[4], slope[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float steps = steps_of<KEY_ROWS>(far, m, n, e);
+                const float x =
+                    BENT ? to_logit(s[m][n][e], &p, logit.sharpness, logit.slope, steps)
+                         : s[m][n][e];
+                const struct Weight own = weigh<ALPHA>(x, unit, level(m, n, e), p.alpha_minus_1);
+                const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, e) & 1;
+                weight[e] = live ? own.p : 0.0f;
+                s[m][n][e] = live ? own.u : 0.0f;
+                slope[e] = logit_slope(x, &p, logit.slope, steps);
+            }
+            w.p[m][n][0] = pack(weight[0], weight[1]), w.p[m][n][1] = pack(weight[2], weight[3]);
+            if (!WITH_SOFTCAP) continue;
+            w.slope[m][n][0] = pack(slope[0], slope[1]), w.slope[m][n][1] = pack(slope[2], slope[3]);
+        }
+}
+template <bool KEY_ROWS, int COUNT, int GROUPS, class Level>
+FN void weigh_scores(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
+                     const struct Attention &p, const struct Logit &logit, float far, bool masked,
+                     const Level &level) {
+    by_alpha(p.alpha_minus_1, [&](auto kind) {
+        weigh_all<KEY_ROWS, decltype(kind)::value>(s, w, p, logit, far, masked, level);
+    });
+}
+
+// ds = u (dp - delta), by the logit's slope, in storage precision: gradients of scaled scores.
+// Returns the thread's share of the gradient of ALiBi's slope.
+template <bool KEY_ROWS, int COUNT, int GROUPS, class Delta>
+FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROUPS][4],
+                      const float (&u)[COUNT][GROUPS][4], const Weights<COUNT, GROUPS> &w,
+                      float far, bool masked, const Delta &delta) {
+    float total = 0.0f;
+#pragma unroll
+    for (int m = 0; m < COUNT; m++)
+#pragma unroll
+        for (int n = 0; n < GROUPS; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float x[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int at = 2 * r + e;
+                    const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, at) & 1;
+                    x[e] = u[m][n][at] * (dp[m][n][at] - delta(m, n, at));
+                    x[e] = live ? x[e] : 0.0f;  // whatever dp is
+                    if (WITH_ALIBI) total -= x[e] * steps_of<KEY_ROWS>(far, m, n, at);
+                }
+                if (WITH_SOFTCAP) {
+                    const float2 slope = unpack(w.slope[m][n][r]);
+                    x[0] *= slope.x, x[1] *= slope.y;
+                }
+                ds[m][n][r] = pack(x[0], x[1]);
+            }
+    return total;
+}

@@ -1,0 +1,124 @@
+"""Scattered global tokens on a Hopper: both passes over packed copies of their rows, and whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+from maskc.core.errors import DataRange  # noqa: E402
+from maskc.runtime import CompiledMask  # noqa: E402
+from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
+from tests.support.exact_attention import (  # noqa: E402
+    DEVICE,
+    called,
+    live_pairs,
+    tensors,
+    vectors,
+)
+from tests.support.hopper import (  # noqa: E402, F401
+    HOPPER,
+    TARGET,
+    check,
+    freed,
+    half,
+    no_waiting,
+)
+
+if not HOPPER:
+    pytest.skip("no Hopper GPU", allow_module_level=True)
+
+IDS = sorted(np.random.default_rng(0).choice(1500, 40, replace=False).tolist())
+MASKS = {
+    "both": mc.window(30, 30) | mc.global_tokens(IDS),
+    "columns": mc.causal() & (mc.window(50) | mc.global_tokens(IDS).columns),
+    "rows": mc.window(30, 30) | mc.global_tokens(IDS).rows,
+}
+SIZES = [(1024, 1024), (1500, 1111), (700, 1500), (65, 129), (1, 300)]
+
+
+def in_parts(mask, dim=64, dtype="bfloat16"):
+    made = mask.compile(head_dim=dim, dtype=dtype, target=TARGET)
+    return CompiledMask(made.bundle, TARGET, in_parts=True)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("name", MASKS)
+def test_both_passes(name, dim):
+    attn = in_parts(MASKS[name], dim)
+    for n_q, n_kv in SIZES:
+        given = tensors(n_q, n_kv, dim, half("bfloat16"), n_q)
+        check(attn, given, live_pairs(MASKS[name], n_q, n_kv))
+        assert isinstance(attn._last[1], ListedRowsPlan)
+        check(attn, given, live_pairs(MASKS[name], n_q, n_kv), deterministic=True)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_features(name):
+    attn, live = in_parts(MASKS[name]), live_pairs(MASKS[name], 900, 1000)
+    made = tensors(900, 1000, 64, half("bfloat16"))
+    check(attn, made, live, softcap=3.0, **vectors(["sink_logits"], made[0].shape[1]))
+    check(attn, made, live, **vectors(["alibi_slopes"], made[0].shape[1]))  # runs whole
+
+
+def test_whole_and_in_parts_agree():
+    """At lengths where the tiles decide."""
+    mask, made = MASKS["both"], tensors(4096, 4096, 64, half("bfloat16"))
+    attn = mask.compile(head_dim=64, target=TARGET)
+    whole = CompiledMask(attn.bundle, TARGET, in_parts=False)
+    one, other = called(attn, *made), called(whole, *made)
+    assert isinstance(attn._last[1], ListedRowsPlan)
+    for name, x in one.items():
+        torch.testing.assert_close(x.float(), other[name].float(), atol=3e-2, rtol=3e-2)
+
+
+def test_the_same_bits_on_every_run():
+    attn, made = in_parts(MASKS["both"]), tensors(1024, 1024, 64, half("bfloat16"))
+    first = called(attn, *made, deterministic=True)
+    for _ in range(20):
+        again = called(attn, *made, deterministic=True)
+        assert all(torch.equal(again[name], x) for name, x in first.items())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64])
+def test_flags_that_stay_on_the_device(dtype, shared):
+    mask, n = mc.window(30, 30) | mc.global_tokens("g", at_most=64), 5000
+    flags = np.random.default_rng(0).random((2, n)) < 0.01
+    flags = flags[:1].repeat(2, 0) if shared else flags
+    attn, made = in_parts(mask), tensors(n, n, 64, half("bfloat16"), batch=2)
+    live = torch.tensor(np.stack([mask.dense(n, g=own) for own in flags]), device=DEVICE)[:, None]
+    given = torch.tensor(flags[0] if shared else flags, device=DEVICE).to(dtype)
+    check(attn, made, live, {"g": given})
+    with no_waiting():
+        attn(*made[:3], g=given)
+
+
+def test_flags_that_change_between_replays():
+    mask, n = mc.window(30, 30) | mc.global_tokens("g", at_most=64), 2000
+    attn, (q, k, v, _) = in_parts(mask), tensors(n, n, 64, half("bfloat16"))
+    draws = [torch.rand(n, device=DEVICE) < 0.01 for _ in range(3)]
+    flags = draws[0].clone()
+    attn(q, k, v, g=flags)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attn(q, k, v, g=flags)
+    for draw in draws:
+        flags.copy_(draw)
+        graph.replay()
+        assert torch.equal(out, attn(q, k, v, g=draw))
+
+
+def test_more_flags_than_promised():
+    mask = mc.causal() & (mc.window(8) | mc.flags("g", at_most=3))
+    attn, (q, k, v, _) = in_parts(mask), tensors(700, 700, 64, half("bfloat16"))
+    few, many = (torch.arange(700, device=DEVICE) < count for count in (3, 4))
+    assert not attn(q, k, v, g=few).isnan().any()
+    assert attn(q, k, v, g=many).isnan().all()
+    with pytest.raises(DataRange, match="more tokens were flagged than promised"):
+        attn(q, k, v, g=few)
+    assert not attn(q, k, v, g=few).isnan().any()

@@ -1,0 +1,67 @@
+"""Layers of published models: both definitions of a mask agree, and the judge sees mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import layers  # noqa: E402
+from benchmarks.command import main  # noqa: E402
+from benchmarks.layers import IMPLS, LAYERS, Judge, measured  # noqa: E402
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_masks_are_what_flex_and_the_judge_read(layer: layers.Layer) -> None:
+    n, index = 9000, torch.arange(9000)
+    rows = torch.tensor([0, 1, 127, 128, 1024, 4096, 8191, 8192, 8999])
+    kept = layer.keep(rows[:, None], index[None])
+    assert torch.equal(kept, torch.from_numpy(layer.mask.dense(n)[rows.numpy()]))
+
+
+def small(name: str) -> layers.Layer:
+    layer = next(layer for layer in LAYERS if layer.name == name)
+    return replace(layer, heads=4, kv_heads=2, head_dim=16)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["gpt_oss_window", "gemma2_full", "gemma3_window"])
+def test_every_implementation_computes_the_layer(name: str) -> None:
+    impls = [impl for impl in IMPLS if impl != "flex"]  # it has no backward pass on a CPU
+    rows = measured(small(name), 200, impls, 0, "cpu", "float32")
+    ran = [row for row in rows if not row["why"]]
+    assert {row["impl"] for row in ran} >= {"eager", "maskc"}
+    assert all(row["ok"] for row in ran), rows
+    assert all(row["fwd_ms"] is None for row in rows)
+
+
+def test_the_judge_sees_a_sink_that_is_left_out() -> None:
+    layer = small("gpt_oss_full")
+    given, dout = layers.make_tensors(layer, 64, torch.float32, "cpu")
+    judge = Judge(layer, given, dout)
+    wrong = list(layers._both(IMPLS["maskc"](layer, 64, "cpu"), given, dout, True))
+    assert max(judge.errors(wrong).values()) <= 1
+    wrong[0] = IMPLS["maskc"](replace(layer, sinks=False), 64, "cpu")(*given[:3])
+    assert judge.errors(wrong)["out"] > 100
+
+
+def test_layers_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "LAYERS", (small("gemma3_window"),))
+    options = ["--n", "64", "--impl", "maskc", "--repeats", "0", "--device", "cpu"]
+    result = CliRunner().invoke(main, ["layers", *options, "--dtype", "float32"])
+    assert result.exit_code == 0, result.output
+    assert "gemma3_window at 64, maskc: out" in result.output
+    assert CliRunner().invoke(main, ["layers", "--impl", "nothing"]).exit_code == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_models_on_the_command_line() -> None:
+    pytest.importorskip("transformers")
+    options = ["--device", "cpu", "--dtype", "float32", "--n", "150"]
+    result = CliRunner().invoke(main, ["models", "gpt_oss", *options])
+    assert result.exit_code == 0, result.output
+    assert result.output.count(": ok") == 3

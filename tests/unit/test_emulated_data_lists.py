@@ -1,0 +1,244 @@
+"""Tile lists of any data, made on an emulated Hopper: results, and lists that are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.runtime.device_lists.call import RememberedPlan
+from maskc.runtime.device_lists.data_launch import DataPlan
+from maskc.testing.emulator import machine
+
+torch = pytest.importorskip("torch")
+
+from tests.support.exact_attention import called, tensors  # noqa: E402
+
+CAUSAL, N = mc.causal(), 300
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    return machine.install(monkeypatch)
+
+
+def made(n_q=N, n_kv=N, *, batch=2, heads=4, kv_heads=2, dim=64, seed=0):
+    return tensors(
+        n_q, n_kv, dim, torch.bfloat16, seed, batch=batch, heads=heads, kv_heads=kv_heads,
+        device="cpu",
+    )  # fmt: skip
+
+
+def lengths(rng, batch=2, n=N):
+    return rng.integers(n // 8, n + 1, (batch, 1))
+
+
+def padding(rng):
+    return np.arange(N) < lengths(rng)
+
+
+def ends(rng):
+    return np.zeros((2, N), int), np.broadcast_to(lengths(rng), (2, N)).copy()
+
+
+def ids(rng, mean=40):
+    return np.stack([np.repeat(np.arange(60), rng.integers(1, 2 * mean, 60))[:N] for _ in range(2)])
+
+
+def spans(rng):
+    """Where each token's image ends, or the token itself."""
+    out = np.stack([np.arange(N)] * 2)
+    for row in out:
+        for first in range(10, N - 40, 70):
+            row[first : first + 30] = first + 29
+    return np.zeros_like(out), out + 1
+
+
+def walk(rng):
+    return tuple(np.stack(x) for x in zip(*(times(rng) for _ in range(2)), strict=True))
+
+
+def times(rng):
+    last = np.arange(N)
+    path: list[int] = []
+    for i in range(N):
+        while path and rng.random() < 0.1:
+            last[path.pop()] = i - 1
+        path.append(i)
+    last[path] = N - 1
+    return np.arange(N), last + 1
+
+
+MASKS = {
+    "padding flags": (mc.flags("x") & CAUSAL, {"x": padding}),
+    "padding of both sides": (mc.flags("x") & mc.flags("x", on="q") & CAUSAL, {"x": padding}),
+    "padding intervals": (mc.intervals("x") & CAUSAL, {"x": ends}),
+    "prefix": (mc.intervals("x") | CAUSAL, {"x": ends}),
+    "padding, documents and a window": (
+        mc.flags("pad") & mc.documents("doc") & mc.window(100),
+        {"pad": padding, "doc": ids},
+    ),
+    "images in a window": (mc.window(100) | mc.intervals("x") & mc.window(100, 100), {"x": spans}),
+    "tree": (mc.tree("x"), {"x": walk}),
+    "block table": (
+        mc.block_table("x", 64) & CAUSAL,
+        {"x": lambda rng: rng.random((2, 1, 5, 5)) < 0.4},
+    ),
+    "flagged keys and a window": (
+        CAUSAL & (mc.window(50) | mc.flags("x")),
+        {"x": lambda rng: rng.random((2, N)) < 0.01},
+    ),
+}
+
+
+def exact(q, k, v, live):
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(groups, 1) for x in (k, v))
+    live = torch.tensor(np.broadcast_to(live, (*q.shape[:3], k.shape[2])))
+    scores = (q.double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~live, -torch.inf)
+    return torch.nan_to_num(torch.softmax(scores, -1), 0) @ v
+
+
+def on_device(given):
+    if isinstance(given, tuple):
+        return tuple(map(on_device, given))
+    return torch.tensor(given)
+
+
+def dense(mask, data, batch=2, heads=None):
+    """Of every sequence, from each alone."""
+    found = mask.dense(N, **data)
+    return found if found.ndim == 4 else found[:, None] if found.ndim == 3 else found
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_results(hopper, name, deterministic):
+    """Of the device's lists those of the host's, and near fp64's."""
+    mask, makers = MASKS[name]
+    rng = np.random.default_rng(1)
+    data = {key: maker(rng) for key, maker in makers.items()}
+    attn, given = mask.compile(head_dim=64, target="sm_90a"), made()
+    there = {key: on_device(value) for key, value in data.items()}
+    found = called(attn, *given, there, deterministic=deterministic)
+    assert isinstance(attn._last[1], DataPlan), attn.last_sources
+    want = called(attn, *given, data, deterministic=deterministic)
+    assert not isinstance(attn._last[1], DataPlan)
+    for key, x in want.items():
+        torch.testing.assert_close(found[key], x, atol=2e-2, rtol=2e-2)
+    live = dense(mask, data)
+    torch.testing.assert_close(found["out"].double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+
+
+# ------------------------------------------------------------------ lists that are kept
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """How often lists were made."""
+    counts = {"data_bounds": 0}
+    original = RememberedPlan.keep
+
+    def keep(self, stream, made):
+        counts["data_bounds"] += 1
+        return original(self, stream, made)
+
+    monkeypatch.setattr(RememberedPlan, "keep", keep)
+    return counts
+
+
+def test_unchanged_arrays_make_no_lists(hopper, launched):
+    attn, given = (mc.flags("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made()
+    flags = torch.ones(2, N, dtype=torch.bool)
+    flags[:, 200:] = False
+    first = attn(*given[:3], x=flags)
+    assert torch.equal(attn(*given[:3], x=flags), first)  # the next layer
+    assert launched["data_bounds"] == 1
+    flags[:, 100:] = False  # the same array, written into
+    second = attn(*given[:3], x=flags)
+    assert launched["data_bounds"] == 2
+    want = attn(*given[:3], x=flags.numpy())
+    torch.testing.assert_close(second, want, atol=2e-2, rtol=2e-2)
+    other = flags.clone()  # equal, but another one: nobody has compared them
+    assert torch.equal(attn(*given[:3], x=other), second)
+    assert launched["data_bounds"] == 3
+    assert torch.equal(attn(*given[:3], x=flags), second)  # of two both are kept
+    assert launched["data_bounds"] == 3
+
+
+def test_unchanged_documents_make_no_lists(hopper, launched):
+    attn, given = (mc.documents("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made(120, 120)
+    ends = torch.tensor([0, 50, 70, 120])
+    first, again = (attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert launched["data_bounds"] == 1
+    ends[1] = 20
+    changed = attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60))
+    assert launched["data_bounds"] == 2
+    assert torch.equal(changed, attn(*given[:3], x=mc.cu_seqlens(ends.numpy(), max_seqlen=60)))
+
+
+def test_arrays_that_are_gone_are_not_mistaken(hopper):
+    attn, given = (mc.flags("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made()
+    for keys in (100, 250, 30, 299):
+        flags = torch.arange(N) < keys  # may lie where the last one lay
+        found = attn(*given[:3], x=flags)
+        want = attn(*given[:3], x=flags.numpy())
+        torch.testing.assert_close(found, want, atol=2e-2, rtol=2e-2)
+        del flags
+
+
+def test_values_beyond_32_bits_are_spoilt_and_said(hopper):
+    mask = mc.documents("doc") & mc.flags("x") & CAUSAL
+    attn, given = mask.compile(head_dim=64, target="sm_90a"), made()
+    flags, ids_ = torch.ones(N, dtype=torch.bool), torch.zeros(N, dtype=torch.int64)
+    fine = attn(*given[:3], x=flags, doc=ids_)
+    assert not fine.isnan().any()
+    ids_[17] = 1 << 40
+    assert attn(*given[:3], x=flags, doc=ids_).isnan().all()
+    with pytest.raises(mc.MaskcError, match="did not fit 32 bits"):
+        attn(*given[:3], x=flags, doc=ids_)
+    ids_[17] = 0
+    assert torch.equal(attn(*given[:3], x=flags, doc=ids_), fine)
+
+
+@pytest.mark.parametrize("n_q", [1, 9])
+def test_few_queries_share_a_tile(hopper, n_q):
+    """Query heads of a key/value head are rows of one tile, as they are with data on the host."""
+    mask = mc.flags("x") & mc.flags("y", on="q") & CAUSAL
+    attn, given = mask.compile(head_dim=64, target="sm_90a"), made(n_q, N)
+    rng = np.random.default_rng(0)
+    data = {"x": rng.random((2, N)) < 0.5, "y": rng.random((2, N)) < 0.8}
+    found = attn(*given[:3], **{key: on_device(value) for key, value in data.items()})
+    assert attn.last_sources[-1].endswith("packed")
+    live = mask.dense(n_q, N, **data)[:, None]
+    torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+
+
+# ------------------------------------------------------------------ arrays that formulas captured
+
+
+def captured_masks(n, heads):
+    """mask_mods over tensors of a batch, as FlexAttention users write them."""
+    rng = np.random.default_rng(0)
+    doc = torch.tensor(np.sort(rng.integers(0, 4, (2, n)), axis=1))
+    lengths = torch.tensor([n // 3, n - 5])
+    table = torch.tensor(rng.random((2, heads, -(-n // 64), -(-n // 64))) < 0.5)
+    return {
+        "lengths": lambda b, h, q, k: (k < lengths[b]) & (doc[b, q] == doc[b, k]) & (k <= q),
+        "a table of every head": lambda b, h, q, k: table[b, h, q // 64, k // 64] & (k <= q),
+    }
+
+
+@pytest.mark.parametrize("name", ["lengths", "a table of every head"])
+def test_captured_arrays_are_read_where_they_are(hopper, name):
+    n, heads = 150, 2
+    mask_mod = captured_masks(n, heads)[name]
+    mask, given = mc.from_mask_mod(mask_mod), made(n, n, heads=heads, kv_heads=1)
+    attn = mask.compile(head_dim=64, target="sm_90a", n_heads=heads)
+    found = attn(*given[:3])
+    assert isinstance(attn._last[1], DataPlan)
+    place = [torch.arange(size) for size in (2, heads, n, n)]
+    live = mask_mod(*(x.reshape([-1] + [1] * (3 - i)) for i, x in enumerate(place)))
+    want = exact(*given[:3], live.numpy())
+    torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)

@@ -1,0 +1,378 @@
+"""The explorer in a browser: its pixels are `dense`, its panes follow, and nothing leaves it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from urllib.parse import parse_qs
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.cli.entries import entries
+from maskc.cli.explore import Models
+from maskc.cli.given import Arrays
+from maskc.cli.options import Asked, written_heads
+from maskc.core.dtypes import DType
+from maskc.core.problem import Problem
+from maskc.core.target import Target
+from maskc.verify.samples import sample_data
+from maskc.viz.explorer.build import Shown, page_model
+from maskc.viz.explorer.model import mask_model
+from maskc.viz.explorer.page import html, joined, source
+from maskc.viz.explorer.server import ExplorerServer
+from maskc.viz.explorer.sliders import movable, movable_mask
+from tests.support import browser as B
+from tests.support.patterns import FOLDER
+
+STREAMING = mc.causal() & (mc.sinks(4) | mc.window(40))
+
+
+def model_of(mask, n, n_kv=None, other=None, name="mask", **rest):
+    """The whole model of a page."""
+    made = movable_mask(mask)
+    second = None
+    if other is not None:
+        more = movable_mask(other, frozenset(made.labels))
+        second = Shown("other", more.mask, labels=more.labels, plain=other)
+    shown = Shown(name, made.mask, labels=made.labels, plain=mask, **rest)
+    problem = Problem(128, 128, DType.bfloat16, written_heads(mask))
+    return page_model(
+        shown, n, n if n_kv is None else n_kv, problem=problem, target=Target.named("sm_90a"),
+        other=second,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with B.started() as found:
+        yield found
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Opens a model's page from disk; every request and every error that it makes is kept."""
+    pages = []
+
+    def open_page(model, hash_=""):
+        file = tmp_path / f"page{len(pages)}.html"
+        file.write_text(html(model), encoding="utf-8")
+        page = chromium.new_page(viewport={"width": 1000, "height": 700})
+        page.seen, page.wrong = [], []
+        page.on("request", lambda request: page.seen.append(request.url))
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("console", lambda said: page.wrong.append(said.text) if said.type == "error" else 0)
+        page.goto(f"{file.as_uri()}{hash_}")
+        B.settled(page, "!!(window.maskcExplorer && maskcExplorer.map.complete)")
+        pages.append((page, file))
+        return page
+
+    yield open_page
+    for page, file in pages:
+        assert page.wrong == []
+        assert {url.partition("#")[0] for url in page.seen} <= {file.as_uri()}
+        page.close()
+
+
+# ------------------------------------------------------------------ pixels
+
+
+def check_pairs(page, dense, q, k, size):
+    """Every pixel of every pair in view, `size` pixels a pair."""
+    found, by_shader = B.pixels(page, q, k, size)
+    assert by_shader, page.evaluate("maskcExplorer.noShader")
+    known = B.colors(page)
+    n_q, n_kv = dense.shape
+    rows, columns = q + np.arange(found.shape[0]) // size, k + np.arange(found.shape[1]) // size
+    inside = (rows < n_q)[:, None] & (columns < n_kv)[None, :]
+    kept = dense[np.minimum(rows, n_q - 1)[:, None], np.minimum(columns, n_kv - 1)[None, :]]
+    expected = np.where(kept[..., None], known["full"], known["empty"])
+    expected = np.where(inside[..., None], expected, known["outside"])
+    assert (found == expected).all()
+
+
+def check_cells(page, dense, size):
+    """The whole mask, `size` x `size` pairs a pixel: full, empty, or partial by its share."""
+    found, by_shader = B.pixels(page, 0, 0, 1 / size)
+    assert not by_shader
+    known = B.colors(page)
+    n_q, n_kv = dense.shape
+    rows, columns = -(-n_q // size), -(-n_kv // size)
+    live, area = np.zeros((rows, columns)), np.zeros((rows, columns))
+    cell = np.arange(n_q)[:, None] // size, np.arange(n_kv)[None, :] // size
+    np.add.at(live, np.broadcast_arrays(*cell), dense)
+    np.add.at(area, np.broadcast_arrays(*cell), 1)
+    share = (live / area)[..., None]
+    partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
+    expected = np.floor(partial + 0.5)
+    expected = np.where(share == 1, known["full"], np.where(share == 0, known["empty"], expected))
+    rows, columns = min(rows, found.shape[0]), min(columns, found.shape[1])
+    assert (found[:rows, :columns] == expected[:rows, :columns]).all()
+
+
+def patterns():
+    for file in sorted(FOLDER.glob("*.py")):
+        mask = mc.load(file)[file.stem]()
+        heads = 2 if file.stem == "longnet" else written_heads(mask)
+        n = {"natten_3d": 512, "natten_2d": 512, "swin": 512, "axial": 512}.get(file.stem, 260)
+        data = sample_data(mask, n, n)
+        for name in ("scores", "index_q", "index_k", "index_w"):
+            data.pop(name, None)
+        yield file.stem, mask, n, heads, data
+
+
+LIVE = """maskcExplorer.counter().pairs(
+  0, maskcExplorer.state.n_q, 0, maskcExplorer.state.n_kv)"""
+
+
+def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
+    """Pairs of 1 pixel and of 5, and 4 x 4 of them a pixel; of a selection, all it may choose."""
+    page = opened(model_of(mc.full(), 8))
+    seen = 0
+    for name, mask, n, heads, data in patterns():
+        if name == "sta":  # made for one size of canvas, whose dense mask takes too long here
+            continue
+        model = {"name": name, "mask": mask_model(mask, n, n_heads=heads, data=data)}
+        page.evaluate(B.SHOW, json.loads(json.dumps(model)))
+        if driver.selects(mask):
+            dense = hull_of(mask, n, heads, data)
+        else:
+            dense = mask.dense(n, n_heads=heads, **data)
+            dense = dense[0] if dense.ndim == 3 else dense
+        check_pairs(page, dense, 0, 0, 1)
+        check_pairs(page, dense, n // 3, n // 4, 5)
+        check_cells(page, dense, 4)
+        assert page.evaluate(LIVE) == model["mask"]["sets"][0]["live"] == dense.sum(), name
+        seen += 1
+    assert seen >= 38
+
+
+def hull_of(mask, n, heads, data):
+    """What a selection may choose, by the formula: no array of scores says it in one go."""
+    from maskc.core.evaluate import evaluate
+    from maskc.viz.view import bound
+
+    irs, values, arrays = bound(mask, n, n, heads, data)
+    env = {**values, **arrays, "q": np.arange(n)[:, None], "k": np.arange(n)[None, :]}
+    return np.broadcast_to(evaluate(irs[0].keep, env), (n, n))
+
+
+def test_counts_at_a_million(opened):
+    """Nothing of that size is looked at, by the compiler or by the page."""
+    n = 1 << 20
+    page = opened(model_of(STREAMING, n))
+    found = page.evaluate("maskcExplorer.price()")
+    layout = STREAMING.layout(n, block=tuple(found["tile"]))
+    kinds = np.bincount(layout.kind, minlength=3)
+    assert (found["partial"], found["full"]) == (kinds[1], kinds[2])
+    assert found["live"] == STREAMING.count(n)
+    B.shown_text(page, "own count is the same")
+    page.evaluate("for (let i = 20; i--; maskcExplorer.map.draw()) maskcExplorer.map.pan(9, 7)")
+    frames = page.evaluate("maskcExplorer.map.frames")
+    print(f"milliseconds of frames at {n}: {[round(x, 1) for x in frames]}")
+    natten = mc.load(FOLDER / "natten_2d.py")["natten_2d"]()
+    page.evaluate(B.SHOW, {"name": "natten", "mask": mask_model(natten, n)})
+    assert page.evaluate(LIVE) == 49 * n
+
+
+def test_wide_numbers_are_drawn_without_the_shader(opened):
+    """Products beyond 32 bits: the same picture, from exact numbers in the page."""
+    mask = mc.where(lambda q, k: (3_000_000_000 * q) // 7 >= 400_000_000 * k)
+    page = opened({"name": "wide", "mask": mask_model(mask, 100)})
+    found, by_shader = B.pixels(page, 0, 0, 2)
+    assert not by_shader
+    known, dense = B.colors(page), mask.dense(100)
+    shown = found[: 2 * 100 : 2, : 2 * 100 : 2]
+    assert (shown == np.where(dense[..., None], known["full"], known["empty"])).all()
+    beyond = (
+        mc.where(lambda q, k: (q << 55) >= k)
+        if False
+        else mc.where(lambda q, k: (1 << 54) * q >= k)
+    )
+    page = opened({"name": "beyond", "mask": mask_model(beyond, 100)})
+    assert "leave 53 bits" in page.inner_text("footer")
+
+
+# ------------------------------------------------------------------ panes
+
+
+def test_sliders_move_map_and_price_without_a_rebuild(opened):
+    page = opened(model_of(STREAMING, 300))
+    labels = page.evaluate("maskcExplorer.parameters.map(({ label }) => label)")
+    assert labels == ["sinks", "window"]
+    page.focus("input[type=range][aria-label=window]")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("maskcExplorer.state.params.window") == 43
+    moved = mc.causal() & (mc.sinks(4) | mc.window(43))
+    check_pairs(page, moved.dense(300), 0, 0, 1)
+    assert page.evaluate("maskcExplorer.price().live") == moved.count(300)
+    page.evaluate("maskcExplorer.setLengths(500, 500)")
+    assert page.evaluate("maskcExplorer.price().live") == moved.count(500)
+    check_cells(page, moved.dense(500), 4)
+
+
+def test_keys_and_text_twin(opened):
+    page = opened(model_of(STREAMING, 300))
+    page.focus(".map")
+    before = page.evaluate("maskcExplorer.map.view.scale")
+    page.keyboard.press("+")
+    assert page.evaluate("maskcExplorer.map.view.scale") == 2 * before
+    page.evaluate("maskcExplorer.map.point(200, 100)")
+    for key in "dds":
+        page.keyboard.press(key)
+    assert page.evaluate("maskcExplorer.map.cursor") == {"q": 201, "k": 102}
+    B.settled(
+        page,
+        "document.querySelector('footer').textContent.includes('query 201 does not see key 102')",
+    )
+    page.keyboard.press("m")
+    assert page.evaluate("maskcExplorer.state.mode") == "tiles"
+    page.keyboard.press("0")
+    page.keyboard.press("t")
+    lines = page.inner_text(".twin").splitlines()
+    assert f"{STREAMING.count(300):,} of 90,000 pairs are live" in "\n".join(lines)
+    page.keyboard.press("?")
+    assert page.evaluate("document.querySelector('dialog').open")
+
+
+def test_why_says_each_term_and_the_proof(opened):
+    page = opened(model_of(STREAMING, 300))
+    page.evaluate("maskcExplorer.map.flyTo(200, 190, 20)")
+    B.settled(page, "document.querySelector('.pane').textContent.includes('query 200, key 190')")
+    text = page.inner_text("section[aria-label=Why]")
+    assert "✓ yes" in text
+    assert "✗ no" in text  # no sink
+    assert "k <= q" in text
+    full = page.evaluate("maskcExplorer.proof({ q0: 100, q1: 110, k0: 80, k1: 90, open: [] })")
+    assert full["said"].startswith("Full")
+    assert full["steps"]
+    empty = page.evaluate("maskcExplorer.proof({ q0: 0, q1: 10, k0: 80, k1: 90, open: [] })")
+    assert empty["said"].startswith("Empty")
+
+
+def test_permalink_restores_everything(opened):
+    model = model_of(STREAMING, 300, other=mc.causal() & mc.window(40))
+    page = opened(model)
+    page.evaluate("maskcExplorer.setParam('window', 17); maskcExplorer.setMode('difference')")
+    page.evaluate("maskcExplorer.map.flyTo(120, 60, 8)")
+    link = page.evaluate("maskcExplorer.permalink()")
+    assert parse_qs(link)["p.window"] == ["17"]
+    again = opened(model, f"#{link}")
+    state = (
+        "JSON.stringify([maskcExplorer.state, maskcExplorer.map.view, maskcExplorer.map.cursor])"
+    )
+    assert again.evaluate(state) == page.evaluate(state)
+    wrong = opened(model, "#n=-3&view=a,b,c&set=99&show=<b>&p.window=1e99")
+    assert wrong.evaluate("maskcExplorer.state.n_q") == 300
+
+
+def test_compare_flies_to_the_witness(opened):
+    other = mc.causal() & mc.window(40)
+    page = opened(model_of(STREAMING, 300, other=other))
+    assert "subset" in page.inner_text("section[aria-label=Compare]")
+    parts = page.evaluate("maskcExplorer.differences()")
+    assert parts["first"] == (STREAMING - other).count(300)
+    assert parts["second"] == 0
+    page.evaluate("maskcExplorer.flyToWitness()")
+    cursor = page.evaluate("maskcExplorer.map.cursor")
+    difference = mc.diff(STREAMING, other, n=300)
+    assert (cursor["q"], cursor["k"]) == (difference.q, difference.k)
+    found, by_shader = B.pixels(page, 0, 0, 1)
+    assert by_shader
+    known, one, two = B.colors(page), STREAMING.dense(300), other.dense(300)
+    expected = np.where((one & two)[..., None], known["both"], known["empty"])
+    expected = np.where((one & ~two)[..., None], known["only-a"], expected)
+    assert (found[:300, :300] == expected).all()
+
+
+def test_heads_have_their_own_sets(opened):
+    mask = mc.per_head([mc.causal(), mc.causal(), mc.window(9)])
+    page = opened(model_of(mask, 100))
+    check_pairs(page, mask.dense(100)[0], 0, 0, 2)
+    page.focus(".map")
+    page.keyboard.press("h")
+    check_pairs(page, mask.dense(100)[2], 0, 0, 2)
+
+
+# ------------------------------------------------------------------ text is text
+
+HOSTILE = '</script><script>window.stolen = 1</script><img src=x onerror="window.stolen = 2">'
+
+
+def test_hostile_text_is_shown_as_text(opened, tmp_path):
+    file = tmp_path / "hostile.py"
+    file.write_text(
+        f"import maskc as mc\n\n@mc.pattern\ndef hostile(*, window: int = 9):\n"
+        f"    '''{HOSTILE}'''\n    return mc.causal() & mc.window(window)  # {HOSTILE} --> ]]>\n"
+    )
+    pattern = mc.load(file)["hostile"]
+    made = movable(pattern, {})
+    shown = Shown(
+        HOSTILE, made.mask, HOSTILE, HOSTILE, labels={"window": HOSTILE}, plain=pattern(),
+        stuck=((HOSTILE, HOSTILE),),
+    )  # fmt: skip
+    problem = Problem(128, 128, DType.bfloat16, None)
+    model = page_model(shown, 64, 64, problem=problem, target=Target.named("cpu"))
+    page = opened(model)
+    assert page.inner_text("h1") == HOSTILE
+    assert HOSTILE in page.inner_text("footer")
+    assert HOSTILE in page.inner_text(".code")
+    assert page.evaluate("window.stolen") is None
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+
+
+def test_served_page_gets_the_rest_and_other_settings(chromium):
+    """The first picture needs no plan; what shapes the formula is compiled anew, at once."""
+    entry = entries("dilated_longformer", None, (), None)[0]
+    asked = Asked(("cpu",), 128, "bfloat16", None)
+    make = Models(entry, None, asked, Arrays(0), 400, 400)
+    server = ExplorerServer(lambda query: make(query, served=True))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    page = chromium.new_page(viewport={"width": 1000, "height": 700})
+    try:
+        asks = []
+        page.on("request", lambda request: asks.append(request.url))
+        page.goto(server.url)
+        B.settled(page, "!!window.maskcExplorer && !maskcExplorer.model.pending")
+        B.shown_text(page, "own count is the same")
+        assert page.evaluate("maskcExplorer.model.source.files.map(({ name }) => name)") == [
+            "pattern", "IR", "C",
+        ]  # fmt: skip
+        page.evaluate("maskcExplorer.rebuild({ dilation: 3 })")
+        B.settled(page, "maskcExplorer.model.settings.dilation === '3'")
+        wider = mc.load(FOLDER / "dilated_longformer.py")["dilated_longformer"](dilation=3)
+        check_cells(page, wider.dense(400), 4)
+        page.evaluate("maskcExplorer.compareWith('causal()')")
+        B.settled(page, "maskcExplorer.state.mode === 'difference'")
+        refusal = "maskcExplorer.compareWith('import os').catch(({ message }) => message)"
+        refused = page.evaluate(refusal)
+        assert refused.startswith("MC")
+        assert {url.rpartition("/")[0] + "/" for url in asks} == {server.url}
+    finally:
+        page.close()
+        server.stop()
+        thread.join(10)
+
+
+def test_widget_shows_the_same_page(chromium):
+    page = chromium.new_page()
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.set_content("<div id=cell></div>")
+    page.add_style_tag(content=source("style.css"))
+    page.evaluate(
+        """async ([text, model]) => {
+          const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+          const { default: widget } = await import(url);
+          const traits = new Map([["page", model], ["height", 500]]);
+          widget.render({ model: traits, el: document.getElementById("cell") });
+        }""",
+        [joined("widget.js"), json.dumps(model_of(STREAMING, 300) | {"embedded": True})],
+    )
+    B.settled(page, "document.querySelector('#cell').textContent.includes('live pairs')")
+    assert wrong == []
+    page.close()

@@ -1,0 +1,144 @@
+"""Scattered tokens over packed copies of their rows: the same attention as dense pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core import expr as E
+from maskc.core.errors import DataRange, MaskcError
+from maskc.driver import analyse_heads
+from maskc.ir.id_lists import unveiled, veiled
+from maskc.runtime import CompiledMask
+from maskc.runtime.launch.listed import ListedRowsPlan
+from tests.support.caches import binaries  # noqa: F401
+from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("binaries")
+
+IDS = [3, 40, 41, 77, 90, 120]
+MASKS = {
+    "both": mc.window(8, 8) | mc.global_tokens(IDS),
+    "columns": mc.causal() & (mc.window(8) | mc.global_tokens(IDS).columns),
+    "rows": mc.window(8, 8) | mc.global_tokens(IDS).rows,
+    "from the start": mc.window(8) | mc.global_tokens(IDS, align="start"),
+    "parameter": mc.window(mc.param("w", 5)) | mc.global_tokens(IDS),
+    "flags": mc.window(8, 8) | mc.flags("g"),
+    "name": mc.causal() & (mc.window(8) | mc.global_tokens("g")),
+}
+
+
+def mask_of(mask, dtype="float32"):
+    made = mask.compile(head_dim=32, head_dim_v=48, dtype=dtype, target="cpu")
+    return CompiledMask(made.bundle, "cpu", in_parts=True)
+
+
+def data_of(name, n_kv, seed=0):
+    if name not in ("flags", "name"):
+        return {}
+    return {"g": np.random.default_rng(seed).random(n_kv) < 0.06}
+
+
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
+@pytest.mark.parametrize("name", MASKS)
+def test_both_passes(path, name, extras):  # noqa: F811
+    """ALiBi, which is among the extras, runs whole."""
+    attn = quiet(mask_of(MASKS[name]), path)
+    for n_q, n_kv in ((130, 130), (61, 130), (130, 61), (1, 40), (30, 2)):
+        if name == "name" and n_q > n_kv:
+            continue  # queries beyond the tokens have no flags
+        data = data_of(name, n_kv)
+        keep = MASKS[name].dense(n_q, n_kv, **data)
+        compare(attn, case(n_q, n_kv, extras=extras), keep, 2e-5, **data)
+        assert isinstance(attn._last[1], ListedRowsPlan) is not extras
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype):
+    compare(mask_of(MASKS["both"], dtype), case(dtype=dtype), MASKS["both"].dense(130, 150), 3e-2)
+
+
+def test_sequences_with_flags_of_their_own():
+    """One has none, and the others do not decide how a sequence runs."""
+    mask, rng = MASKS["name"], np.random.default_rng(0)
+    attn, made = mask_of(mask), case(130, 130)
+    batch = made.qkv[0].shape[0]
+    flags = rng.random((batch, 130)) < np.linspace(0, 0.1, batch)[:, None]
+    keep = np.stack([mask.dense(130, g=own) for own in flags])[:, None]
+    compare(attn, made, keep, 2e-5, g=flags)
+    usual = mask.compile(head_dim=32, head_dim_v=48, dtype="float32", target="cpu")
+    others = flags.copy()
+    others[:-1] = True
+    np.testing.assert_array_equal(usual(*made.qkv, g=flags)[-1], usual(*made.qkv, g=others)[-1])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.integers(0, 139), min_size=3, max_size=30, unique=True),
+    st.sampled_from(["both", "rows", "columns"]), st.booleans(), st.integers(0, 9),
+    st.integers(1, 140), st.integers(1, 140),
+)  # fmt: skip
+def test_any_list(ids, side, causal, window, n_q, n_kv):
+    tokens = mc.global_tokens(ids)
+    tokens = tokens if side == "both" else getattr(tokens, side)
+    mask = mc.window(window, window) | tokens
+    mask = mc.causal() & mask if causal else mask
+    compare(mask_of(mask), case(n_q, n_kv), mask.dense(n_q, n_kv), 2e-5)
+
+
+def test_they_run_where_they_pay():
+    def runs(mask, n=2048):
+        attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
+        attn(*case(n, n, (1, 1), 1, (16, 16)).qkv)
+        return isinstance(attn._last[1], ListedRowsPlan)
+
+    spread = list(range(7, 2048, 128))
+    assert runs(mc.window(16, 16) | mc.global_tokens(spread))
+    assert runs(mc.causal() & (mc.window(16) | mc.global_tokens(spread).columns))
+    assert not runs(mc.window(16, 16) | mc.global_tokens([3, 5, 9, 11]).columns)
+    assert not runs(mc.window(900) | mc.global_tokens(spread), 512)
+
+
+def test_what_a_list_adds_is_told_apart():
+    """Parts share no pair but those of listed queries, which the last one has whole."""
+    (base, keys, rows) = analyse_heads(MASKS["both"]).parts
+    assert base.listed is None
+    assert (keys.listed.side, rows.listed.side) == ("k", "q")
+    assert rows.heads.masks[0].keep == E.ALWAYS
+    no_lists = (
+        mc.causal() & mc.flags("g"),  # nothing without them
+        mc.window(5) - mc.flags("g"),  # fewer pairs with them
+        mc.documents("doc") & (mc.window(5) | mc.global_tokens(IDS)),  # other data decide, too
+        mc.window(5) | mc.global_tokens(9),  # neighbours
+    )
+    assert not any(analyse_heads(mask).parts for mask in no_lists)
+
+
+def test_a_promise_is_kept():
+    mask = mc.window(8, 8) | mc.global_tokens("g", at_most=2)
+    attn, made = mask_of(mask), case(50, 50)
+    keep = mask.dense(50, g=np.arange(50) < 2)
+    compare(attn, made, keep, 2e-5, g=np.arange(50) < 2)
+    with pytest.raises(DataRange, match="3 tokens of a sequence are flagged"):
+        attn(*made.qkv, g=np.arange(50) < 3)
+    with pytest.raises(MaskcError, match="at_most"):
+        mc.global_tokens([3], at_most=3)
+    with pytest.raises(MaskcError, match="at_most"):
+        mc.flags("g", at_most=0)
+
+
+def test_long_lists_are_data_to_isl():
+    """They come back as they were, and no part of the formula spells them for isl."""
+    ids = list(range(0, 400, 3))
+    keep = E.conj(E.le(E.K, E.Q), E.disj(E.member(E.K, ids), E.negate(E.member(E.Q, ids))))
+    assert unveiled(veiled(keep)) == keep
+    assert not any(isinstance(node, E.Member) for node in E.walk(veiled(keep)))
+    distances = E.member(E.sub(E.Q, E.K), ids)  # bits over k - q know these
+    assert veiled(distances) == distances
+    mask = mc.causal() & (mc.window(20) | mc.global_tokens(ids).columns)
+    attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
+    assert str(ids[-1]) not in attn.unit.text
+    assert mask.count(500) == mask.dense(500).sum()

@@ -1,0 +1,218 @@
+"""The kernels on CUDA cores, whole, where no GPU is: both passes against fp64, in the emulator.
+
+Memory is full of NaN before a kernel writes, and the order of threads is drawn for every launch.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+import maskc as mc  # noqa: E402
+from maskc import driver  # noqa: E402
+from maskc.analysis import heads  # noqa: E402
+from maskc.ir import relayout  # noqa: E402
+from maskc.runtime import planner  # noqa: E402
+from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
+from tests.support import exact_entmax  # noqa: E402
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
+from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.thorough import examples  # noqa: E402
+
+TABLE = mc.block_table("t", 1)
+"""Any mask, as data."""
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+FEATURES = {"softcap": 2.0, **vectors(["alibi_slopes", "sink_logits"], 2, device="cpu")}
+
+
+@pytest.fixture(scope="module")
+def device():
+    with pytest.MonkeyPatch.context() as patch, nan_memory():
+        yield machine.install(patch)
+
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def made(n_q, n_kv, dim, dim_v=None, dtype=F32, *, batch=1, heads=2, kv_heads=1, seed=0):
+    """q, k, v and dout."""
+    generator = torch.Generator().manual_seed(seed)
+    dim_v = dim_v or dim
+    sizes = ((heads, n_q, dim), (kv_heads, n_kv, dim), (kv_heads, n_kv, dim_v), (heads, n_q, dim_v))
+    return [torch.randn((batch, *size), generator=generator).to(dtype) for size in sizes]
+
+
+def judged(attn, tensors, live, data=None, **features):
+    """Both passes: 1e-5 in fp32, in halves twice the error of PyTorch's unfused computation."""
+    found = called(attn, *tensors, data=data, **features)
+    exact, rough = (
+        results(*tensors, live, x, **features) for x in (torch.float64, tensors[0].dtype)
+    )
+    if tensors[0].dtype != F32:
+        assert not wrong(found, exact, rough)
+    for name, x in found.items() if tensors[0].dtype == F32 else ():
+        if x.numel() and name != "lse":
+            size = torch.maximum(exact[name].abs().max(), exact[f"size of {name}"])
+            assert (x.double() - exact[name]).abs().max() <= 1e-5 * size + 1e-30, name
+    empty = ~live.any(-1).expand(*found["lse"].shape) & (found["lse"] == -torch.inf)
+    assert not found["out"][empty].any()
+    assert not found["dq"][empty].any()
+    return found
+
+
+def simt(mask, dim, dim_v=None, dtype=F32, n_heads=None):
+    attn = mask.compile(dim, head_dim_v=dim_v, dtype=dtype, n_heads=n_heads, target="simt")
+    assert attn.target.name == "simt"
+    return attn
+
+
+# ------------------------------------------------------------------ any mask, any size
+
+CASES = [
+    (1, 1, F32, {}), (7, 33, F32, {}), (33, 7, BF16, {}), (64, 64, F16, FEATURES),
+    (80, 80, F32, FEATURES), (192, 128, F32, {}), (512, 512, F32, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dim", "dim_v", "dtype", "features"), CASES)
+def test_random_masks(dim, dim_v, dtype, features):
+    attn = simt(TABLE, dim, dim_v, dtype)
+    lengths = st.sampled_from([1, 2, 63, 64, 65, 100, 129])
+
+    @settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        lengths, lengths, st.sampled_from([0.02, 0.5, 1.0]), st.integers(0, 99), st.integers(1, 2)
+    )
+    def check(n_q, n_kv, share, seed, batch):
+        table = torch.rand((n_q, n_kv), generator=torch.Generator().manual_seed(seed)) < share
+        tensors = made(n_q, n_kv, dim, dim_v, dtype, batch=batch, seed=seed)
+        judged(attn, tensors, table[None], {"t": table}, **features)
+
+    check()
+
+
+# ------------------------------------------------------------------ kinds of masks and lists
+
+HEADS = mc.per_head([mc.causal(), mc.window(9, 3)])
+MASKS = {
+    "ranges": (mc.causal() & mc.window(70), {}),
+    "per head": (HEADS, {}),
+    "empty rows": (mc.causal() & mc.where(lambda q, k: q % 3 > 0) - mc.prefix(20), {}),
+    "documents": (mc.documents("doc") & mc.causal(), {"doc": torch.arange(150) // 40}),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    mask, data = MASKS[name]
+    n_heads = 2 if name == "per head" else None
+    live = live_pairs(mask, 150, 150, data, heads=n_heads, device="cpu")
+    judged(simt(mask, 16, n_heads=n_heads), made(150, 150, 16), live, data)
+
+
+def test_queries_and_keys_apart():
+    attn = simt(MASKS["ranges"][0], 16)
+    for n_q, n_kv in ((70, 130), (130, 70), (1, 200), (200, 1)):
+        live = live_pairs(attn._report.mask, n_q, n_kv, device="cpu")
+        judged(attn, made(n_q, n_kv, 16, heads=4, kv_heads=2), live)
+    out, lse = attn(*made(70, 0, 16)[:3], return_lse=True)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    tensors = made(70, 0, 16)
+    dq, dk, dv = attn.backward(*tensors[:3], out, lse, tensors[3])
+    assert not dq.any()
+    assert dk.numel() == dv.numel() == 0
+    assert attn(*made(70, 70, 16, batch=0)[:3]).shape == (0, 2, 70, 16)
+    assert attn(*made(0, 70, 16)[:3]).shape == (1, 2, 0, 16)
+
+
+def test_views_that_no_vector_fits():
+    """Rows begin anywhere, and tokens lie before heads."""
+    attn = simt(MASKS["ranges"][0], 16)
+    generator = torch.Generator().manual_seed(0)
+    wide = [torch.randn((1, 90, 2, 17), generator=generator) for _ in range(4)]
+    tensors = [x[..., 1:].transpose(1, 2) for x in wide]
+    judged(attn, tensors, live_pairs(attn._report.mask, 90, 90, device="cpu"))
+
+
+def test_residue_classes(monkeypatch):
+    """Parts of a mask join their results, also with what a head has of its own."""
+    monkeypatch.setattr(planner, "pays", lambda *_: True)
+    monkeypatch.setattr(heads, "strides_together", relayout.alone)
+    monkeypatch.setattr(driver, "_analyse_heads", driver._analyse_heads.__wrapped__)
+    mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
+    attn, live = simt(mask, 16), live_pairs(mask, 150, 150, device="cpu")
+    for features in ({}, {name: FEATURES[name] for name in ("alibi_slopes", "sink_logits")}):
+        judged(attn, made(150, 150, 16), live, **features)
+        assert isinstance(attn._last[1], PartedPlan)
+    halves = simt(mask, 16, dtype=BF16)  # so few pairs that delta is summed over a part's own
+    judged(halves, made(88, 88, 16, dtype=BF16), live_pairs(mask, 88, 88, device="cpu"))
+    assert isinstance(halves._last[1], PartedPlan)
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_chosen_keys(block):
+    """Chosen by the host, one by one as well; out is that of a table with the same pairs."""
+    mask = mc.topk(3, of=mc.causal(), block=block, score="given")
+    scores = torch.rand((1, 1, 90, 90 // block + (90 % block > 0)))
+    attn, tensors = simt(mask, 16), made(90, 90, 16)
+    pairs = live_pairs(mask, 90, 90, {"scores": scores.numpy()}, device="cpu")
+    judged(attn, tensors, pairs, {"scores": scores})
+
+
+# ------------------------------------------------------------------ features
+
+
+@pytest.mark.parametrize("alpha", [1.001, 1.25, 1.5, 2.0])
+def test_entmax(alpha):
+    attn, tensors = simt(TABLE, 24), made(100, 90, 24)
+    table = torch.rand((100, 90), generator=torch.Generator().manual_seed(1)) < 0.3
+    table[5] = False
+    slopes = FEATURES["alibi_slopes"]
+    exact_entmax.check(attn, tensors, table[None], alpha, {"t": table}, alibi_slopes=slopes)
+
+
+def test_the_same_bits_on_every_run():
+    """Threads run in another order; sums do not. Gradients per head are no exception."""
+    attn, tensors = simt(TABLE, 80), made(129, 129, 80, batch=2)
+    table = torch.rand((129, 129)) < 0.5
+    runs = [called(attn, *tensors, data={"t": table}, **FEATURES) for _ in range(2)]
+    for name, x in runs[0].items():
+        assert torch.equal(x, runs[1][name]), name
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_values_that_are_no_numbers(value):
+    """They reach those that see them: with nan_safe no others, in both passes; never from beyond
+    the tiles that a query sees."""
+    mask = mc.causal() & mc.window(40)
+    attn, (q, k, v, dout) = simt(mask, 24), made(150, 150, 24)
+    sees = live_pairs(mask, 150, 150, device="cpu")[0][:, 20]
+    clean = called(attn, q, k, v, dout, nan_safe=True)
+    v[:, :, 20] = value
+    safe = attn(q, k, v, nan_safe=True)
+    assert torch.equal(safe[:, :, ~sees], clean["out"][:, :, ~sees])
+    assert not safe[:, :, sees].isfinite().any()
+    usual = attn(q, k, v)
+    assert usual[:, :, 128:].isfinite().all()
+    out, lse = attn(q, k, v, return_lse=True, nan_safe=True)
+    dq, _, _ = attn.backward(q, k, v, out, lse, dout, nan_safe=True)
+    assert torch.equal(dq[:, :, ~sees], clean["dq"][:, :, ~sees])
+    v[:, :, 20] = 0
+    k[:, :, 20] = torch.nan
+    for nan_safe in (False, True):
+        out = attn(q, k, v, nan_safe=nan_safe)
+        assert out[:, :, sees].isnan().all()
+        assert out[:, :, ~sees].isfinite().all()
+
+
+def test_a_scale_of_any_sign():
+    attn, tensors = simt(MASKS["ranges"][0], 16), made(70, 70, 16)
+    live = live_pairs(attn._report.mask, 70, 70, device="cpu")
+    for scale in (0.0, -0.4, 3.0):
+        judged(attn, tensors, live, scale=scale)

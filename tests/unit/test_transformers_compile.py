@@ -1,0 +1,122 @@
+"""Whole models inside torch.compile(fullgraph=True), their masks included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import maskc as mc  # noqa: E402
+from maskc.integrations import transformers as hf  # noqa: E402
+from tests.support import models  # noqa: E402
+
+FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not FOLLOWED, reason="an older compiler breaks the graph at masks"),
+]
+
+
+@pytest.fixture(autouse=True)
+def graphs():
+    """The number of graphs that were made."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+
+
+def compiled(model: Any, backend: str = "aot_eager", **options: Any) -> Any:
+    return torch.compile(model, fullgraph=True, backend=backend, **options)
+
+
+def near(ours: Any, eager: Any) -> None:
+    torch.testing.assert_close(ours, eager, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma3", "llama4"])
+def test_a_training_step_of_padded_tokens(name: str, graphs: Any) -> None:
+    ours, eager = models.decoder(name)
+    ids, mask = models.tokens("left")
+    real, losses = mask.bool(), []
+    for model, run in ((ours, compiled(ours)), (eager, eager)):
+        logits = run(input_ids=ids, attention_mask=mask, use_cache=False).logits[real]
+        logits.pow(2).mean().backward()
+        losses.append(logits.detach())
+        assert model is ours or graphs() == 1
+    near(*losses)
+    theirs = dict(eager.named_parameters())
+    for label, weight in ours.named_parameters():
+        if weight.grad is not None:
+            scale = theirs[label].grad.abs().max().item()
+            assert (weight.grad - theirs[label].grad).abs().max() <= 2e-5 * max(scale, 1e-3), label
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama4"])
+def test_packed_sequences(name: str) -> None:
+    ours, eager = models.decoder(name)
+    ids, positions = models.packed()
+    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    with torch.no_grad():
+        near(compiled(ours)(**inputs).logits, eager(**inputs).logits)
+
+
+def test_lengths_share_one_graph(graphs: Any) -> None:
+    ours, eager = models.decoder("mistral")
+    run = compiled(ours, "eager", dynamic=True)
+    for n in (24, 19, 40):
+        ids, mask = models.tokens("left", n)
+        with torch.no_grad():
+            near(*(m(input_ids=ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+                   for m in (run, eager)))  # fmt: skip
+    assert graphs() == 1
+
+
+def test_a_mask_of_ones_own() -> None:
+    ours, _ = models.decoder("mistral")
+    hf.set_mask(ours, {1: mc.window(3, 0)})
+    ids, mask = models.tokens("left")
+    with torch.no_grad():
+        given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        near(*(m(**given).logits[mask.bool()] for m in (compiled(ours, "eager"), ours)))
+
+
+def test_inductor() -> None:
+    ours, eager = models.decoder("mistral")
+    ids, _ = models.tokens("none")
+    with torch.no_grad():
+        near(compiled(ours, "inductor")(input_ids=ids, use_cache=False).logits, eager(ids).logits)
+
+
+def test_other_implementations_are_as_they_were(graphs: Any) -> None:
+    """`register` marks mask functions only for a compiler to see, and the graph stays whole."""
+    _, eager = models.decoder("gemma3")
+    ids, mask = models.tokens("left")
+    given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    with torch.no_grad():
+        near(*(m(**given).logits[mask.bool()] for m in (compiled(eager, "eager"), eager)))
+    assert graphs() == 1
+
+
+def test_a_function_that_no_graph_can_follow_breaks_it() -> None:
+    """A mask function of one's own is traced by eager code, as without a compiler."""
+    from transformers.masking_utils import create_causal_mask
+
+    ours, _ = models.decoder("mistral")
+    ids, _ = models.tokens("none")
+    embeds = ours.model.embed_tokens(ids)
+
+    def made() -> Any:
+        return create_causal_mask(
+            config=ours.config, inputs_embeds=embeds, attention_mask=None, past_key_values=None,
+            or_mask_function=lambda b, h, q, k: k == 0,
+        )  # fmt: skip
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(made, "eager")()
+    assert torch.compile(made, backend="eager")().found.mask.equals(made().found.mask)
