@@ -234,19 +234,19 @@ def _lists_alone(attn: Any, call: Callable[[], Any]) -> float | None:
     plan = attn._last[1]
     if not isinstance(plan, DataPlan):
         return None
-    launch, blocks = type(plan.lists).launch, []
+    launch, blocks = plan.lists.launch, []
 
-    def remember(self: Any, steps: Any, stream: int, memory: Any) -> None:
+    def remember(steps: Any, stream: int, memory: Any) -> None:
         if steps is plan.before:
             blocks.append(memory)
-        launch(self, steps, stream, memory)
+        launch(steps, stream, memory)
 
-    type(plan.lists).launch = remember
+    plan.lists.launch = remember
     try:
         plan.kept.clear()
         call()
     finally:
-        type(plan.lists).launch = launch
+        plan.lists.launch = launch
     (memory,) = blocks
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):
@@ -272,7 +272,11 @@ def measure(row: Row) -> dict[str, Any]:
     batch, heads, kv_heads, n, dim = row.sizes
     n_q, _ = row.lengths
     data = {k: _there(v) for k, v in row.data(np.random.default_rng(0), batch, n).items()}
-    keep = row.mask_mod(data)
+    # The rival's own arrays: autograd would mistake a new version of ours for other data.
+    keep = row.mask_mod({
+        name: tuple(x.clone() for x in one) if isinstance(one, tuple) else one.clone()
+        for name, one in data.items()
+    })  # fmt: skip
     torch.manual_seed(0)
     tensors = [
         torch.randn(batch, h, tokens, dim, device="cuda", dtype=torch.bfloat16)

@@ -22,7 +22,7 @@ PAGES = {
     "documents": (["documents"], "theme=dark&show=tiles&at=2000,1800"),
     "natten_2d": (["natten_2d"], "show=waste&at=500,470"),
     "bigbird_etc": (["bigbird_etc", "--n", "2048"], "show=parts&at=1200,1000"),
-    "longnet": (["longnet", "--n", "16384", "--heads", "2"], "at=9000,8500"),
+    "strided": (["sparse_transformer_strided", "--n", "1024"], "view=500,380,2&at=700,572"),
     "streaming_1m": (["streaming", "--n", "1M"], "at=900000,899000"),
 }  # fmt: skip
 ARGS = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
@@ -40,7 +40,9 @@ def main() -> None:
         for name in sys.argv[1:] or PAGES:
             words, link = PAGES[name]
             file = Path(folder) / f"{name}.html"
-            subprocess.run([sys.executable, "-m", "maskc", "explore", *words, "-o", file], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "maskc", "explore", *words, "-o", file], check=True
+            )
             page.goto("about:blank")
             page.goto(f"{file.as_uri()}#{link}")
             while not page.evaluate(READY):

@@ -46,7 +46,7 @@ def explore(
     if len(found) != 1:
         names = ", ".join(entry.name for entry in found)
         raise UsageMistake(f"FILE has several patterns: {names}", "choose one", at="--pattern")
-    make = _Models(found[0], other, asked, arrays, n, n_kv)
+    make = Models(found[0], other, asked, arrays, n, n_kv)
     if output is not None:
         _write(make, Path(output))
         return
@@ -65,7 +65,7 @@ def explore(
         echo("stopped", err=True)
 
 
-def _write(make: _Models, path: Path) -> None:
+def _write(make: Models, path: Path) -> None:
     from maskc.viz.explorer.page import html
 
     if path.suffix.lower() not in (".html", ".htm"):
@@ -78,7 +78,7 @@ def _write(make: _Models, path: Path) -> None:
     echo(str(path))
 
 
-class _Models:
+class Models:
     """Makes the page's model, for other settings, too."""
 
     def __init__(

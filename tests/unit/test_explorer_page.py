@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.cli.options import written_heads
+from maskc.cli.entries import entries
+from maskc.cli.explore import Models
+from maskc.cli.given import Arrays
+from maskc.cli.options import Asked, written_heads
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
@@ -18,6 +22,7 @@ from maskc.verify.samples import sample_data
 from maskc.viz.explorer.build import Shown, page_model
 from maskc.viz.explorer.model import mask_model
 from maskc.viz.explorer.page import html, joined, source
+from maskc.viz.explorer.server import ExplorerServer
 from maskc.viz.explorer.sliders import movable, movable_mask
 from tests.support import browser as B
 from tests.support.patterns import FOLDER
@@ -154,25 +159,22 @@ def hull_of(mask, n, heads, data):
     return np.broadcast_to(evaluate(irs[0].keep, env), (n, n))
 
 
-def test_counts_are_the_compilers_at_a_million(opened):
-    """Nothing of that size is looked at, by either."""
+def test_counts_at_a_million(opened):
+    """Nothing of that size is looked at, by the compiler or by the page."""
     n = 1 << 20
-    for mask in (
-        STREAMING,
-        mc.dilated(500, stride=3) | mc.chunked(1000),
-        mc.load(FOLDER / "natten_2d.py")["natten_2d"](),
-    ):
-        page = opened(model_of(mask, n))
-        found = page.evaluate("maskcExplorer.price()")
-        layout = mask.layout(n, block=tuple(found["tile"])) if mask is STREAMING else None
-        assert found["live"] == mask.count(n)
-        if layout is not None:
-            kinds = np.bincount(layout.kind, minlength=3)
-            assert (found["partial"], found["full"]) == (kinds[1], kinds[2])
-        B.settled(page, "document.body.textContent.includes('own count is the same')")
-        print(
-            f"frames at {n}: {page.evaluate('maskcExplorer.map.frames.map((x) => Math.round(x))')}"
-        )
+    page = opened(model_of(STREAMING, n))
+    found = page.evaluate("maskcExplorer.price()")
+    layout = STREAMING.layout(n, block=tuple(found["tile"]))
+    kinds = np.bincount(layout.kind, minlength=3)
+    assert (found["partial"], found["full"]) == (kinds[1], kinds[2])
+    assert found["live"] == STREAMING.count(n)
+    B.shown_text(page, "own count is the same")
+    page.evaluate("for (let i = 20; i--; maskcExplorer.map.draw()) maskcExplorer.map.pan(9, 7)")
+    frames = page.evaluate("maskcExplorer.map.frames")
+    print(f"milliseconds of frames at {n}: {[round(x, 1) for x in frames]}")
+    natten = mc.load(FOLDER / "natten_2d.py")["natten_2d"]()
+    page.evaluate(B.SHOW, {"name": "natten", "mask": mask_model(natten, n)})
+    assert page.evaluate(LIVE) == 49 * n
 
 
 def test_wide_numbers_are_drawn_without_the_shader(opened):
@@ -320,6 +322,40 @@ def test_hostile_text_is_shown_as_text(opened, tmp_path):
     assert HOSTILE in page.inner_text(".code")
     assert page.evaluate("window.stolen") is None
     assert page.evaluate("document.querySelectorAll('img').length") == 0
+
+
+def test_served_page_gets_the_rest_and_other_settings(chromium):
+    """The first picture needs no plan; what shapes the formula is compiled anew, at once."""
+    entry = entries("dilated_longformer", None, (), None)[0]
+    asked = Asked(("cpu",), 128, "bfloat16", None)
+    make = Models(entry, None, asked, Arrays(0), 400, 400)
+    server = ExplorerServer(lambda query: make(query, served=True))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    page = chromium.new_page(viewport={"width": 1000, "height": 700})
+    try:
+        asks = []
+        page.on("request", lambda request: asks.append(request.url))
+        page.goto(server.url)
+        B.settled(page, "!!window.maskcExplorer && !maskcExplorer.model.pending")
+        B.shown_text(page, "own count is the same")
+        assert page.evaluate("maskcExplorer.model.source.files.map(({ name }) => name)") == [
+            "pattern", "IR", "C",
+        ]  # fmt: skip
+        page.evaluate("maskcExplorer.rebuild({ dilation: 3 })")
+        B.settled(page, "maskcExplorer.model.settings.dilation === '3'")
+        wider = mc.load(FOLDER / "dilated_longformer.py")["dilated_longformer"](dilation=3)
+        check_cells(page, wider.dense(400), 4)
+        page.evaluate("maskcExplorer.compareWith('causal()')")
+        B.settled(page, "maskcExplorer.state.mode === 'difference'")
+        refusal = "maskcExplorer.compareWith('import os').catch(({ message }) => message)"
+        refused = page.evaluate(refusal)
+        assert refused.startswith("MC")
+        assert {url.rpartition("/")[0] + "/" for url in asks} == {server.url}
+    finally:
+        page.close()
+        server.stop()
+        thread.join(10)
 
 
 def test_widget_shows_the_same_page(chromium):

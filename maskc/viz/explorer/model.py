@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from maskc.analysis.counts import count_pairs
 from maskc.core import expr as E
 from maskc.core.errors import ExplorerTooLarge
 from maskc.core.expr import Expr
@@ -34,6 +35,8 @@ MOST_BYTES = 1 << 26
 """Bytes of all arrays that a page may hold."""
 _EXACT = (1 << 53) - 1
 """The largest number up to which the page computes exactly."""
+_COUNTED = 1 << 30
+"""Pairs up to which tiles are counted where a mask has no closed form."""
 _LONGEST = 400
 """Characters of a term's text."""
 
@@ -129,8 +132,17 @@ def _set(
             for depth, text, place, keep in written
         ] if exact else [],
         "arrays": {name: _stored(array, pool, stored) for name, array in own.items()},
-        "live": pairs_of(ir.keep, *at, own),
+        "live": _live(ir.keep, *at, own),
     }  # fmt: skip
+
+
+def _live(
+    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], own: Mapping[str, np.ndarray]
+) -> int | None:
+    """The compiler's count of live pairs; None where it would keep the picture waiting."""
+    if n_q * n_kv > _COUNTED:
+        return count_pairs(keep, n_q, n_kv, params)
+    return pairs_of(keep, n_q, n_kv, params, own)
 
 
 def _constants(bounds: Expr) -> int:

@@ -82,7 +82,7 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
             return value
         name = _name(label, used)
         used.add(name)
-        labels[name] = name
+        labels[name] = label if label in taken else name
         return E.Param(name, number)
 
     def inside(node: Mask) -> Mask:

@@ -212,6 +212,7 @@ export class Explorer {
       const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
       const found = {
         live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
+        note: price?.note ?? "",
         empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
       };
       if (price?.card) {
@@ -232,7 +233,8 @@ export class Explorer {
 
   #checked(live) {
     const { n_q, n_kv } = this.state, { mask } = this.model;
-    if (!this.#asBuilt() || n_q !== mask.n_q || n_kv !== mask.n_kv) return "Counted exactly, here in the page.";
+    const asked = this.#asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv;
+    if (!asked || this.set().live === null || Number.isNaN(live)) return "Counted exactly, here in the page.";
     const wanted = this.set().live;
     return live === wanted ? "Counted exactly; the compiler's own count is the same."
       : `The compiler counts ${count(wanted)}: please report that this page does not.`;
@@ -409,11 +411,11 @@ export class Explorer {
       tiles: [["full", "full"], ["partial", "partial"], ["empty", "empty"]],
       waste: [["full", "live"], ["waste", "run, but not live"], ["empty", "not run"]],
       difference: [["only-a", `only in ${model.name}`], ["only-b", `only in ${model.other?.name}`], ["both", "in both"], ["empty", "in none"]],
-    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), `${piece.kind}: ${piece.text}`]);
-    this.legendBox.replaceChildren(...entries.map(([color, label]) => {
+    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
+    this.legendBox.replaceChildren(...entries.map(([color, label, title]) => {
       const square = make("i");
       square.style.background = `rgb(${color.join(",")})`;
-      return make("span", {}, square, label);
+      return make("span", { title }, square, label);
     }));
   }
 

@@ -104,11 +104,16 @@ export function layersPainter(counters, env, colors, paint) {
     if (clipped && i1 - i0 > 1) return null;
     const shares = [];
     for (const counter of counters) {
+      box.open = [];
       const found = counter.holds.fold(box, []);
-      if (found === null) return null;
-      shares.push(found ? 1 : 0);
+      if (found === null) {  // all cells are alike where everything repeats within them
+        if (clipped || box.open.some(({ period }) => !period || size % period)) return null;
+        shares.push(counter.pairs(box.q0, box.q0 + size, box.k0, box.k0 + size) / size ** 2);
+      } else {
+        shares.push(found ? 1 : 0);
+      }
     }
-    return paint(shares);
+    return shares.some(Number.isNaN) ? colors.unknown : paint(shares);
   };
   const cell = (z, i, j) => {
     const box = boxOf(z, i, i + 1, j, j + 1, env);

@@ -58,11 +58,12 @@ export function proofOf(node, box, wanted) {
   if (!node.left) return [];
   node.left.range(box);
   const { low, high } = node.left;
-  const range = low === high ? `${low}` : `${low} to ${high}`;
+  const words = (from, to) => (from === to ? `${from}` : `${from} to ${to}`);
+  const range = words(low, high), apart = high < 0 ? words(-high, -low) : range;
   const said = {
-    ">=": wanted ? `holds with ${range} to spare` : `fails by ${-high === -low ? -low : `${-high} to ${-low}`}`,
-    "==": wanted ? "both sides are equal" : `the sides differ by ${range}`,
-    "!=": wanted ? `the sides differ by ${range}` : "both sides are equal",
+    ">=": wanted ? `holds with ${range} to spare` : `fails by ${apart}`,
+    "==": wanted ? "both sides are equal" : `the sides differ by ${apart}`,
+    "!=": wanted ? `the sides differ by ${apart}` : "both sides are equal",
     "in": `the value is ${range}`,
   }[node.kind];
   return [[node.text, said]];
@@ -116,11 +117,11 @@ export class Price {
       ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ];
-    if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound`, milliseconds(price.roof.ms)]);
+    if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
     this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
       make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
-    make("p", { class: "aside" }, price.checked));
+    make("p", { class: "aside" }, price.checked), price.note ? make("p", { class: "aside" }, price.note) : "");
     this.curve.replaceChildren(...curve(explorer));
   }
 }
