@@ -260,8 +260,9 @@ def _run(
     name = type(module).__name__
     if shared is None:
         raise ModelNotServed(name, "ContextParallel was applied to another model")
-    known = HARMLESS | {"is_causal", "position_ids"}
-    wrong = [x for x, given in others.items() if given not in (None, False) and x not in known]
+    known = HARMLESS | {"is_causal", "position_ids", "shift_labels"}
+    asked = [x for x, given in others.items() if given is not None and given is not False]
+    wrong = [x for x in asked if x not in known]
     if dropout or wrong:
         what = wrong[0] if wrong else f"dropout={dropout}"
         raise ModelArgument(name, what, "run it without, or on one rank")

@@ -33,7 +33,7 @@ TILE = 128
 """Keys of the tiles that costs are counted in."""
 _MOST_TILES = 1 << 22
 """Tiles that are written out, at most, where there are no closed forms."""
-_MOST_ROWS = 1 << 17
+_MOST_ROWS = 1 << 20
 """Tile rows whose tiles are counted one by one, at most."""
 _MOST_TABLE = 1 << 13
 """Rows of a drawn table up to which it is drawn to plan; beyond, all of its blocks count."""

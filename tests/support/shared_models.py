@@ -20,7 +20,8 @@ KINDS = ("mistral", "gemma3", "gpt_oss", "llama4")
 
 def everything(rank: int, size: int) -> list[str]:
     """All that is wrong, as text."""
-    return [*shards(rank, size), *disagreements(rank, size), *several_models(rank, size)]
+    parts = shards, disagreements, several_models
+    return [line for part in parts for line in part(rank, size)]
 
 
 def shards(rank: int, size: int) -> list[str]:

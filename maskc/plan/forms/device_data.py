@@ -53,8 +53,8 @@ def matches(plan: KernelPlan) -> bool:
     """
     mask, *others = plan.masks
     ir = mask.ir
-    parts = [part for part in plan.parts if part.listed is None]
-    if others or parts or plan.use_ranges or plan.distances or ir.selections:
+    split = plan.parts and not any(part.listed for part in plan.parts)
+    if others or split or plan.use_ranges or plan.distances or ir.selections:
         return False
     given = all(
         (decl.kind in _KINDS and decl.from_caller) or (decl.held and decl.rank <= 2)

@@ -71,6 +71,7 @@ class Reader:
     def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
         """`arrays`: names that formulas use, in the order of the kernels' slots."""
         self._decls, self._arrays = decls, arrays
+        self._names = [(decl.name, decl.held) for decl in decls]
         self._sound: object = None
 
     def read(self, device: Device, keywords: Mapping[str, Any], sizes: Sizes) -> Given | None:
@@ -105,8 +106,8 @@ class Reader:
         """What the caller gives, and the mask holds, declaration by declaration."""
         held = keywords.get(HELD)
         return [
-            held.source_of(decl.name) if decl.held and held is not None else keywords.get(decl.name)
-            for decl in self._decls
+            held.source_of(name) if captured and held is not None else keywords.get(name)
+            for name, captured in self._names
         ]
 
     def _inside(

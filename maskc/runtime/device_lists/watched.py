@@ -38,7 +38,9 @@ class Watched:
     @classmethod
     def of(cls, given: Sequence[Any]) -> Watched | None:
         """None where an array is of another library, or made where nothing is counted."""
-        arrays, places, versions = [], [], []
+        arrays: list[Any] = []
+        places: list[Any] = []
+        versions: list[int] = []
         for one in leaves_of(tuple(given)):
             if one is None or type(one) is int:
                 arrays.append(one)
@@ -54,7 +56,9 @@ class Watched:
 
     def again(self, given: Sequence[Any]) -> Watched | None:
         """The same arrays, where they are still, as they are now; None where any is another one."""
-        places, versions, known = [], [], iter(self._arrays)
+        places: list[Any] = []
+        versions: list[Any] = []
+        known = iter(self._arrays)
         for one in leaves_of(tuple(given)):
             mine = next(known, None)
             if type(mine) is weakref.ref:
