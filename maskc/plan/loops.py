@@ -70,7 +70,7 @@ def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:
     """
     at = _At(n_q, n_kv, {})
     passes = (_pass(plan, at, direction) for direction in Direction)
-    return "\n\n".join("\n".join(lines) for lines in passes if lines) + "\n"
+    return "\n\n".join("\n".join(map(_page, lines)) for lines in passes if lines) + "\n"
 
 
 def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
@@ -178,11 +178,11 @@ def _nest(main: KernelPlan, plan: KernelPlan, at: _At, direction: Direction) -> 
         text, moved = _text(at.fixed(keep) if N_KV_OF_ALL in E.params(keep) else keep)
         positions |= moved
         chosen = " and s[q, k] reaches least[q]" if main.thresholds else ""
-        yield from _wrapped(f"    mask(q, k){head} = ", text + chosen)
+        yield f"    mask(q, k){head} = {text}{chosen}"
         if mask.spared not in (None, E.NEVER) and main.thresholds:
             spared, moved = _text(_restored(mask.spared, mask.lifted.args))
             positions |= moved
-            yield from _wrapped("        or whatever is chosen ", spared)
+            yield f"        or whatever is chosen {spared}"
     if positions:
         yield f"    {_POSITION}"
     if plan.distances:
@@ -394,8 +394,11 @@ def _text(keep: Expr) -> tuple[str, bool]:
     return to_people(found), "p" in E.symbols(found)
 
 
-def _wrapped(label: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, 100, initial_indent=label, subsequent_indent=" " * 8, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+def _page(line: str) -> str:
+    """The line, below itself where it is wider than a page."""
+    deeper = " " * (len(line) - len(line.lstrip()) + 4)
+    return "\n".join(
+        textwrap.wrap(
+            line, 100, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+        )
+    )
