@@ -18,6 +18,7 @@ from maskc.build.binary import BuildReport
 from maskc.build.toolchain import Gpu
 from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
+from maskc.core.tensors import Array
 from maskc.runtime.arrays import known as arrays
 from maskc.testing.emulator.built import built, code
 from maskc.testing.emulator.translate import translated
@@ -153,7 +154,7 @@ def build(unit: Any, features: Any = frozenset(), directions: tuple[Any, ...] = 
 class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     """CPU tensors that say they are on a GPU."""
 
-    def view(self, x: Any, name: str) -> arrays.Array:
+    def view(self, x: Any, name: str) -> Array:
         return super().view(x, name)._replace(device=("cuda", 0))
 
     def stream(self, device: int) -> int:
@@ -167,7 +168,7 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
 class Patch(Protocol):
     """What puts the emulator in place, and back; pytest's MonkeyPatch is one."""
 
-    def setattr(self, target: str, value: object) -> None: ...
+    def setattr(self, target: Any, name: Any, value: Any = ...) -> None: ...
 
     def setitem(self, dic: Any, name: Any, value: object) -> None: ...
 
