@@ -87,7 +87,7 @@ def agree(plan: Plan, ranks: Ranks, q: Any, k: Any, v: Any, layer: str | None) -
     if ranks.size == 1 or place in agreed:
         if wrong is not None:
             tokens = {"q": q, "k": k, "v": v}[wrong].shape[2]
-            raise _length(plan, wrong, tokens, ranks.rank)
+            raise wrong_length(plan, wrong, tokens, ranks.rank)
         return
     import torch
     import torch.distributed as dist
@@ -105,13 +105,14 @@ def agree(plan: Plan, ranks: Ranks, q: Any, k: Any, v: Any, layer: str | None) -
             raise RanksDisagree(what, f"rank 0 has another one than {listed}", at="plan")
     for rank, (_, _, bad, tokens) in enumerate(told):
         if bad:
-            raise _length(plan, "qkv"[bad - 1], tokens, rank)
+            raise wrong_length(plan, "qkv"[bad - 1], tokens, rank)
     agreed.add(place)
 
 
-def _length(plan: Plan, name: str, tokens: int, rank: int) -> ShardLength:
-    held = plan.tokens(rank)
-    return ShardLength(name, tokens, rank, plan.ranks, held, plan.n, at=name)
+def wrong_length(plan: Plan, name: str, tokens: int, rank: int) -> ShardLength:
+    """The mistake of a tensor that is no shard of a rank."""
+    held = f"rank {rank} of {plan.ranks} holds {plan.tokens(rank)} of the plan's {plan.n}"
+    return ShardLength(name, tokens, held, at=name.split()[0])
 
 
 def _number(text: str) -> int:

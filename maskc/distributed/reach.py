@@ -33,6 +33,8 @@ TILE = 128
 """Keys of the tiles that costs are counted in."""
 _MOST_TILES = 1 << 22
 """Tiles that are written out, at most, where there are no closed forms."""
+_MOST_ROWS = 1 << 20
+"""Tile rows whose tiles are counted one by one, at most."""
 _MOST_TABLE = 1 << 13
 """Rows of a drawn table up to which it is drawn to plan; beyond, all of its blocks count."""
 
@@ -196,7 +198,20 @@ def _unrolled(
 
 
 def _tally(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Live tiles of each block, and those of them with dead pairs."""
+    """Live tiles of each block, and those of them with dead pairs, in tiles of the block's rows.
+
+    Rows are those of usual tiles where blocks are larger and closed forms say what they see.
+    """
+    fine = None
+    if block > TILE and block % TILE == 0 and n <= _MOST_ROWS * TILE:
+        fine = _spans(each, n, TileShape(TILE, TILE))
+    if fine is not None:
+        _, count, _, full = fine
+        starts = np.arange(0, len(count), block // TILE)
+        return tuple(
+            np.add.reduceat(x.sum(axis=1, dtype=np.int64), starts) * TILE / block
+            for x in (count, count[:, ~full])
+        )  # type: ignore[return-value]
     tile = TileShape(block, TILE)
     found = _spans(each, n, tile)
     if found is not None:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import ShardLength
-from maskc.distributed.groups import ranks_of
+from maskc.distributed.groups import ranks_of, wrong_length
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
@@ -34,7 +34,7 @@ def shard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
     ranks = ranks_of(plan, group)
     if x.shape[dim] != plan.n:
         what = f"x (dim {dim})"
-        raise ShardLength(what, x.shape[dim], "all", plan.ranks, plan.n, plan.n, at="x")
+        raise ShardLength(what, x.shape[dim], f"the plan is for {plan.n}", at="x")
     parts = [x.narrow(dim, start, stop - start) for start, stop in plan.layout.own.of(ranks.rank)]
     if not parts:
         return x.narrow(dim, 0, 0)
@@ -94,9 +94,7 @@ def position_ids(plan: Plan, group: Any = None, device: Any = None) -> Any:
 
 def _check(plan: Plan, rank: int, x: Any, dim: int) -> None:
     if x.shape[dim] != plan.tokens(rank):
-        what = f"x (dim {dim})"
-        held = plan.tokens(rank)
-        raise ShardLength(what, x.shape[dim], rank, plan.ranks, held, plan.n, at="x")
+        raise wrong_length(plan, f"x (dim {dim})", x.shape[dim], rank)
 
 
 def _gathered(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:

@@ -80,7 +80,7 @@ class _Slots:
 
     def _where(self, mask: N.Where) -> N.Where:
         names = {decl.name: self._name(decl) for decl in mask.tables}
-        shapes = {names[d.name]: d.array.shape[-d.rank :] for d in mask.tables}
+        shapes = {names[d.name]: _shape(d)[-d.rank :] for d in mask.tables}
         raw = E.renamed(mask.formula, names)
         read = as_read(raw, shapes)
         self.readings.append(Reading(raw, read, mask.loc, mask.lengths))
@@ -165,3 +165,9 @@ def within(index: Expr, size: int) -> Expr:
     if (number is not None and number < size) or (isinstance(index, E.Mod) and index.den <= size):
         return index
     return E.minimum(index, E.const(max(size - 1, 0)))
+
+
+def _shape(decl: DataDecl) -> tuple[int, ...]:
+    """The shape of a captured array, which is not read for it."""
+    values = decl.values
+    return values.shape if isinstance(values, Captured) else decl.array.shape

@@ -378,7 +378,8 @@ class _Planning:
         instead = {DELTA: Address(DELTA, self.room)}
         if over is not None:
             sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.count})
-            arrays = cache(lambda: {**self.arrays(), over.listed.array: over.tokens})
+            tokens = over.tokens if len(over.tokens) > 1 else over.tokens[0]  # sequences alike
+            arrays = cache(lambda: {**self.arrays(), over.listed.array: tokens})
         for (owner, name), rows in self.rows.items():
             if owner == side:
                 strides[name] = rows.strides

@@ -40,8 +40,8 @@ def check(
     Args:
         mask: a mask; a pattern, which is taken with its default parameters; or the path of a
             pattern file, all of whose patterns are tested.
-        target: cpu, simt, sm_80 or sm_90a; None is what this machine has. Without such a GPU the kernels
-            run in the emulator, on short lengths.
+        target: cpu, simt, sm_80 or sm_90a; None is what this machine has. Without such a GPU the
+            kernels run in the emulator, on short lengths.
         head_dim, head_dim_v: elements per row of q and k, and of v (as of q when None).
         dtype: float32, bfloat16 or float16; None draws from those that the target has.
         examples: how many cases are drawn at most, for each mask.

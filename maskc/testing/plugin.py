@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--maskc-examples", type=int, metavar="N",
         help="cases that each mask is tried in (default: 20)",
     )  # fmt: skip
-    group.addoption("--maskc-target", metavar="T", help="cpu, sm_80, sm_90a; this machine's")
+    group.addoption("--maskc-target", metavar="T", help="cpu, simt, sm_80, sm_90a; this machine's")
     group.addoption("--maskc-seed", type=int, metavar="N", help="of all cases (default: 0)")
 
 

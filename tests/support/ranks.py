@@ -12,13 +12,17 @@ from datetime import timedelta
 from typing import Any
 
 
-def run(job: Callable[..., Any], size: int, *args: Any, seconds: float = 600) -> list[Any]:
+def run(
+    job: Callable[..., Any], size: int, *args: Any, seconds: float = 600,
+    dies: tuple[int, ...] = (),
+) -> list[Any]:  # fmt: skip
     """Run `job(rank, size, *args)` in `size` processes with a gloo group.
 
     Processes are forks of one that has imported torch and maskc, so that starting many is cheap.
 
     Args:
         seconds: after which gloo gives up.
+        dies: ranks that are expected to say nothing.
 
     Returns:
         What each rank returned; a rank that failed gives the text of its error, after "failed:".
@@ -34,14 +38,16 @@ def run(job: Callable[..., Any], size: int, *args: Any, seconds: float = 600) ->
     }
     place = f"{job.__module__}:{job.__qualname__}"
     processes = [
-        context.Process(target=_main, args=(place, rank, size, port, settings, queue, seconds, args))
+        context.Process(
+            target=_main, args=(place, rank, size, port, settings, queue, seconds, args)
+        )
         for rank in range(size)
     ]
     for each in processes:
         each.start()
     found: list[Any] = [None] * size
     try:
-        for _ in range(size):
+        for _ in range(size - len(dies)):
             rank, result = queue.get(timeout=2 * seconds)
             found[rank] = result
     finally:
@@ -54,8 +60,8 @@ def run(job: Callable[..., Any], size: int, *args: Any, seconds: float = 600) ->
 
 
 def _main(
-    place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any, seconds: float,
-    args: tuple[Any, ...],
+    place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any,
+    seconds: float, args: tuple[Any, ...],
 ) -> None:  # fmt: skip
     os.environ.update(settings)
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -14,7 +14,7 @@ import pytest
 VARIABLE = "MASKC_THOROUGH"
 """The environment variable that `--thorough` sets, before tests are imported."""
 THOROUGH = VARIABLE in os.environ
-OPTIMISED = "-O3" if THOROUGH else "-O2"
+OPTIMISED = "-O3" if THOROUGH else "-O1"
 """How C kernels are compiled: by -O3, the package's own, in three times as long. Their text and
 all other flags are the same. Tests marked `shipped_flags`, and those that start a process of their
 own, compile with -O3 always."""

@@ -16,7 +16,7 @@ from benchmarks.contender import Contender, Unavailable
 from benchmarks.host_time import host_table, host_time
 from benchmarks.report import reason, summary, table
 from benchmarks.run import bench_pattern
-from maskc.core.errors import DataMissing, DTypeUnsupported, UnknownTarget, UsageMistake
+from maskc.core.errors import DataMissing, HeadDimUnsupported, UnknownTarget, UsageMistake
 from maskc.verify import timing
 from maskc.verify.timing import Timed, take_turns
 
@@ -104,8 +104,8 @@ def test_without_torch_maskc_runs_alone(monkeypatch: pytest.MonkeyPatch):
 def test_mistakes_are_errors_not_rows():
     with pytest.raises(UnknownTarget):
         small(target="sm_1")
-    with pytest.raises(DTypeUnsupported):
-        small(target="sm_80", dtype="float32")
+    with pytest.raises(HeadDimUnsupported):
+        small(target="sm_80", head_dim=513, dtype="bfloat16")
 
 
 def test_nothing_names_the_machine(no_flex: None):

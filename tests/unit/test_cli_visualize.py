@@ -42,10 +42,12 @@ def test_tiles_are_those_of_the_kernel(target: str, tile: list[int]):
 
 
 def test_a_kernel_that_there_is_not():
-    """Single keys by an indexer: no kernel of sm_80 has them, and the picture needs none."""
-    few = ("--expr", "topk(3, of=causal(), score='given')", "--n", 500)
-    assert "MC" in maskc("visualize", *few, "--target", "sm_80", "--dtype", "fp32", code=1).stderr
-    assert maskc_json("visualize", *few)["pictures"][0]["formula"].endswith("made up, seed 0)")
+    """A picture needs none, unless its target was named."""
+    few = ("--expr", "topk(3, of=causal(), score='given')", "--n", 500, "--head-dim", 600)
+    assert "MC5" in maskc("visualize", *few, "--target", "sm_80", code=1).stderr
+    (shown,) = maskc_json("visualize", *few)["pictures"]
+    assert shown["kernel"] == ""
+    assert shown["formula"].endswith("(scores made up, seed 0)")
 
 
 def test_lengths_at_which_masks_have_their_shape():

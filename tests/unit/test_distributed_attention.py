@@ -13,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
-from maskc.distributed import plan  # noqa: E402
 from tests.support import rank_threads, shared_cases  # noqa: E402
 from tests.support.shared_cases import MORE, Case  # noqa: E402
 

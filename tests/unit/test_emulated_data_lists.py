@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.runtime.device_lists.call import RememberedPlan
 from maskc.runtime.device_lists.data_launch import DataPlan
 from maskc.testing.emulator import machine
 
@@ -136,13 +137,13 @@ def test_results(hopper, name, deterministic):
 def launched(monkeypatch):
     """How often lists were made."""
     counts = {"data_bounds": 0}
-    original = DataPlan.keep
+    original = RememberedPlan.keep
 
     def keep(self, stream, made):
         counts["data_bounds"] += 1
         return original(self, stream, made)
 
-    monkeypatch.setattr(DataPlan, "keep", keep)
+    monkeypatch.setattr(RememberedPlan, "keep", keep)
     return counts
 
 
@@ -163,6 +164,18 @@ def test_unchanged_arrays_make_no_lists(hopper, launched):
     assert launched["data_bounds"] == 3
     assert torch.equal(attn(*given[:3], x=flags), second)  # of two both are kept
     assert launched["data_bounds"] == 3
+
+
+def test_unchanged_documents_make_no_lists(hopper, launched):
+    attn, given = (mc.documents("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made(120, 120)
+    ends = torch.tensor([0, 50, 70, 120])
+    first, again = (attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert launched["data_bounds"] == 1
+    ends[1] = 20
+    changed = attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60))
+    assert launched["data_bounds"] == 2
+    assert torch.equal(changed, attn(*given[:3], x=mc.cu_seqlens(ends.numpy(), max_seqlen=60)))
 
 
 def test_arrays_that_are_gone_are_not_mistaken(hopper):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
 from maskc.core.problem import Direction  # noqa: E402
-from tests.emulator import machine  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, results, wrong  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 

@@ -14,10 +14,7 @@ from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
-from tests.support.caches import binaries  # noqa: F401
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("binaries")
 
 IDS = [3, 40, 41, 77, 90, 120]
 MASKS = {

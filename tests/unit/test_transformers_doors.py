@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -281,3 +282,17 @@ def test_bfloat16() -> None:
     real = mask.bool()
     worst = [(x.float() - right)[real].abs().max() for x in (ours, eager)]
     assert worst[0] <= 2 * worst[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fp32_decides_where_half_precision_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from maskc.integrations.transformers import asked
+
+    monkeypatch.setattr(asked, "_HALF", 0.0)
+    model = models.decoder("gpt_oss").ours.to(torch.bfloat16)
+    found = hf.check(model)
+    assert found.from_fp32 is not None
+    assert found.ok
+    assert "from fp32" in str(found)
+    assert next(model.parameters()).dtype == torch.bfloat16
+    assert not replace(found, from_fp32=(0.5, 0.1)).ok

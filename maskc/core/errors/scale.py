@@ -41,7 +41,7 @@ class ShardLength(MaskcError):
     """A tensor is not the shard that the plan gives to this rank."""
 
     code = "MC704"
-    message = "{0} has {1} tokens, rank {2} of {3} holds {4} of the plan's {5}"
+    message = "{0} has {1} tokens, {2}"
     hint = "shard with plan.shard(x, dim), which also says how many tokens a rank has"
 
 

@@ -46,10 +46,15 @@ _LEAST_BLOCK = 8
 
 
 def matches(plan: KernelPlan) -> bool:
-    """Whether all heads have one mask that reads arrays of a call and runs whole, in lists."""
+    """Whether all heads have one mask that reads arrays of a call and runs whole, in lists.
+
+    Parts over listed tokens are no hindrance: the host takes them, and the device where the mask
+    promises how many tokens there are.
+    """
     mask, *others = plan.masks
     ir = mask.ir
-    if others or plan.parts or plan.use_ranges or plan.distances or ir.selections:
+    split = plan.parts and not any(part.listed for part in plan.parts)
+    if others or split or plan.use_ranges or plan.distances or ir.selections:
         return False
     given = all(
         (decl.kind in _KINDS and decl.from_caller) or (decl.held and decl.rank <= 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Protocol
 
@@ -20,8 +20,10 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.layout import Work
+from maskc.runtime.arrays.known import Library
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import CudaKernel
-from maskc.runtime.launch.prepared import PreparedLaunch, Sent
+from maskc.runtime.launch.prepared import PER_THREAD, PreparedLaunch, Sent
 
 DELTA = POINTERS.index("delta")
 """Where a call's pointers have the workspace."""
@@ -106,6 +108,102 @@ class DeviceListedCall:
     ) -> None:  # fmt: skip
         """Enqueue everything."""
         self._plan.enqueue(self._given, sent, pointers, scale, softcap, stream)
+
+
+# ------------------------------------------------------------------ lists that are remembered
+
+_MOST_KEPT = 2
+"""Lists that are kept for a stream."""
+_MOST_STREAMS = 16
+_NO_POINTERS = (0,) * len(POINTERS)
+
+
+class Made:
+    """Lists on the device."""
+
+    __slots__ = ("base", "owner", "read", "watched")
+
+    def __init__(self, watched: Watched | None, owner: Any, base: int) -> None:
+        """`watched`: the arrays that they were made from; None where nobody can tell whether
+        these change."""
+        self.watched, self.owner, self.base = watched, owner, base
+        self.read: tuple[bytes, tuple[int, ...]] | None = None
+        """What the pass reads of them, for the tables of a stream."""
+
+
+@dataclass(frozen=True, eq=False)
+class RememberedPlan(DeviceListedPlan):
+    """A pass whose lists lie in memory of their own, and are kept while their arrays stay as they
+    are."""
+
+    entries: int
+    """Of this memory, of four bytes."""
+    kept: dict[int, tuple[Made, ...]] = field(default_factory=dict, kw_only=True)
+    """By stream, the latest first; only ever replaced as a whole."""
+
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.own.size + INT * self.entries * _MOST_KEPT
+
+    def known(self, stream: int, watched: Watched | None) -> Made | None:
+        """Lists that still hold."""
+        if watched is not None:
+            for made in self.kept.get(stream, ()):
+                if made.watched is watched or watched.same(made.watched):
+                    return made
+        return None
+
+    def keep(self, stream: int, made: Made) -> None:
+        """Remember lists that have been enqueued."""
+        if stream not in self.kept and len(self.kept) >= _MOST_STREAMS:
+            self.kept.clear()
+        self.kept[stream] = (made, *self.kept.get(stream, ()))[:_MOST_KEPT]
+
+    def enqueue_with(
+        self, given: Any, made: Made, fresh: bool, sent: Sent, pointers: Pointers,
+        scale: float | None, softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Make the lists where they are `fresh`, and run the pass.
+
+        Args:
+            pointers: of a call, all of POINTERS.
+        """
+        raise TypeError(f"{type(self).__name__} makes no lists")
+
+
+class RememberedCall(DeviceListedCall):
+    """One call: the memory of its lists is found as soon as the stream is known."""
+
+    __slots__ = ("_fresh", "_made")
+
+    def __init__(self, plan: RememberedPlan, given: Any) -> None:
+        """`given` has `watched`."""
+        super().__init__(plan, given)
+        self.place = self._place
+
+    def _place(self, library: Library, q: Any) -> tuple[Sent, int]:
+        plan: RememberedPlan = self._plan
+        sent, stream = plan.own.place(library, q)
+        watched = self._given.watched
+        kernel = plan.own.kernel
+        if stream == PER_THREAD or (stream and kernel is not None and kernel.capturing(stream)):
+            watched = None
+        made = plan.known(stream, watched)
+        self._fresh = made is None
+        self._made = made or Made(watched, *library.empty(q, singles(plan.entries)))
+        return sent, stream
+
+    def run(
+        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue everything that is not there yet."""
+        plan, made, fresh = self._plan, self._made, self._fresh
+        every = (*pointers, *_NO_POINTERS[len(pointers) :])
+        plan.enqueue_with(self._given, made, fresh, sent, every, scale, softcap, stream)
+        if fresh and made.watched is not None:
+            plan.keep(stream, made)
 
 
 def pack_parts(

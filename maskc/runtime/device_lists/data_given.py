@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
 from maskc.layout.inputs.captured import reads_inside
 from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.device_lists.watched import Watched
 
 CODES = {
     "bool": (0, 1), "uint8": (0, 1), "int8": (1, 1), "int16": (2, 2), "int32": (3, 4),
@@ -71,6 +71,7 @@ class Reader:
     def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
         """`arrays`: names that formulas use, in the order of the kernels' slots."""
         self._decls, self._arrays = decls, arrays
+        self._names = [(decl.name, decl.held) for decl in decls]
         self._sound: object = None
 
     def read(self, device: Device, keywords: Mapping[str, Any], sizes: Sizes) -> Given | None:
@@ -105,8 +106,8 @@ class Reader:
         """What the caller gives, and the mask holds, declaration by declaration."""
         held = keywords.get(HELD)
         return [
-            held.source_of(decl.name) if decl.held and held is not None else keywords.get(decl.name)
-            for decl in self._decls
+            held.source_of(name) if captured and held is not None else keywords.get(name)
+            for name, captured in self._names
         ]
 
     def _inside(
@@ -249,6 +250,8 @@ def _held(call: _Call, given: Any) -> tuple[Source, ...]:
     if not isinstance(given, Held):
         raise _Unreadable
     rank, sizes = call.decl.rank, call.sizes
+    if not any(own[:2] == (call.decl.name, rank) for own in given.tables):
+        raise _Unreadable  # of more indices, which formulas read as two
     array = call.view(given.source_of(call.decl.name))
     front, own = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
     over, inner = array.strides[: len(front)], array.strides[len(front) :]
@@ -276,77 +279,3 @@ _READERS = {
     DataKind.tree: _tree,
     DataKind.table: _table,
 }
-
-
-# ------------------------------------------------------------------ what has changed
-
-
-def leaves_of(given: Any) -> Iterator[Any]:
-    """The arrays, and the numbers beside them, of the caller's keywords."""
-    kind = type(given)
-    if kind is tuple or kind is list:
-        yield len(given)
-        for each in given:
-            yield from leaves_of(each)
-    elif kind is CuSeqlens:
-        yield given.max_seqlen
-        yield from leaves_of(given.array)
-    else:
-        yield given
-
-
-class Watched:
-    """Arrays of a call, as long as they live: the same ones, which nobody has written into since,
-    are told from all others. Torch counts what is written into its tensors."""
-
-    __slots__ = ("_arrays", "places", "versions")
-
-    def __init__(
-        self, arrays: tuple[Any, ...], places: tuple[Any, ...], versions: tuple[int, ...]
-    ) -> None:
-        self._arrays, self.places, self.versions = arrays, places, versions
-
-    @classmethod
-    def of(cls, given: Sequence[Any]) -> Watched | None:
-        """None where an array is of another library, or made where nothing is counted."""
-        arrays, places, versions = [], [], []
-        for one in leaves_of(tuple(given)):
-            if one is None or type(one) is int:
-                arrays.append(one)
-                continue
-            library = LIBRARIES[type(one)]
-            version = library.version(one)
-            if version is None:
-                return None
-            arrays.append(weakref.ref(one))
-            places.append(library.read(one))
-            versions.append(version)
-        return cls(tuple(arrays), tuple(places), tuple(versions))
-
-    def again(self, given: Sequence[Any]) -> Watched | None:
-        """The same arrays, where they are still, as they are now; None where any is another one."""
-        places, versions, known = [], [], iter(self._arrays)
-        for one in leaves_of(tuple(given)):
-            mine = next(known, None)
-            if type(mine) is weakref.ref:
-                if mine() is not one:
-                    return None
-                library = LIBRARIES[type(one)]
-                places.append(library.read(one))
-                versions.append(library.version(one))
-            elif type(mine) is not type(one) or mine != one:
-                return None
-        if tuple(places) != self.places or next(known, self) is not self:
-            return None
-        if tuple(versions) == self.versions:
-            return self
-        return None if None in versions else Watched(self._arrays, self.places, tuple(versions))
-
-    def same(self, other: Watched | None) -> bool:
-        """Whether another call gave the same arrays, with the same content."""
-        if other is None or other.versions != self.versions or other.places != self.places:
-            return False
-        pairs = zip(self._arrays, other._arrays, strict=False)
-        return len(self._arrays) == len(other._arrays) and all(
-            (a is b and a() is not None) if type(a) is weakref.ref else a == b for a, b in pairs
-        )

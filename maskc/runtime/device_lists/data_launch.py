@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from maskc.core import abi
 from maskc.core.abi import LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
-from maskc.core.tensors import singles
-from maskc.runtime.arrays.known import Library
-from maskc.runtime.device_lists.call import KEPT, KEPT_AT, DeviceListedCall, DeviceListedPlan
-from maskc.runtime.device_lists.data_given import Given, Watched
+from maskc.runtime.device_lists.call import (
+    KEPT,
+    KEPT_AT,
+    DeviceListedCall,
+    Made,
+    RememberedCall,
+    RememberedPlan,
+)
+from maskc.runtime.device_lists.data_given import Given
 from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.cuda import Step
-from maskc.runtime.launch.prepared import PER_THREAD, Sent
+from maskc.runtime.launch.prepared import Sent
 
 LISTED = abi.structure(abi.DATA_LISTS_FIELDS)
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
@@ -38,23 +42,10 @@ _LISTS = tuple(map(PARTS.index, LISTED_POINTERS[:6]))
 _OWN = struct.Struct(f"{LISTED.most.offset // 8}Q{MAX_ARRAYS}q")
 """The members of `struct DataLists` that every call has anew, its first: pointers, and `most`."""
 _RESULTS = LISTED.result.size // 8
-_NO_POINTERS = (0,) * len(POINTERS)
-_MOST_KEPT = 2
-"""Lists that are kept for a stream."""
-_MOST_STREAMS = 16
-
-
-class Made:
-    """Lists on the device."""
-
-    __slots__ = ("base", "listed", "owner", "watched")
-
-    def __init__(self, watched: Watched | None, owner: Any, base: int) -> None:
-        self.watched, self.owner, self.base = watched, owner, base
 
 
 @dataclass(frozen=True, eq=False)
-class DataPlan(DeviceListedPlan):
+class DataPlan(RememberedPlan):
     """A pass whose lists are made on the device."""
 
     before: tuple[Step, ...]
@@ -66,19 +57,10 @@ class DataPlan(DeviceListedPlan):
     room: tuple[int, ...]
     """Bytes from the start of the lists' memory to each of PARTS; -1 for those that are not
     made."""
-    entries: int
-    """Of this memory, of four bytes."""
     report: ctypes.c_int32
     """Where the device tells the host that something given was wrong."""
     names: str
     """Of the data, for messages."""
-    kept: dict[int, tuple[Made, ...]] = field(default_factory=dict)
-    """By stream, the latest first; only ever replaced as a whole."""
-
-    @property
-    def size(self) -> int:
-        """Bytes this plan keeps alive."""
-        return self.own.size + 4 * self.entries * _MOST_KEPT
 
     def called(self, given: Given) -> DeviceListedCall:
         """A call with these data.
@@ -95,84 +77,52 @@ class DataPlan(DeviceListedPlan):
             )
             hint = "number documents from 0; give the longest length, or leave max_seqlen out"
             raise DataRange(self.names, found, hint, at=self.names)
-        return DataCall(self, given)
+        return RememberedCall(self, given)
 
-    def known(self, stream: int, watched: Watched | None) -> Made | None:
-        """Lists that still hold."""
-        if watched is not None:
-            for made in self.kept.get(stream, ()):
-                if watched.same(made.watched):
-                    return made
-        return None
-
-    def keep(self, stream: int, made: Made) -> None:
-        """Remember lists that have been enqueued."""
-        if stream not in self.kept and len(self.kept) >= _MOST_STREAMS:
-            self.kept.clear()
-        self.kept[stream] = (made, *self.kept.get(stream, ()))[:_MOST_KEPT]
-
-
-class DataCall(DeviceListedCall):
-    """One call: where the memory of its lists is found as soon as the stream is known."""
-
-    __slots__ = ("_fresh", "_made")
-
-    def __init__(self, plan: DataPlan, given: Given) -> None:
-        super().__init__(plan, given)
-        self.place = self._place
-        self._made: Made
-        self._fresh = True
-
-    def _place(self, library: Library, q: Any) -> tuple[Sent, int]:
-        plan: DataPlan = self._plan
-        sent, stream = plan.own.place(library, q)
-        watched = self._given.watched
-        if stream == PER_THREAD or (stream and plan.own.kernel.capturing(stream)):
-            watched = None
-        made = plan.known(stream, watched)
-        self._fresh = made is None
-        self._made = made or Made(watched, *library.empty(q, singles(plan.entries)))
-        return sent, stream
-
-    def run(
-        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+    def enqueue_with(
+        self, given: Given, made: Made, fresh: bool, sent: Sent, pointers: Pointers,
+        scale: float | None, softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet."""
-        plan, made = self._plan, self._made
-        own, launch = plan.own, plan.lists.launch
-        pointers += _NO_POINTERS[len(pointers) :]
-        at = [made.base + offset if offset >= 0 else 0 for offset in plan.room]
-        listed = None
-        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _ = KEPT.unpack_from(
+        """Make the lists where that is to be done, and run the pass."""
+        own, launch, listed = self.own, self.lists.launch, None
+        if fresh or self.after:
+            listed = self._arguments(given, made, sent, pointers)
+            if fresh:
+                launch(self.before, stream, listed)
+        if made.read is None or made.read[0] is not sent.template:
+            made.read = sent.template, self._read(made, sent)
+        own.run(own, sent, pointers + made.read[1], scale, softcap, stream)
+        if listed is not None and self.after:
+            launch(self.after, stream, listed)
+
+    def _places(self, made: Made) -> list[int]:
+        """Of PARTS; 0 for those that are not made."""
+        return [made.base + offset if offset >= 0 else 0 for offset in self.room]
+
+    def _arguments(
+        self, given: Given, made: Made, sent: Sent, pointers: Pointers
+    ) -> Arguments:  # fmt: skip
+        """`struct DataLists` of a call."""
+        at, sources = self._places(made), given.sources
+        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, _, _ = KEPT.unpack_from(
             sent.template, KEPT_AT
         )
-        if self._fresh or plan.after:
-            sources = self._given.sources
-            blank = (0,) * (MAX_ARRAYS - len(sources))
-            listed = Arguments(plan.numbers, _OWN, (
-                *(source.pointer for source in sources), *blank, *at[:MAX_ARRAYS],
-                row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *at[MAX_ARRAYS:],
-                *self._spoilt(pointers), *(source.most for source in sources), *blank,
-            ))  # fmt: skip
-        if self._fresh and listed is not None:
-            launch(plan.before, stream, listed)
-            if made.watched is not None:
-                plan.keep(stream, made)
-        lists = [at[part] for part in _LISTS]
-        head_variant = _HEAD_VARIANT.unpack_from(sent.template, _HEAD_VARIANT_AT)[0]
-        seen = (*pointers, *lists, head_variant, mask_args, distances, 0, *at[:MAX_ARRAYS])
-        own.run(own, sent, seen, scale, softcap, stream)
-        if listed is not None and plan.after:
-            launch(plan.after, stream, listed)
+        blank = (0,) * (MAX_ARRAYS - len(sources))
+        return Arguments(self.numbers, _OWN, (
+            *(source.pointer for source in sources), *blank, *at[:MAX_ARRAYS],
+            row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *at[MAX_ARRAYS:],
+            *self._spoilt(pointers), *(source.most for source in sources), *blank,
+        ))  # fmt: skip
+
+    def _read(self, made: Made, sent: Sent) -> tuple[int, ...]:
+        """LISTED_POINTERS, and all arrays."""
+        at = self._places(made)
+        *_, head_variant, mask_args, distances, _ = KEPT.unpack_from(sent.template, KEPT_AT)
+        lists = (at[part] for part in _LISTS)
+        return (*lists, head_variant, mask_args, distances, 0, *at[:MAX_ARRAYS])
 
     def _spoilt(self, pointers: Pointers) -> tuple[int, ...]:
         """The report, and what is spoilt."""
-        plan = self._plan
-        names = WRITTEN[plan.own.direction] if plan.after else ()
+        names = WRITTEN[self.own.direction] if self.after else ()
         results = [pointers[POINTERS.index(name)] for name in names]
-        return ctypes.addressof(plan.report), *results, *(0,) * (_RESULTS - len(results))
-
-
-_HEAD_VARIANT = struct.Struct("Q")
-_HEAD_VARIANT_AT = abi.ATTENTION.head_variant.offset
+        return ctypes.addressof(self.report), *results, *(0,) * (_RESULTS - len(results))

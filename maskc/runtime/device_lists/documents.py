@@ -38,11 +38,11 @@ from maskc.runtime.device_lists.call import (
     Unlisted,
     pack_parts,
     unknown_work,
-    with_room,
     words_of_results,
 )
-from maskc.runtime.device_lists.documents_given import Given, given_on, lists_of
+from maskc.runtime.device_lists.documents_given import Documents, Given, given_on, lists_of
 from maskc.runtime.device_lists.documents_launch import LISTED, PARTS, ListedPlan
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import host_word
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
@@ -120,9 +120,8 @@ class Making:
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 
-    def room(self, start: int) -> tuple[tuple[int, ...], int]:
-        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all) of a
-        workspace whose first `start` entries are taken."""
+    def room(self) -> tuple[tuple[int, ...], int]:
+        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all)."""
         n, tiles, lists = (self.sizes.n_q, self.sizes.n_kv), self.tiles, self.lists
         counts: dict[str, int] = {"counter": 2}
         for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
@@ -140,7 +139,7 @@ class Making:
             counts["verdict"] = 1
         if not self.ordered:
             counts["work"] = self.items * len(WORK_FIELDS)
-        return pack_parts(PARTS, counts, start)
+        return pack_parts(PARTS, counts, 0)
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """`struct Listed` without its pointers.
@@ -211,7 +210,8 @@ class DocumentLists:
         longest = longest_promised(decl.name, keywords[decl.name])
         shared = given[0] is given[1]
         key = tuple(params.values()), tuple(source.key for source in given), longest, shared
-        return Bound(params, None, key, given, longest)
+        watched = Watched.of([keywords[decl.name]])
+        return Bound(params, None, key, Documents(given, watched), longest)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -228,7 +228,7 @@ class DocumentLists:
             raise Unlisted
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
         unit = self._built.selector.suited(unit, wanted, place.sizes, bound)
-        backward, given = wanted.direction is Direction.backward, bound.given
+        backward, given = wanted.direction is Direction.backward, bound.given.sources
         kept = self._kept(unit, place.sizes, bound, wanted.direction)
         mode = mode_of(unit, wanted, kept)
         making = Making(
@@ -241,14 +241,14 @@ class DocumentLists:
         tables = replace(kept, work=unknown_work(making.items), list_batch=int(making.lists > 1))
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)
-        own, room = with_room(own, backward, making.room)
+        room, entries = making.room()
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
         arrays = itemgetter(*order, PARTS.index("stops"))
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
         return ListedPlan(
-            _with_arrays(own, making, order), lists, tuple(before),
+            _with_arrays(own, making, order), lists, entries, tuple(before),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, bundle.problem.dtype.itemsize), room, arrays,
             self._report(index), bundle.data[0].name,
@@ -281,7 +281,7 @@ def _reach(unit: SourceUnit, bound: Bound) -> int | None:
     A tile whose keys are all of one document may lie in tile columns that reach beyond it, and is
     full only where these are.
     """
-    of_q, of_k = bound.given
+    of_q, of_k = bound.given.sources
     if bound.longest is None or of_q is not of_k:
         return None
     return bound.longest - 1 + unit.tile.k

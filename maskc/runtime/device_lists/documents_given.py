@@ -12,6 +12,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
 from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.device_lists.watched import Watched
 
 _BYTES = {"int32": 4, "int64": 8}
 """Of the elements that kernels read."""
@@ -66,6 +67,14 @@ class Source(NamedTuple):
 
 Given = tuple[Source, Source]
 """Of queries and of keys."""
+
+
+class Documents(NamedTuple):
+    """What a call gives."""
+
+    sources: Given
+    watched: Watched | None
+    """None where nobody can tell whether the arrays change."""
 
 
 def lists_of(given: Given) -> int:

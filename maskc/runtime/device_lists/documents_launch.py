@@ -1,7 +1,7 @@
 """Passes whose tile lists are made on the device, just before they run, from documents there.
 
-What the lists take lies in the workspace of the call, so that calls of several streams, threads and
-CUDA graphs have nothing in common.
+Lists lie in memory of their own, one for each stream, and are kept while the arrays of documents
+stay as they are; inside CUDA graphs they are made at every replay.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from maskc.core import abi
 from maskc.core.abi import LISTED_POINTERS, POINTERS, Pointers
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
-from maskc.runtime.device_lists.call import DELTA, KEPT, KEPT_AT, DeviceListedCall, DeviceListedPlan
-from maskc.runtime.device_lists.documents_given import Given
+from maskc.runtime.device_lists.call import (
+    KEPT,
+    KEPT_AT,
+    DeviceListedCall,
+    Made,
+    RememberedCall,
+    RememberedPlan,
+)
+from maskc.runtime.device_lists.documents_given import Documents
 from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.cuda import Step
 from maskc.runtime.launch.prepared import Sent
@@ -42,7 +49,7 @@ _RESULTS = LISTED.result.size // 8
 
 
 @dataclass(frozen=True, eq=False)
-class ListedPlan(DeviceListedPlan):
+class ListedPlan(RememberedPlan):
     """A pass whose lists of documents are made on the device."""
 
     before: tuple[Step, ...]
@@ -52,7 +59,8 @@ class ListedPlan(DeviceListedPlan):
     numbers: bytes
     """`struct Listed` without what every call has anew."""
     room: tuple[int, ...]
-    """Bytes from the start of the workspace to each of PARTS; -1 for those that are not made."""
+    """Bytes from the start of the lists' memory to each of PARTS; -1 for those that are not
+    made."""
     arrays: Callable[[list[int]], tuple[int, ...]]
     """Of the parts those that the kernel's `array` starts with."""
     report: ctypes.c_int32
@@ -60,7 +68,7 @@ class ListedPlan(DeviceListedPlan):
     name: str
     """Of the data."""
 
-    def called(self, given: Given) -> DeviceListedCall:
+    def called(self, given: Documents) -> DeviceListedCall:
         """A call with these documents.
 
         Raises:
@@ -75,16 +83,16 @@ class ListedPlan(DeviceListedPlan):
             )
             hint = "number the documents from 0; give the longest length, or leave max_seqlen out"
             raise DataRange(self.name, found, hint, at=self.name)
-        return DeviceListedCall(self, given)
+        return RememberedCall(self, given)
 
-    def enqueue(
-        self, given: Given, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+    def enqueue_with(
+        self, given: Documents, lists: Made, fresh: bool, sent: Sent, pointers: Pointers,
+        scale: float | None, softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
-        """Make the lists and run the pass, in order."""
+        """Make the lists where that is to be done, and run the pass."""
         own, launch = self.own, self.lists.launch
-        base, (of_q, of_k) = pointers[DELTA], given
-        made = [base + offset if offset >= 0 else 0 for offset in self.room]
+        of_q, of_k = given.sources
+        made = [lists.base + offset if offset >= 0 else 0 for offset in self.room]
         row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _ = KEPT.unpack_from(
             sent.template, KEPT_AT
         )
@@ -92,7 +100,8 @@ class ListedPlan(DeviceListedPlan):
             of_q.array.pointer, of_k.array.pointer, row_ptr, col_ptr, row_tiles, col_tiles, *made,
             *self._spoilt(pointers), of_q.most, of_k.most,
         ))  # fmt: skip
-        launch(self.before, stream, listed)
+        if fresh:
+            launch(self.before, stream, listed)
         seen = (*pointers, *_lists(made), 0, mask_args, distances, 0, *self.arrays(made))
         own.run(own, sent, seen, scale, softcap, stream)
         if self.after:

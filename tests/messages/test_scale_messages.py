@@ -1,0 +1,95 @@
+"""The full text of every refusal around sequences that ranks share (MC700 to MC708)."""
+
+# ruff: noqa: E501 - messages stand here as they are printed
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import maskc as mc
+from maskc.core.errors import MaskcError, RankLost, RanksDisagree
+from maskc.distributed import plan
+
+torch = pytest.importorskip("torch")
+
+HEADS = (4, 2, 64)
+
+
+def tokens(n: int, heads: int = 2) -> torch.Tensor:
+    return torch.zeros(1, heads, n, 64)
+
+
+def attend(n: int) -> None:
+    made = plan(mc.causal(), 64, 1, heads=HEADS)
+    mc.distributed.attention(tokens(n, 4), tokens(n), tokens(n), made)
+
+
+CASES: dict[str, tuple[Callable[[], object], str]] = {
+    "ranks": (
+        lambda: plan(mc.causal(), 1024, 0, heads=HEADS),
+        "MC700 ranks  ranks is 0, expected an integer in 1..1048576\n"
+        "    hint: a plan takes masks, n >= 0 tokens and ranks >= 1, for example plan(mask, 131072, 8)",
+    ),
+    "layer": (
+        lambda: plan({"full": mc.causal(), "near": mc.chunked(64)}, 1024, 2, heads=HEADS).layer(
+            "far"
+        ),
+        "MC701 layer  layer='far' is none of the plan's masks: full, near\n"
+        "    hint: name one of them, plan(...) took them as a dict",
+    ),
+    "data": (
+        lambda: plan(mc.documents("doc"), 64, 2, heads=HEADS).work(0),
+        "MC702 plan  the mask reads doc, which the plan was not given\n"
+        "    hint: call plan.given(doc=...) with the data of all tokens, step by step",
+    ),
+    "whole": (
+        lambda: plan(mc.causal(), 64, 1, heads=HEADS).shard(torch.zeros(1, 65)),
+        "MC704 x  x (dim 1) has 65 tokens, the plan is for 64\n"
+        "    hint: shard with plan.shard(x, dim), which also says how many tokens a rank has",
+    ),
+    "shard": (
+        lambda: attend(63),
+        "MC704 q  q has 63 tokens, rank 0 of 1 holds 64 of the plan's 64\n"
+        "    hint: shard with plan.shard(x, dim), which also says how many tokens a rank has",
+    ),
+    "group": (
+        lambda: plan(mc.causal(), 64, 2, heads=HEADS).shard(torch.zeros(1, 64)),
+        "MC706 group  the plan is for 2 ranks, and there is no process group\n"
+        "    hint: call torch.distributed.init_process_group first, for example under torchrun",
+    ),
+    "balancer": (
+        lambda: mc.distributed.load_balancer(plan(mc.causal(), 63, 2, heads=HEADS)),
+        "MC707 plan  torch's context parallelism cannot run on shards: ranks hold 31 to 32 tokens\n"
+        "    hint: pad the sequence",
+    ),
+    "network": (
+        lambda: plan(mc.causal(), 64, 2, heads=HEADS, network="pigeons"),
+        "MC708 network  no network 'pigeons'\n"
+        "    hint: use one of nvlink, 400Gb/s, 800Gb/s, or a speed per rank such as 400Gb/s or 50GB/s",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text(name: str):
+    wrong, text = CASES[name]
+    with pytest.raises(MaskcError) as caught:
+        wrong()
+    assert str(caught.value) == text
+
+
+def test_of_several_ranks():
+    """What ranks say of each other; test_distributed_gloo.py makes them say it."""
+    other = RanksDisagree("the plan", "rank 0 has another one than 1, 3", at="plan")
+    assert str(other) == (
+        "MC703 plan  ranks disagree about the plan: rank 0 has another one than 1, 3\n"
+        "    hint: make the plan from the same masks, lengths, heads and data on every rank"
+    )
+    lost = RankLost(3, 1, 4, "Connection closed by peer", at="group")
+    assert str(lost) == (
+        "MC705 group  waiting for rank 3 failed after 1 of 4 messages had come: Connection closed by peer\n"
+        "    hint: look at that rank's own output first; a rank that is only slow needs a longer timeout, "
+        "init_process_group(timeout=...)"
+    )

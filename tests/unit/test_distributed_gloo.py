@@ -1,0 +1,43 @@
+"""Ranks as processes with gloo: twelve masks, shards, models and failures."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch has no torch.distributed", allow_module_level=True)
+
+from tests.support import ranks, shared_cases  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def failures(found: list[object]) -> str:
+    wrong = []
+    for rank, each in enumerate(found):
+        wrong += [f"rank {rank} {each}"] if isinstance(each, str) else (each or [])
+    return "\n".join(map(str, wrong))
+
+
+def test_twelve_masks_on_up_to_eight_ranks():
+    """fp32 1e-5 beside one process, both passes."""
+    wrong = failures(ranks.run(shared_cases.all_cases, max(shared_cases.SIZES)))
+    assert not wrong, wrong
+
+
+def test_shards_models_and_disagreements():
+    pytest.importorskip("transformers")
+    from tests.support import shared_models
+
+    wrong = failures(ranks.run(shared_models.everything, 4))
+    assert not wrong, wrong
+
+
+def test_a_rank_that_dies_is_named():
+    from tests.support import shared_models
+
+    told = ranks.run(shared_models.dying, 3, seconds=20, dies=(0,))
+    assert told[0] is None
+    assert "MC705" in told[1], told[1]
+    assert "rank 0" in told[1], told[1]
