@@ -141,8 +141,8 @@ class ScoreTerm:
         self._heads = heads
         self.terms = dict(terms)
         key, query = self.terms.get("k"), self.terms.get("q")
-        both = key is not None and query is not None
-        if both and _is_number(key) and _is_number(query) and key == -query:
+        given = key is not None and query is not None
+        if given and _is_number(key) and _is_number(query) and key + query == 0:
             self.terms["k - q"] = self.terms.get("k - q", 0) + self.terms.pop("k")
             del self.terms["q"]
         self.terms = {atom: x for atom, x in self.terms.items() if not (_is_number(x) and x == 0)}
