@@ -106,7 +106,7 @@ class Models:
         )  # fmt: skip
         problem = self.asked.problem(entry.mask)
         target = Target.named(self.asked.target or "sm_90a")
-        other = (query.get("with") or [self.other])[0]
+        other = query["with"][0] if query.get("with") else self.other
         shown = self._shown(entry, heads, n_q, n_kv)
         beside = None
         if other:

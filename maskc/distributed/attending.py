@@ -111,6 +111,7 @@ def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
     Raises:
         NotShared: a DTensor is placed otherwise.
     """
+    import torch
     from torch.distributed.tensor import DTensor, Shard
 
     mesh = next(x.device_mesh for x in (q, k, v) if isinstance(x, DTensor))
@@ -120,7 +121,8 @@ def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
             raise NotShared(name, f"it is placed {where}", "place q, k and v as Shard(2)", at=name)
     if options["group"] is None:
         options["group"] = mesh
-    found = attention(*(x.to_local() for x in (q, k, v)), plan, **options)
+    of_q, of_k, of_v = (x.to_local() for x in (q, k, v))
+    found = attention(of_q, of_k, of_v, plan, **options)
 
     def whole(x: Any) -> Any:
         shape = list(x.shape)
@@ -129,7 +131,7 @@ def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
         for axis in range(len(shape) - 2, -1, -1):
             stride[axis] = stride[axis + 1] * shape[axis + 1]
         return DTensor.from_local(
-            x.contiguous(), mesh, [Shard(2)], run_check=False, shape=tuple(shape),
+            x.contiguous(), mesh, [Shard(2)], run_check=False, shape=torch.Size(shape),
             stride=tuple(stride),
         )  # fmt: skip
 
@@ -237,7 +239,7 @@ class Step:
             for call in work.calls:
                 if not call.own:
                     self._run_back(call, keys, values, saved, dq, of_buffer, heads)
-        messages, back = None, []
+        messages, back = None, list[Any]()
         if self.travels:
             parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
             messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)

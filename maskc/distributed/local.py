@@ -195,7 +195,7 @@ def _substituted(keep: Expr, q: Expr, k: Expr, n: int | None) -> Expr:
         if isinstance(node, E.Load) and n is not None:
             index = (E.minimum(_substituted(x, q, k, n), E.const(n - 1)) for x in node.index)
             return E.Load(node.array, tuple(index))
-        return {E.Q: q, E.K: k}.get(node)
+        return q if node == E.Q else k if node == E.K else None
 
     return E.transform(keep, leaf)
 

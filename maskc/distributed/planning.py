@@ -254,7 +254,7 @@ class Plan:
         """
         if name is None and len(self.layers) == 1:
             return next(iter(self.layers.values()))
-        if name not in self.layers:
+        if name is None or name not in self.layers:
             raise LayerUnknown(name, ", ".join(self.layers), at="layer")
         return self.layers[name]
 

@@ -48,7 +48,7 @@ def run(
     found: list[Any] = [None] * size
     try:
         for _ in range(size - len(dies)):
-            rank, result = queue.get(timeout=2 * seconds)
+            rank, result = queue.get(timeout=900)
             found[rank] = result
     finally:
         for each in processes:

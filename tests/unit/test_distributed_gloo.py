@@ -37,7 +37,7 @@ def test_shards_models_and_disagreements():
 def test_a_rank_that_dies_is_named():
     from tests.support import shared_models
 
-    told = ranks.run(shared_models.dying, 3, seconds=20, dies=(0,))
+    told = ranks.run(shared_models.dying, 3, seconds=120, dies=(0,))
     assert told[0] is None
     assert "MC705" in told[1], told[1]
     assert "rank 0" in told[1], told[1]

@@ -81,10 +81,12 @@ def _is_short(index: E.Expr) -> bool:
         return False
     if not E.symbols(index) & {"q", "k"}:
         return True
-    terms = E.split_linear(index.num)[1] if isinstance(index, E.FloorDiv) else ()
-    return bool(terms) and index.den >= _LEAST_BLOCK and all(
+    if not isinstance(index, E.FloorDiv) or index.den < _LEAST_BLOCK:
+        return False
+    terms = E.split_linear(index.num)[1]
+    return bool(terms) and all(
         isinstance(term, E.Sym) and abs(factor) == 1 for factor, term in terms
-    )  # fmt: skip
+    )
 
 
 def listed(plan: KernelPlan) -> KernelPlan:

@@ -177,13 +177,15 @@ class RememberedCall(DeviceListedCall):
 
     __slots__ = ("_fresh", "_made")
 
+    _plan: RememberedPlan
+
     def __init__(self, plan: RememberedPlan, given: Any) -> None:
         """`given` has `watched`."""
         super().__init__(plan, given)
         self.place = self._place
 
     def _place(self, library: Library, q: Any) -> tuple[Sent, int]:
-        plan: RememberedPlan = self._plan
+        plan = self._plan
         sent, stream = plan.own.place(library, q)
         watched = self._given.watched
         kernel = plan.own.kernel

@@ -239,10 +239,14 @@ def _table(call: _Call, given: Any) -> tuple[Source, ...]:
     code, _ = CODES[array.dtype]
     return (
         Source(
-            array.pointer, NO_PROMISE, BOOLEAN, code, (batch, heads, *grid),
-            (*strides, *array.strides[-2:]),
+            array.pointer, NO_PROMISE, BOOLEAN, code, _four(batch, heads, *grid),
+            _four(*strides, *array.strides[-2:]),
         ),
     )  # fmt: skip
+
+
+def _four(batch: int, head: int, row: int, column: int) -> tuple[int, int, int, int]:
+    return batch, head, row, column
 
 
 def _held(call: _Call, given: Any) -> tuple[Source, ...]:
@@ -265,8 +269,8 @@ def _held(call: _Call, given: Any) -> tuple[Source, ...]:
     code, _ = CODES[array.dtype]
     return (
         Source(
-            array.pointer, NO_PROMISE, AS_IS, code, (*shape, *(1, *own)[-2:]),
-            (*strides, *(0, *inner)[-2:]),
+            array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *own)[-2:]),
+            _four(*strides, *(0, *inner)[-2:]),
         ),
     )  # fmt: skip
 
