@@ -94,9 +94,9 @@ def drawings() -> str:
         except MaskcError:  # its sizes fit no 256 tokens
             continue
         cells = drawn.raster.fit(CELLS, CELLS)
-        shown.append(f'<figure style="margin:0">'
-            f"{panel(cells.classes, cells.share, 1)}"
-                     f"<figcaption><code>{name}</code></figcaption></figure>")  # fmt: skip
+        drawing = panel(cells.classes, cells.share, 1)
+        caption = f"<figcaption><code>{name}</code></figcaption>"
+        shown.append(f'<figure style="margin:0">{drawing}{caption}</figure>')
     style = "display:flex;flex-wrap:wrap;gap:1rem"
     return f'<div style="{style}">{"".join(shown)}</div>'
 

@@ -71,7 +71,8 @@ def flex_attention(
     if not enable_gqa and query.shape[1] != key.shape[1]:
         wanted = f"True, as query has {query.shape[1]} heads and key {key.shape[1]}"
         raise BadOption("enable_gqa", wanted, enable_gqa, at="enable_gqa")
-    options, shift = {"scale": scale}, None
+    options: dict[str, Any] = {"scale": scale}
+    shift = None
     if score_mod is not None:
         options, shift = _with_score_mod(score_mod, query, key.shape[2], mask, scale)
     result = attention(query, key, value, mask, return_lse=return_lse, **options)

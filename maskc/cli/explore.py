@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 @click.option(
     "--with", "other", metavar="E", help="Compare with this expression, or pattern's name."
 )
+@click.option(
+    "--ranks", type=click.IntRange(2, 4096), metavar="R",
+    help="Show which pairs have query and key on one of R ranks, and whose keys travel.",
+)  # fmt: skip
 @problem_options
 @length_options("where the mask has its shape")
 @data_options(None)
@@ -35,8 +39,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 def explore(
-    found: list[Entry], output: str | None, other: str | None, asked: Asked, n: int | None,
-    n_kv: int | None, arrays: Arrays, port: int, no_browser: bool,
+    found: list[Entry], output: str | None, other: str | None, ranks: int | None, asked: Asked,
+    n: int | None, n_kv: int | None, arrays: Arrays, port: int, no_browser: bool,
 ) -> None:  # fmt: skip
     """Show the mask of FILE as a page: every pair, why it is live, its source and its price.
 
@@ -46,7 +50,7 @@ def explore(
     if len(found) != 1:
         names = ", ".join(entry.name for entry in found)
         raise UsageMistake(f"FILE has several patterns: {names}", "choose one", at="--pattern")
-    make = Models(found[0], other, asked, arrays, n, n_kv)
+    make = Models(found[0], other, asked, arrays, n, n_kv, ranks)
     if output is not None:
         _write(make, Path(output))
         return
@@ -83,8 +87,9 @@ class Models:
 
     def __init__(
         self, entry: Entry, other: str | None, asked: Asked, arrays: Arrays, n: int | None,
-        n_kv: int | None,
+        n_kv: int | None, ranks: int | None = None,
     ) -> None:  # fmt: skip
+        self.ranks = ranks
         self.entry, self.other, self.asked, self.arrays = entry, other, asked, arrays
         self.lengths = None if n is None or n_kv is None else (n, n_kv)
 
@@ -101,15 +106,18 @@ class Models:
         )  # fmt: skip
         problem = self.asked.problem(entry.mask)
         target = Target.named(self.asked.target or "sm_90a")
-        other = (query.get("with") or [self.other])[0]
+        other = query["with"][0] if query.get("with") else self.other
         shown = self._shown(entry, heads, n_q, n_kv)
         beside = None
         if other:
             beside = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
-        return page_model(
+        model = page_model(
             shown, n_q, n_kv, problem=problem, target=target,
             other=beside, served=served, quick=served and not query,
         )  # fmt: skip
+        if self.ranks is not None:
+            model["ranks"] = _held(entry, shown, n_q, n_kv, self.ranks, self.asked)
+        return model
 
     def _entry(self, settings: list[str]) -> Entry:
         if not settings:
@@ -148,6 +156,31 @@ class Models:
             entry.name, made.mask, "" if entry.title == entry.name else entry.title, source,
             self.arrays.of(entry, n_q, n_kv), labels, made.stuck, entry.settings, entry.mask,
         )  # fmt: skip
+
+
+def _held(
+    entry: Entry, shown: Shown, n_q: int, n_kv: int, ranks: int, asked: Asked
+) -> dict[str, Any]:
+    """Who holds which tokens, and how many travel to each rank.
+
+    Raises:
+        UsageMistake: there are not as many queries as keys.
+    """
+    from maskc import distributed
+
+    if n_q != n_kv:
+        hint = "ranks share one sequence: leave --n-kv out"
+        raise UsageMistake(f"--ranks: {n_q} queries and {n_kv} keys", hint, at="--ranks")
+    heads = asked.heads_for(entry.mask) or 16
+    sizes = heads, heads, asked.head_dim
+    made = distributed.plan(
+        {entry.name: entry.mask}, n_q, ranks, heads=sizes, data=dict(shown.data)
+    )
+    (layer,) = made.layers.values()
+    return {
+        "n": n_q, "ranks": ranks, "edges": layer.layout.edges.tolist(),
+        "owner": layer.layout.owner.tolist(), "halo": layer.received.tolist(),
+    }  # fmt: skip
 
 
 def _one(text: str) -> Entry:

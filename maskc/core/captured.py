@@ -88,7 +88,8 @@ class Captured:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
-        return tuple((self._source if self._array is None else self._array).shape)
+        held: Any = self._source if self._array is None else self._array
+        return tuple(held.shape)
 
     def now(self) -> Captured:
         """The content of this moment, for good; the same object as before where nothing was
@@ -96,9 +97,10 @@ class Captured:
         if self.fixed:
             return self
         if self.on_device:  # a copy there, which waits for nothing
-            mark: object = _version(self._source)
+            source: Any = self._source
+            mark = _version(source)
             if self._now is None or mark is None or self._now[0] != mark:
-                copy = Captured(self._source.clone(), self.at)
+                copy = Captured(source.clone(), self.at)
                 copy.fixed = True
                 self._now = mark, copy
             return self._now[1]
@@ -120,7 +122,7 @@ class Captured:
 
     def _place(self) -> tuple[object, ...]:
         """Where the tensor lies, and how often somebody wrote into it."""
-        own = self._source
+        own: Any = self._source
         return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
 
     def __hash__(self) -> int:

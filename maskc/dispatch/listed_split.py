@@ -47,8 +47,8 @@ def tokens_of(
         held = np.broadcast_to(evaluate(listed.among, {**env, **own}), (length,))
         found.append(np.flatnonzero(held))
     tokens = np.full((sequences, max(map(len, found))), -1, np.int32)
-    for row, own in zip(tokens, found, strict=True):
-        row[: len(own)] = own
+    for row, held in zip(tokens, found, strict=True):
+        row[: len(held)] = held
     return tokens
 
 

@@ -63,7 +63,7 @@ _MULTIPLIES = {
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
 _EXACT_SOFTMAX_ONLY = "kernels that multiply no masked value know softmax only"
 _KEYS_SOFTMAX_ONLY = "its kernels for keys chosen one by one know softmax only"
-_ENTMAX_REMEDY = "use target='cpu' with tensors on the CPU, or leave normalizer out"
+_ENTMAX_REMEDY = "use target='simt', or 'cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
 
 Form = tuple[SourceUnit, str, Features]
@@ -125,7 +125,7 @@ class SourceSelector:
         unit = self.spare_source()
         if direction is Direction.backward or unit is None:
             nobody = direction is Direction.backward or self.bundle.chooser is not None
-            remedy = _REMEDY.format("cpu" if nobody else _EXACT[name])
+            remedy = _REMEDY.format("simt" if nobody else _EXACT[name])
             raise TargetNotBuilt(name, f"nan_safe {direction.value}", _INEXACT, remedy,
                                  at="nan_safe")  # fmt: skip
         return unit

@@ -42,13 +42,13 @@ def raised_text(error: BaseException) -> str:
     if isinstance(error, TypeError) and (found := _UNEXPECTED.match(text)):
         name, word = (found[1] or found[2]).lower(), found[3]
         combinator = getattr(ours, name, None)
-        if getattr(combinator, "__module__", "").startswith("maskc."):
+        if callable(combinator) and getattr(combinator, "__module__", "").startswith("maskc."):
             known = [each for each in signature(combinator).parameters if each not in _SELF]
             near = next(iter(get_close_matches(word, known, n=1)), None)
             said = f"did you mean {near!r}? " if near else ""
-            takes = f"it takes {', '.join(known) or 'no arguments'}"
+            takes = f"mc.{name} takes {', '.join(known) or 'no arguments'}"
             return f"{name}() got an unexpected keyword argument {word!r}; {said}{takes}"
-    if isinstance(error, AttributeError) and isinstance(error.obj, ours.Mask):
+    if isinstance(error, AttributeError) and isinstance(error.obj, ours.Mask) and error.name:
         if near := closest(error.name, dir(error.obj)):
             return f"{text}; did you mean {near!r}?"
         if near := closest(error.name, vars(ours)):

@@ -95,8 +95,8 @@ def _in_parts(
         for each in views(part.stride, part.keys, n_q, n_kv):
             if not each.n_q or not each.n_kv:
                 continue
-            own = owners * each.count
-            found = _whole(part.plan, direction, each.n_q, each.n_kv, own, tiles)
+            shares = owners * each.count
+            found = _whole(part.plan, direction, each.n_q, each.n_kv, shares, tiles)
             if found is None:
                 return None
             total, launches = total + found[0], launches + found[1]

@@ -75,7 +75,7 @@ def _algebra(mask: Mask, at: Place) -> Truths:
         case N.Complement(of):
             return ~keep(of, at)
         case N.GlobalFlags():
-            return np.any([keep(child, at) for child in mask.children], axis=0)
+            return np.asarray(np.any([keep(child, at) for child in mask.children], axis=0), bool)
         case N.PerHead(masks):
             return keep(masks[at.head], at)
         case N.Heads(ids):

@@ -89,9 +89,9 @@ class _Over(NamedTuple):
     """Sequences with lists of their own, or 1."""
 
     @property
-    def count(self) -> int:
-        """Rows that are packed."""
-        return self.tokens.shape[1]
+    def rows(self) -> int:
+        """How many are packed."""
+        return int(self.tokens.shape[1])
 
 
 class ListedParts:
@@ -103,7 +103,8 @@ class ListedParts:
     ) -> None:  # fmt: skip
         self._whole, self._parts, self._in_parts = whole, parts, in_parts
         self._moving = whole.bundle.moving_source(whole.target.name)
-        self.active = bool(parts) and any(part.listed for part in whole.bundle.parts)
+        movable = self._moving is not None or whole.target.language == "c"
+        self.active = bool(parts) and movable and any(p.listed for p in whole.bundle.parts)
         """Whether the mask has such parts."""
         self._flags = _flags_of(whole.bundle) if self.active and self._moving else {}
         self.on_device = bool(self._flags) and in_parts is not False
@@ -181,7 +182,7 @@ class ListedParts:
     ) -> Making:  # fmt: skip
         """How the device makes the lists of a plan, in a workspace from which `take` takes."""
         backward = len(outputs) > _FORWARD
-        room = [over[side].count if side in over else 0 for side in _SIDES]
+        room = [over[side].rows if side in over else 0 for side in _SIDES]
         lists = [over[side].lists if side in over else 0 for side in _SIDES]
         places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
         results = ("dq", "dk", "dv", "dsink", "dalibi") if backward else ("out", "lse")
@@ -245,7 +246,7 @@ class _Planning:
         self.owner, self.wanted, self.bound, self.arrays = owner, wanted, bound, arrays
         self.place, self.outputs = place, outputs
         self.sizes, self.direction = place.sizes, wanted.direction
-        self.over = {over.listed.side: over for over in found if over.count}
+        self.over = {over.listed.side: over for over in found if over.rows}
         problem = owner.built(0).bundle.problem
         self.widths = {"k": problem.head_dim, "q": problem.head_dim, "lse": 1}
         self.dim_v, self.itemsize = problem.head_dim_v, problem.dtype.itemsize
@@ -331,7 +332,7 @@ class _Planning:
         return self.sizes.batch * self._heads(name) * tokens
 
     def _packed(self, side: str, name: str) -> Tensor:
-        rows, heads, width = self.over[side].count, self._heads(name), self._width(name)
+        rows, heads, width = self.over[side].rows, self._heads(name), self._width(name)
         size = self.sizes.batch * heads * rows * width * self._bytes(name)
         return Tensor(self._take(size), packed_strides(heads, rows, width))
 
@@ -348,7 +349,7 @@ class _Planning:
         """Rows between a tensor of the call and packed ones."""
         whole, rows = self._given(name), self.rows[side, name]
         source, to = (rows, whole) if way == UNPACK else (whole, rows)
-        count = self.over[side].count
+        count = self.over[side].rows
         return Moved(
             way, Tensor(NOWHERE, source.strides) if empty else source, to, _SIDES.index(side),
             self._heads(name), count, count, self._width(name) * self._bytes(name),
@@ -365,7 +366,7 @@ class _Planning:
             found.append(self._moved(PACK, "q", "dq", empty=True))  # is added to
             found.append(Moved(
                 HIDE, self._given("lse"), self.hidden, 0, self.sizes.heads_q, self.sizes.n_q,
-                self.over["q"].count, _SINGLE, _SINGLE, EMPTY_LSE,
+                self.over["q"].rows, _SINGLE, _SINGLE, EMPTY_LSE,
             ))  # fmt: skip
         return found
 
@@ -377,7 +378,7 @@ class _Planning:
         sizes, strides, arrays = self.sizes, dict(self.place.strides), self.arrays
         instead = {DELTA: Address(DELTA, self.room)}
         if over is not None:
-            sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.count})
+            sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.rows})
             tokens = over.tokens if len(over.tokens) > 1 else over.tokens[0]  # sequences alike
             arrays = cache(lambda: {**self.arrays(), over.listed.array: tokens})
         for (owner, name), rows in self.rows.items():
@@ -407,7 +408,7 @@ class _Planning:
         reads = _SIDES.index(side) if over is not None and built.bundle.arrays else None
         if not known and over is not None and over.lists > 1 and reads is not None:
             block = ATTENTION.from_buffer_copy(plan.numbers)
-            block.array_batch[0] = over.count
+            block.array_batch[0] = over.rows
             plan = replace(plan, numbers=bytes(block))
         return Part(plan, tuple(sorted(instead.items())), reads)
 

@@ -17,6 +17,7 @@ g++ and PyTorch.
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def check(
 
     wanted = Wanted(target, head_dim, head_dim_v, dtype, None, examples, seed, seconds)
     if isinstance(mask, (str, PathLike)):
-        masks = load(mask)
+        masks = load(Path(mask))
     else:
         masks = {getattr(mask, "name", "mask"): mask}
     made = {name: each if isinstance(each, Mask) else each() for name, each in masks.items()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -227,7 +228,7 @@ def parameters(mask: mc.Mask) -> dict[str, int]:
 
 def _walk(mask: mc.Mask) -> Iterator[mc.Mask]:
     yield mask
-    for child in mask.children:
+    for child in getattr(mask, "children", ()):
         yield from _walk(child)
 
 
@@ -247,7 +248,7 @@ def data_for(
         if batch is None or draw(st.booleans()):
             given[name] = draw(_array_for(decl, n_q, n_kv))
             continue
-        one = [draw(_array_for(decl, n_q, n_kv, plain=True)) for _ in range(batch)]
+        one: list[Any] = [draw(_array_for(decl, n_q, n_kv, plain=True)) for _ in range(batch)]
         if decl.kind is DataKind.table:
             given[name] = np.stack(one)[:, None]
         elif isinstance(one[0], tuple):

@@ -525,7 +525,8 @@ def _simpler(case: Drawn, subject: Subject) -> Iterator[Drawn]:
         yield replace(case, strides=STRIDES[0])
     for name in ("planted", "deterministic", "data_as_tensors", "data_by_sequence"):
         if getattr(case, name):
-            yield replace(case, **{name: False})
+            changed: dict[str, Any] = {name: False}
+            yield replace(case, **changed)
     for name in ("n_q", "n_kv"):
         length = getattr(case, name)
         steps = [length - 1, *(length >> i for i in range(1, length.bit_length()))]

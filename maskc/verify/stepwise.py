@@ -183,7 +183,8 @@ def stepwise(
         return Steps(out, lse, terms=terms, single=single)
     return Steps(
         out, lse, dq, store(dk), store(dv), terms=terms, single=single | by_head.errors(),
-        spread=by_head.spreads(), **by_head.found,
+        dsink=by_head.found.get("dsink"), dalibi=by_head.found.get("dalibi"),
+        spread=by_head.spreads(),
     )  # fmt: skip
 
 

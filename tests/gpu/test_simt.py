@@ -14,7 +14,6 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 from maskc.testing.strategies import masks  # noqa: E402
-
 from maskc.verify.samples import sample_data  # noqa: E402
 from tests.support import exact_entmax  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402

@@ -120,7 +120,8 @@ TEXTS = {
     "MC408": (
         lambda: on_gpu(pointer=4104),
         "MC408 q  q starts at an address or has strides that are not multiples of 16 bytes\n"
-        "    hint: call .contiguous() on it, slice at multiples of 8 elements, or use target='simt'",
+        "    hint: call .contiguous() on it, slice at multiples of 8 elements, or use "
+        "target='simt'",
     ),
     "MC409": (
         lambda: tensor(TensorMap("k", 64), (512, 0, 68), Sizes(1, 2, 2, 5, 5), HALVES, "sm_90a"),
@@ -162,9 +163,10 @@ TEXTS = {
         "    hint: target=None picks what this machine has",
     ),
     "MC503": (
-        lambda: Target.named("sm_80").check(Problem(64, 64, HALF), Direction.backward),
-        "MC503 target  target sm_80 has no backward kernels yet: templates/sm80 holds the forward "
-        "pass only\n"
+        lambda: replace(
+            Target.named("sm_80"), directions=(Direction.forward,), missing="of a family to come"
+        ).check(Problem(64, 64, HALF), Direction.backward),
+        "MC503 target  target sm_80 has no backward kernels yet: of a family to come\n"
         "    hint: use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the CPU have "
         "'cpu'",
     ),

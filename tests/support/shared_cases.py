@@ -161,5 +161,3 @@ def compared(what: str, wanted: list[torch.Tensor], found: list[torch.Tensor]) -
 
 
 NAMES = ("out", "lse", "dq", "dk", "dv", "first of heads", "second of heads")
-
-

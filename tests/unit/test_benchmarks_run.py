@@ -105,7 +105,7 @@ def test_mistakes_are_errors_not_rows():
     with pytest.raises(UnknownTarget):
         small(target="sm_1")
     with pytest.raises(HeadDimUnsupported):
-        small(target="sm_80", head_dim=513)
+        small(target="sm_80", head_dim=513, dtype="bfloat16")
 
 
 def test_nothing_names_the_machine(no_flex: None):

@@ -21,6 +21,7 @@ from maskc.core import expr as E
 from maskc.core.errors import ExplorerPort, ExplorerTooLarge
 from maskc.core.evaluate import evaluate
 from maskc.viz.explorer import model as model_module
+from maskc.viz.explorer import notebook
 from maskc.viz.explorer.model import mask_model
 from maskc.viz.explorer.notebook import Frame
 from maskc.viz.explorer.page import MODULES, html, joined, source
@@ -302,3 +303,19 @@ def test_the_tree_of_every_node_is_known():
     assert met == classes
     env = {"q": np.arange(9)[:, None], "k": np.arange(9)[None, :], "w": 2, "a": np.arange(9) - 3}
     assert (value(tree(keep), env) == evaluate(keep, env)).all()
+
+
+def test_show_takes_what_notebooks_have(monkeypatch):
+    """A widget with anywidget, a frame without; the model is the same."""
+    monkeypatch.setattr(notebook, "_widget_class", lambda: None)
+    frame = mc.show(MASK, 200, other=mc.causal(), target="cpu")
+    assert isinstance(frame, Frame)
+    labels = [each["label"] for each in frame._model["mask"]["params"]]
+    assert labels == ["sinks", "window"]
+    assert "subset" in frame._model["verdict"]["said"]
+    monkeypatch.undo()
+    pytest.importorskip("anywidget")
+    shown = json.loads(mc.show(MASK, 200, target="cpu", height=300).page)
+    assert shown["embedded"]
+    with pytest.raises(mc.MaskcError, match="MC106"):
+        mc.show(3)

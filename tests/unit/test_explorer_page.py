@@ -297,6 +297,23 @@ def test_heads_have_their_own_sets(opened):
     check_pairs(page, mask.dense(100)[2], 0, 0, 2)
 
 
+def test_ranks_show_which_keys_travel(opened):
+    """Tokens are held in stretches; a pair whose query and key lie apart needs the key sent."""
+    edges, owner = [0, 100, 180, 300], [0, 1, 0]
+    model = model_of(STREAMING, 300)
+    model["ranks"] = {"n": 300, "ranks": 2, "edges": edges, "owner": owner, "halo": [0, 0]}
+    page = opened(model, "#show=ranks")
+    holder = np.repeat(owner, np.diff(edges))
+    together = holder[:, None] == holder[None, :]
+    dense = STREAMING.dense(300)
+    found, by_shader = B.pixels(page, 0, 0, 1)
+    assert not by_shader
+    known = B.colors(page)
+    expected = np.where((dense & together)[..., None], known["full"], known["empty"])
+    expected = np.where((dense & ~together)[..., None], known["waste"], expected)
+    assert (found[:300, :300] == expected).all()
+
+
 # ------------------------------------------------------------------ text is text
 
 HOSTILE = '</script><script>window.stolen = 1</script><img src=x onerror="window.stolen = 2">'

@@ -13,7 +13,7 @@ from maskc.runtime import CompiledMask
 
 FREE = {"data"}
 """Keywords of a mask's own: the names of the data that it reads."""
-SEE_ANOTHER = {"CompiledMask.launch", "Pattern.__call__", "window.__call__"}
+SEE_ANOTHER = {"CompiledMask.launch", "CompiledMask.launch_backward", "Pattern.__call__"}
 """Their arguments are those of what their docstring names, or of somebody's own function."""
 
 

@@ -27,7 +27,7 @@ from maskc.core.errors import (
     WrongDType,
 )
 from maskc.core.expr_text import parse_expr
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.core.tensors import Array, contiguous
 from maskc.dispatch import checks
@@ -252,7 +252,9 @@ def test_a_target_that_lacks_the_dtype():
         CompiledMask(bundle("band", units=(unit,)), "sm_80")
 
 
-def test_no_backward_on_a_target_says_so():
+def test_no_backward_on_a_target_says_so(monkeypatch):
+    forward = replace(TARGETS["sm_80"], directions=(Direction.forward,))
+    monkeypatch.setitem(TARGETS, "sm_80", forward)
     unit = replace(cpu_unit("bfloat16", 64, 64), target="sm_80")
     mask = CompiledMask(bundle("band", dtype="bfloat16", head_dim=64, head_dim_v=64, units=(unit,)))
     with pytest.raises(TargetNotBuilt, match="sm_80 has no backward kernels yet"):

@@ -132,6 +132,11 @@ class _Batch:
         raise ScoreModUnsupported("it indexes with b", _OTHERS, at=caller())
 
 
+def _opposite(x: Any, y: Any) -> bool:
+    """Whether two numbers add up to 0; of tensors that is not asked."""
+    return _is_number(x) and _is_number(y) and bool(x == -y)
+
+
 class ScoreTerm:
     """A sum of symbols with coefficients, which are numbers or tensors with a value for a head."""
 
@@ -140,8 +145,8 @@ class ScoreTerm:
     def __init__(self, terms: Mapping[Atom, Any], heads: int) -> None:
         self._heads = heads
         self.terms = dict(terms)
-        found = self.terms.get("k"), self.terms.get("q")
-        if all(_is_number(x) for x in found) and found[0] == -found[1]:
+        key, query = self.terms.get("k"), self.terms.get("q")
+        if key is not None and query is not None and _opposite(key, query):
             self.terms["k - q"] = self.terms.get("k - q", 0) + self.terms.pop("k")
             del self.terms["q"]
         self.terms = {atom: x for atom, x in self.terms.items() if not (_is_number(x) and x == 0)}
@@ -212,7 +217,7 @@ class ScoreTerm:
     def tanh(self) -> ScoreTerm:
         """A soft-cap's middle part."""
         factor = self.terms.get("score")
-        if set(self.terms) != {"score"} or not _is_number(factor):
+        if factor is None or len(self.terms) != 1 or not _is_number(factor):
             _refuse("it takes tanh of something else than score / cap", _CAP)
         return ScoreTerm({Capped(float(factor)): 1}, self._heads)
 
@@ -241,7 +246,7 @@ class ScoreTerm:
     def _compared(self, *_: Any) -> NoReturn:
         _refuse("it compares the score or positions", _A_MASK)
 
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared
     __hash__ = object.__hash__
 
     def _decided(self, *_: Any) -> NoReturn:

@@ -20,7 +20,7 @@ from maskc.integrations.transformers.asked import attention_modules
 from maskc.integrations.transformers.asked import check as check
 from maskc.integrations.transformers.asked import mask_of as mask_of
 from maskc.integrations.transformers.attention import EXTRA, run
-from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, carrier, make_mask
+from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, make_mask, prepare
 from maskc.integrations.transformers.masks import mark
 
 NAME = "maskc"
@@ -41,7 +41,7 @@ def register() -> None:
         raise ExtraMissing("maskc.integrations.transformers", "transformers", NAME) from None
     if NAME in AttentionMaskInterface._global_mapping:
         return
-    carrier()
+    prepare()
     mark()
     AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(NAME, run)

@@ -42,22 +42,14 @@ def make_mask(
     mask_function = mask_function or causal_mask_function
     given = batch_size, q_length, kv_length, q_offset, kv_offset
     if not torch.compiler.is_compiling():
-        return _eager(given, mask_function, attention_mask, config)
+        return _LATE.eager(given, mask_function, attention_mask, config)
     found = None
     if not isinstance(q_offset, torch.Tensor) and not isinstance(kv_offset, torch.Tensor):
         place = Place(q_length, kv_length, q_offset, kv_offset)
         found = mask_in_graph(mask_function, attention_mask, place)
     if found is None:
-        return _outside(given, mask_function, attention_mask, config)
+        return _LATE.eager(given, mask_function, attention_mask, config)
     return _carried(found, place, batch_size, _owner(config), attention_mask)
-
-
-def _outside(*args: Any) -> Any:
-    """As `_eager`, where a compiler must not follow: the graph breaks here."""
-    return _eager(*args)
-
-
-_outside._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _eager(given: tuple[Any, ...], mask_function: Any, attention_mask: Any, config: Any) -> Any:
@@ -67,6 +59,24 @@ def _eager(given: tuple[Any, ...], mask_function: Any, attention_mask: Any, conf
     place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
     found = mask_of(mask_function, attention_mask, place)
     return _carried(found, place, batch_size, _owner(config), attention_mask)
+
+
+class _Late:
+    """What `prepare` makes once torch is there."""
+
+    eager: Any = staticmethod(_eager)
+    """As `_eager`, and no compiler follows: a graph breaks there, and nothing in it is compiled."""
+
+
+_LATE = _Late()
+
+
+def prepare() -> None:
+    """Make what masks need later, outside of any graph."""
+    import torch
+
+    carrier()
+    _LATE.eager = torch.compiler.disable(_eager)
 
 
 def _owner(config: Any) -> str:

@@ -108,7 +108,7 @@ def _modes(
     )
     few = Launch("attention_backward_few", Grid.few, PLAIN_THREADS)
     rows = Launch("attention_backward_rows", Grid.queries, threads, room, tile.q)
-    main = Launch("attention_backward", Grid.tile_columns, threads, room, parts=blocks)
+    main = Launch("attention_backward", Grid.tile_columns, threads, room, tile.k // blocks)
     finish = Launch("attention_backward_finish", Grid.queries, PLAIN_THREADS, per_block=tile.q)
     return (
         ("usual", Mode((prepare, mean, few, main, finish))),

@@ -53,8 +53,8 @@ def matches(plan: KernelPlan) -> bool:
     """
     mask, *others = plan.masks
     ir = mask.ir
-    parts = [part for part in plan.parts if part.listed is None]
-    if others or parts or plan.use_ranges or plan.distances or ir.selections:
+    split = plan.parts and not any(part.listed for part in plan.parts)
+    if others or split or plan.use_ranges or plan.distances or ir.selections:
         return False
     given = all(
         (decl.kind in _KINDS and decl.from_caller) or (decl.held and decl.rank <= 2)
@@ -81,10 +81,12 @@ def _is_short(index: E.Expr) -> bool:
         return False
     if not E.symbols(index) & {"q", "k"}:
         return True
-    terms = E.split_linear(index.num)[1] if isinstance(index, E.FloorDiv) else ()
-    return bool(terms) and index.den >= _LEAST_BLOCK and all(
+    if not isinstance(index, E.FloorDiv) or index.den < _LEAST_BLOCK:
+        return False
+    terms = E.split_linear(index.num)[1]
+    return bool(terms) and all(
         isinstance(term, E.Sym) and abs(factor) == 1 for factor, term in terms
-    )  # fmt: skip
+    )
 
 
 def listed(plan: KernelPlan) -> KernelPlan:

@@ -121,12 +121,14 @@ _NO_POINTERS = (0,) * len(POINTERS)
 class Made:
     """Lists on the device."""
 
-    __slots__ = ("base", "owner", "watched")
+    __slots__ = ("base", "owner", "read", "watched")
 
     def __init__(self, watched: Watched | None, owner: Any, base: int) -> None:
         """`watched`: the arrays that they were made from; None where nobody can tell whether
         these change."""
         self.watched, self.owner, self.base = watched, owner, base
+        self.read: tuple[bytes, tuple[int, ...]] | None = None
+        """What the pass reads of them, for the tables of a stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +150,7 @@ class RememberedPlan(DeviceListedPlan):
         """Lists that still hold."""
         if watched is not None:
             for made in self.kept.get(stream, ()):
-                if watched.same(made.watched):
+                if made.watched is watched or watched.same(made.watched):
                     return made
         return None
 
@@ -175,13 +177,15 @@ class RememberedCall(DeviceListedCall):
 
     __slots__ = ("_fresh", "_made")
 
+    _plan: RememberedPlan
+
     def __init__(self, plan: RememberedPlan, given: Any) -> None:
         """`given` has `watched`."""
         super().__init__(plan, given)
         self.place = self._place
 
     def _place(self, library: Library, q: Any) -> tuple[Sent, int]:
-        plan: RememberedPlan = self._plan
+        plan = self._plan
         sent, stream = plan.own.place(library, q)
         watched = self._given.watched
         kernel = plan.own.kernel

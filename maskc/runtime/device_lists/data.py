@@ -227,6 +227,8 @@ class DataLists:
         self._readings = readings_of(bundle.variants[0].keep, bundle.arrays)
         self._names = ", ".join(decl.name for decl in bundle.data)
         self._data = frozenset(decl.name for decl in bundle.data) | {HELD}
+        captures = any(decl.held for decl in bundle.data)
+        self._count = len({decl.name for decl in bundle.data if not decl.held}) + captures
         self._latest: tuple[Any, Bound] | None = None
         self._tables: Recent[Tables] = Recent()
         self._report = cache(host_word)  # of a device
@@ -240,7 +242,9 @@ class DataLists:
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
         """
-        others = [pair for pair in keywords.items() if pair[0] not in self._data]
+        others: list[tuple[str, Any]] = []
+        if len(keywords) != self._count:  # parameters, too
+            others = [pair for pair in keywords.items() if pair[0] not in self._data]
         place = (sizes, device, others)
         known = self._latest
         if known is not None and known[0] == place:

@@ -71,6 +71,7 @@ class Reader:
     def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
         """`arrays`: names that formulas use, in the order of the kernels' slots."""
         self._decls, self._arrays = decls, arrays
+        self._names = [(decl.name, decl.held) for decl in decls]
         self._sound: object = None
 
     def read(self, device: Device, keywords: Mapping[str, Any], sizes: Sizes) -> Given | None:
@@ -105,8 +106,8 @@ class Reader:
         """What the caller gives, and the mask holds, declaration by declaration."""
         held = keywords.get(HELD)
         return [
-            held.source_of(decl.name) if decl.held and held is not None else keywords.get(decl.name)
-            for decl in self._decls
+            held.source_of(name) if captured and held is not None else keywords.get(name)
+            for name, captured in self._names
         ]
 
     def _inside(
@@ -238,10 +239,14 @@ def _table(call: _Call, given: Any) -> tuple[Source, ...]:
     code, _ = CODES[array.dtype]
     return (
         Source(
-            array.pointer, NO_PROMISE, BOOLEAN, code, (batch, heads, *grid),
-            (*strides, *array.strides[-2:]),
+            array.pointer, NO_PROMISE, BOOLEAN, code, _four(batch, heads, *grid),
+            _four(*strides, *array.strides[-2:]),
         ),
     )  # fmt: skip
+
+
+def _four(batch: int, head: int, row: int, column: int) -> tuple[int, int, int, int]:
+    return batch, head, row, column
 
 
 def _held(call: _Call, given: Any) -> tuple[Source, ...]:
@@ -264,8 +269,8 @@ def _held(call: _Call, given: Any) -> tuple[Source, ...]:
     code, _ = CODES[array.dtype]
     return (
         Source(
-            array.pointer, NO_PROMISE, AS_IS, code, (*shape, *(1, *own)[-2:]),
-            (*strides, *(0, *inner)[-2:]),
+            array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *own)[-2:]),
+            _four(*strides, *(0, *inner)[-2:]),
         ),
     )  # fmt: skip
 

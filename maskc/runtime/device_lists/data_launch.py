@@ -42,8 +42,6 @@ _LISTS = tuple(map(PARTS.index, LISTED_POINTERS[:6]))
 _OWN = struct.Struct(f"{LISTED.most.offset // 8}Q{MAX_ARRAYS}q")
 """The members of `struct DataLists` that every call has anew, its first: pointers, and `most`."""
 _RESULTS = LISTED.result.size // 8
-_HEAD_VARIANT = struct.Struct("Q")
-_HEAD_VARIANT_AT = abi.ATTENTION.head_variant.offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,28 +84,42 @@ class DataPlan(RememberedPlan):
         scale: float | None, softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists where that is to be done, and run the pass."""
-        own, launch = self.own, self.lists.launch
-        at = [made.base + offset if offset >= 0 else 0 for offset in self.room]
-        listed = None
-        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, distances, _ = KEPT.unpack_from(
-            sent.template, KEPT_AT
-        )
+        own, launch, listed = self.own, self.lists.launch, None
         if fresh or self.after:
-            sources = given.sources
-            blank = (0,) * (MAX_ARRAYS - len(sources))
-            listed = Arguments(self.numbers, _OWN, (
-                *(source.pointer for source in sources), *blank, *at[:MAX_ARRAYS],
-                row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *at[MAX_ARRAYS:],
-                *self._spoilt(pointers), *(source.most for source in sources), *blank,
-            ))  # fmt: skip
-        if fresh and listed is not None:
-            launch(self.before, stream, listed)
-        lists = [at[part] for part in _LISTS]
-        head_variant = _HEAD_VARIANT.unpack_from(sent.template, _HEAD_VARIANT_AT)[0]
-        seen = (*pointers, *lists, head_variant, mask_args, distances, 0, *at[:MAX_ARRAYS])
-        own.run(own, sent, seen, scale, softcap, stream)
+            listed = self._arguments(given, made, sent, pointers)
+            if fresh:
+                launch(self.before, stream, listed)
+        if made.read is None or made.read[0] is not sent.template:
+            made.read = sent.template, self._read(made, sent)
+        own.run(own, sent, pointers + made.read[1], scale, softcap, stream)
         if listed is not None and self.after:
             launch(self.after, stream, listed)
+
+    def _places(self, made: Made) -> list[int]:
+        """Of PARTS; 0 for those that are not made."""
+        return [made.base + offset if offset >= 0 else 0 for offset in self.room]
+
+    def _arguments(
+        self, given: Given, made: Made, sent: Sent, pointers: Pointers
+    ) -> Arguments:  # fmt: skip
+        """`struct DataLists` of a call."""
+        at, sources = self._places(made), given.sources
+        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, _, _ = KEPT.unpack_from(
+            sent.template, KEPT_AT
+        )
+        blank = (0,) * (MAX_ARRAYS - len(sources))
+        return Arguments(self.numbers, _OWN, (
+            *(source.pointer for source in sources), *blank, *at[:MAX_ARRAYS],
+            row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *at[MAX_ARRAYS:],
+            *self._spoilt(pointers), *(source.most for source in sources), *blank,
+        ))  # fmt: skip
+
+    def _read(self, made: Made, sent: Sent) -> tuple[int, ...]:
+        """LISTED_POINTERS, and all arrays."""
+        at = self._places(made)
+        *_, head_variant, mask_args, distances, _ = KEPT.unpack_from(sent.template, KEPT_AT)
+        lists = (at[part] for part in _LISTS)
+        return (*lists, head_variant, mask_args, distances, 0, *at[:MAX_ARRAYS])
 
     def _spoilt(self, pointers: Pointers) -> tuple[int, ...]:
         """The report, and what is spoilt."""

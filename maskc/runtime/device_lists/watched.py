@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from maskc.core.data import CuSeqlens
@@ -28,18 +29,23 @@ class Watched:
     """Arrays of a call, as long as they live: the same ones, which nobody has written into since,
     are told from all others. Torch counts what is written into its tensors."""
 
-    __slots__ = ("_arrays", "places", "versions")
+    __slots__ = ("_arrays", "_flat", "places", "versions")
 
     def __init__(
-        self, arrays: tuple[Any, ...], places: tuple[Any, ...], versions: tuple[int, ...]
-    ) -> None:
+        self, arrays: tuple[Any, ...], places: tuple[Any, ...], versions: tuple[int, ...],
+        flat: bool = False,
+    ) -> None:  # fmt: skip
         self._arrays, self.places, self.versions = arrays, places, versions
+        self._flat = flat
+        """Whether these are the arrays as they were given: neither pairs nor wrappers."""
 
     @classmethod
     def of(cls, given: Sequence[Any]) -> Watched | None:
         """None where an array is of another library, or made where nothing is counted."""
-        arrays, places, versions = [], [], []
-        for one in leaves_of(tuple(given)):
+        arrays: list[Any] = []
+        places: list[Any] = []
+        versions: list[int] = []
+        for one in chain.from_iterable(map(leaves_of, given)):
             if one is None or type(one) is int:
                 arrays.append(one)
                 continue
@@ -50,13 +56,17 @@ class Watched:
             arrays.append(weakref.ref(one))
             places.append(library.read(one))
             versions.append(version)
-        return cls(tuple(arrays), tuple(places), tuple(versions))
+        flat = all(type(one) in LIBRARIES for one in given)
+        return cls(tuple(arrays), tuple(places), tuple(versions), flat)
 
     def again(self, given: Sequence[Any]) -> Watched | None:
         """The same arrays, where they are still, as they are now; None where any is another one."""
-        places, versions, known = [], [], iter(self._arrays)
-        for one in leaves_of(tuple(given)):
-            mine = next(known, None)
+        places: list[Any] = []
+        versions: list[Any] = []
+        leaves = given if self._flat else list(chain.from_iterable(map(leaves_of, given)))
+        if len(leaves) != len(self._arrays):
+            return None
+        for mine, one in zip(self._arrays, leaves, strict=True):
             if type(mine) is weakref.ref:
                 if mine() is not one:
                     return None
@@ -65,11 +75,13 @@ class Watched:
                 versions.append(library.version(one))
             elif type(mine) is not type(one) or mine != one:
                 return None
-        if tuple(places) != self.places or next(known, self) is not self:
+        if tuple(places) != self.places:
             return None
         if tuple(versions) == self.versions:
             return self
-        return None if None in versions else Watched(self._arrays, self.places, tuple(versions))
+        if None in versions:
+            return None
+        return Watched(self._arrays, self.places, tuple(versions), self._flat)
 
     def same(self, other: Watched | None) -> bool:
         """Whether another call gave the same arrays, with the same content."""

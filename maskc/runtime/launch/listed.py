@@ -407,10 +407,10 @@ def moves(
     kernel: CudaKernel | HostMoves, unit: int,
 ) -> tuple[Moves, bytes]:  # fmt: skip
     """A launch, and its numbers; rows are aligned to multiples of `unit` bytes."""
-    on_device = isinstance(kernel, CudaKernel)
-    steps = steps_of(kernel, "move_rows") if isinstance(kernel, CudaKernel) else ()
-    made = Moves(tuple(moved), sizes, unit, shared, kernel if on_device else None, steps)
-    return made, made.numbers() if on_device else b""
+    on_device = kernel if isinstance(kernel, CudaKernel) else None
+    steps = () if on_device is None else steps_of(on_device, "move_rows")
+    made = Moves(tuple(moved), sizes, unit, shared, on_device, steps)
+    return made, b"" if on_device is None else made.numbers()
 
 
 def steps_of(kernel: CudaKernel, entry: str, lists: int = 0) -> tuple[Step, ...]:

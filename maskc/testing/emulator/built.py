@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -18,9 +19,21 @@ class Refused(Exception):
 
 @cache
 def _folder() -> Path:
-    """CI starts with nothing, a developer with what the last run has built."""
-    place = Path(os.environ.get("MASKC_EMULATOR_DIR", tempfile.gettempdir())) / "maskc-emulator"
-    place.mkdir(parents=True, exist_ok=True)
+    """Where it is kept: CI starts with nothing, a developer with what the last run has built.
+
+    Code is loaded from here. So a folder in the temporary directory that is not this user's alone
+    is not used, but a new one for this process.
+    """
+    if own := os.environ.get("MASKC_EMULATOR_DIR"):
+        place = Path(own) / "maskc-emulator"
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+    place = Path(tempfile.gettempdir()) / f"maskc-emulator-{os.geteuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    about = place.lstat()
+    others_write = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or others_write:
+        return Path(tempfile.mkdtemp(prefix="maskc-emulator-"))
     return place
 
 

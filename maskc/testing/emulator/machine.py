@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -18,6 +18,7 @@ from maskc.build.binary import BuildReport
 from maskc.build.toolchain import Gpu
 from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
+from maskc.core.tensors import Array
 from maskc.runtime.arrays import known as arrays
 from maskc.testing.emulator.built import built, code
 from maskc.testing.emulator.translate import translated
@@ -153,8 +154,9 @@ def build(unit: Any, features: Any = frozenset(), directions: tuple[Any, ...] = 
 class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     """CPU tensors that say they are on a GPU."""
 
-    def view(self, x: Any, name: str) -> arrays.Array:
-        return super().view(x, name)._replace(device=("cuda", 0))
+    def view(self, x: Any, name: str) -> Array:
+        found: Array = super().view(x, name)
+        return found._replace(device=("cuda", 0))
 
     def stream(self, device: int) -> int:
         return 0
@@ -167,7 +169,9 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
 class Patch(Protocol):
     """What puts the emulator in place, and back; pytest's MonkeyPatch is one."""
 
-    def setattr(self, target: str, value: object) -> None: ...
+    @property
+    def setattr(self) -> Callable[..., None]:
+        """(the dotted name of an attribute, its value)"""
 
     def setitem(self, dic: Any, name: Any, value: object) -> None: ...
 

@@ -88,12 +88,11 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
     def inside(node: Mask) -> Mask:
         match node:
             case N.Window(left, right):
-                ends = {}
                 if left is not None:
-                    ends["left"] = free(left, "window")
+                    left = free(left, "window")
                 if right is not None and right != E.ZERO:
-                    ends["right"] = free(right, "window_right")
-                return replace(node, **ends)
+                    right = free(right, "window_right")
+                return replace(node, left=left, right=right)
             case N.Sinks(n) | N.Prefix(n):
                 return replace(node, n=free(n, type(node).__name__.lower()))
             case N.GlobalTokens(ids) if isinstance(ids, Expr):

@@ -1,8 +1,8 @@
 // What the gradients of a row's scores are relative to.
 // Needs: gradients.cuh, sums.cuh. Gives: the launches attention_backward_delta and _few.
 
-// The sum of |out * dout|, of which a rounded `out` makes out . dout wrong by a share. Where the sum
-// over a row's pairs differs by more, `out` is not of these keys alone, as of a mask in parts.
+// The sum of |out * dout|, of which a rounded `out` makes out . dout wrong by a share. Where the
+// sum over a row's pairs differs by more, `out` is not of these keys alone, as of a mask in parts.
 FN float size_of_terms(const struct Attention &p, const struct Place &at, const struct Head &h,
                        i32 q) {
     const struct Rows<HEAD_DIM_V> out =
@@ -87,7 +87,8 @@ attention_backward_delta(const __grid_constant__ struct Attention p) {
 #endif
 }
 
-// Where a call has few pairs, the rounding of a stored `out` would be most of the error of dq and dk.
+// Where a call has few pairs, the rounding of a stored `out` would be most of the error of dq and
+// dk.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_few(const __grid_constant__ struct Attention p) {
     if constexpr (HALF && !WITH_ENTMAX) {

@@ -16,8 +16,8 @@ FN float row_max_or_nan(float x) {
     return x;
 }
 
-// Newton's step for the 1/a-norm of the weights, which falls with the level and is convex: from below
-// it does not pass the level at which they add up to 1. Nothing where there are none.
+// Newton's step for the 1/a-norm of the weights, which falls with the level and is convex: from
+// below it does not pass the level at which they add up to 1. Nothing where there are none.
 FN float newton_step(float a, float p, float u) {
     return p > 0.0f ? p * -expm1f(-a * logf(p)) / u : 0.0f;
 }

@@ -17,7 +17,8 @@ FN u32 visible(const struct Attention &p, const struct Mask &mask, bool full, i3
     u32 bits = 0;
 #pragma unroll 1
     for (i32 i = 0; i < R * C; i++) {
-        const i32 q = TURNED ? column + i % C : row + i / C, k = TURNED ? row + i / C : column + i % C;
+        const i32 down = row + i / C, across = column + i % C;
+        const i32 q = TURNED ? across : down, k = TURNED ? down : across;
         const bool inside = q < p.n_q && k < p.n_kv;
         const bool sees = inside && (full || keep(mask, q, k, p.n_q, p.n_kv));
         bits |= (u32)sees << i;

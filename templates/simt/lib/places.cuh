@@ -8,7 +8,7 @@ struct Place {
 };
 
 // Blocks that run at the same time have rows of one head, or of a few, whose keys and values then
-// stay in the L2 cache. The last tile rows, which are the longest ones of a causal mask, come first.
+// stay in the L2 cache. The last tile rows, the longest ones of a causal mask, come first.
 FN struct Place row_place(const struct Attention &p) {
     const u32 row = blockIdx.x % (u32)p.tile_rows, head = blockIdx.x / (u32)p.tile_rows;
     return {p.tile_rows - 1 - (i32)row, (i32)(head % p.heads_q), (i32)(head / p.heads_q)};

@@ -102,8 +102,8 @@ FN void multiply_rows(float (&x)[R][C], struct Shared &shared, const struct Rows
 }
 
 // The weights of a tile to shared memory, as the left operand of `add_strip`: turned, so that the
-// tile's columns are the steps of the sum. Whoever calls has just multiplied rows: since then nobody
-// reads the last weights.
+// tile's columns are the steps of the sum. Whoever calls has just multiplied rows: since then
+// nobody reads the last weights.
 template <int R, int C>
 FN void keep_weights(struct Shared &shared, const float (&x)[R][C]) {
     const i32 row = R * thread_down(), column = C * thread_across();
@@ -115,8 +115,8 @@ FN void keep_weights(struct Shared &shared, const float (&x)[R][C]) {
                 make_float4(x[r][c], x[r + 1][c], x[r + 2][c], x[r + 3][c]);
 }
 
-// x += weights times COUNT rows of a tensor, of whose columns a strip: values under p; keys, queries
-// and dout under the gradients of scores and under p.
+// x += weights times COUNT rows of a tensor, of whose columns a strip: values and dout with p, keys
+// and queries with the gradients of scores.
 template <int COUNT, int WIDTH, int R>
 FN void add_strip(float (&x)[R][4], struct Shared &shared, const struct Rows<WIDTH> &rows,
                   i32 first_row, i32 first_column) {

@@ -53,8 +53,8 @@ FN void finish(struct RowState &rows) {
     for (int r = 0; r < ROWS; r++) rows.sum[r] = row_sum(rows.sum[r]);
 }
 
-// One key more, which is not in any tile, with a weight of its own: the sink, or what the row's other
-// keys gave before, whose logit is their lse. Returns its weight; `factor` is for the others.
+// One key more, which is not in any tile, with a weight of its own: the sink, or what the row's
+// other keys gave before, whose logit is their lse. Returns its weight; `factor` is for the others.
 FN float join(struct RowState &rows, int r, float value, float &factor) {
     const float peak = fmaxf(rows.peak[r], value);
     const float base = peak == MINUS_INFINITY ? 0.0f : peak;

@@ -175,7 +175,8 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
             __syncthreads();
         }
         if (more && !ONE_PLACE) load_queries(shared, p, batch, turn);
-        if (ADDS) add_to_dq(shared, shared_address(of_ds), p, row_of(p, batch, at.head, tile.index));
+        const i64 row = row_of(p, batch, at.head, tile.index);
+        if (ADDS) add_to_dq(shared, shared_address(of_ds), p, row);
         if (ONE_PLACE) {
             if (ADDS) __syncthreads();
             if (more) load_queries(shared, p, batch, turn);

@@ -94,10 +94,25 @@ export class Explorer {
     });
   }
 
+  /** Counters of the live pairs whose query and key one rank holds, and of those whose key travels. */
+  held() {
+    return this.once("held", () => {
+      const { n, edges, owner } = this.model.ranks, holders = new Int32Array(n);
+      owner.forEach((rank, i) => holders.fill(rank, edges[i], edges[i + 1]));
+      const env = this.env();
+      env.arrays = { ...env.arrays, " holder": arrayOf(holders, [n]) };
+      const of = (token) => ["load", " holder", token];
+      const together = ["==", ["+", 0, [1, of("q")], [-1, of("k")]], "one rank holds query and key"];
+      const { keep } = this.set(), counter = (tree) => new Counter(condition(tree, env));
+      return [counter(["and", keep, together]), counter(["and", keep, ["not", together]])];
+    });
+  }
+
   get modes() {
     const modes = [["mask", "Mask"], ["tiles", "Tiles"], ["waste", "Waste"]];
     if (this.pieces().length > 1) modes.push(["parts", "Parts"]);
     if (this.model.other) modes.push(["difference", "Difference"]);
+    if (this.model.ranks) modes.push(["ranks", "Ranks"]);
     return modes;
   }
 
@@ -115,7 +130,9 @@ export class Explorer {
   }
 
   scene() {
-    const { n_q, n_kv, mode } = this.state, colors = this.colors();
+    const { n_q, n_kv } = this.state, { ranks } = this.model;
+    const planned = this.state.mode !== "ranks" || (n_q === ranks.n && n_kv === ranks.n);
+    const mode = planned ? this.state.mode : "mask", colors = this.colors();
     const scene = { n_q, n_kv, colors, ink: colors.ink, tile: ["tiles", "waste"].includes(mode) ? this.tile : null, name: `${this.epoch} ${this.state.set} ${mode}` };
     if (!this.drawable) return scene;
     scene.painter = this.once(`painter ${mode}`, () => this.#painter(mode, colors));
@@ -131,6 +148,10 @@ export class Explorer {
         const counters = this.pieces().map((piece) => new Counter(condition(piece.keep, env)));
         const layers = counters.map((_, i) => channels(PIECES[i % PIECES.length]));
         return layersPainter(counters, env, colors, (shares) => blended(shares, layers, colors.empty));
+      }
+      case "ranks": {
+        const layers = [colors.full, colors.waste];
+        return layersPainter(this.held(), env, colors, (shares) => blended(shares, layers, colors.empty));
       }
       case "difference": {
         const { first, second, both } = this.compared();
@@ -410,6 +431,7 @@ export class Explorer {
       mask: this.map.level ? [["full", "all live"], ["partial", "some live, by share"], ["empty", "none"]] : [["full", "the query sees the key"], ["empty", "it does not"]],
       tiles: [["full", "full"], ["partial", "partial"], ["empty", "empty"]],
       waste: [["full", "live"], ["waste", "run, but not live"], ["empty", "not run"]],
+      ranks: [["full", "one rank holds query and key"], ["waste", "the key travels to the query's rank"], ["empty", "not live"]],
       difference: [["only-a", `only in ${model.name}`], ["only-b", `only in ${model.other?.name}`], ["both", "in both"], ["empty", "in none"]],
     }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
     this.legendBox.replaceChildren(...entries.map(([color, label, title]) => {

@@ -117,7 +117,7 @@ export class Price {
       ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ];
-    if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound`, milliseconds(price.roof.ms)]);
+    if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
     this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
       make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
