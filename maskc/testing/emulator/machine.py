@@ -155,6 +155,8 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     """CPU tensors that say they are on a GPU."""
 
     def view(self, x: Any, name: str) -> Array:
+        if x.device.type != "cpu":
+            raise Fault(f"{name} lies on {x.device}: the emulator takes tensors of the CPU")
         found: Array = super().view(x, name)
         return found._replace(device=("cuda", 0))
 
