@@ -37,7 +37,7 @@ CHAPTERS = {
     "MC3": "Lengths and data",
     "MC4": "Tensors and options of a call",
     "MC5": "Targets and builds",
-    "MC6": "The command line, and models of other libraries",
+    "MC6": "The command line, models of other libraries, and caches",
     "MC7": "Sequences that several ranks share, and the explorer",
 }
 

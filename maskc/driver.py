@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from maskc.core.layout import BlockLayout
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
+    from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
 
 # ------------------------------------------------------------------ the eight stages
@@ -253,6 +254,13 @@ def count(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> int:
     from maskc.questions import count as pairs
 
     return pairs(mask, n_q, n_kv, **options)
+
+
+def cache(mask: Mask, **options: Any) -> KVCache:
+    """See Mask.cache."""
+    from maskc.questions import cache as kept
+
+    return kept(mask, **options)
 
 
 def selects(mask: Mask) -> int:

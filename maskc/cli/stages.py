@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
 
-STAGES = ("mask", "ir", "facts", "plan", "source")
+STAGES = ("mask", "ir", "facts", "plan", "loops", "source")
 
 
 def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> str:
@@ -21,7 +21,7 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
 
     Args:
         stage: one of STAGES.
-        n_q, n_kv: where the plan's costs are computed.
+        n_q, n_kv: where the plan's costs are computed, and its loops are written out.
 
     Raises:
         MaskcError: an earlier stage refuses the mask or the problem.
@@ -37,6 +37,10 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
     plan = plan_entry(entry, asked)
     if stage == "plan":
         return explain(plan, n_q, n_kv)
+    if stage == "loops":
+        from maskc.plan.loops import loop_nest
+
+        return loop_nest(plan, n_q, n_kv)
     return driver.emit_bundle(plan, entry.name).units[0].text
 
 

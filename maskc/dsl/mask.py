@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from maskc.core.layout import BlockLayout
+    from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
 
 
@@ -274,6 +275,31 @@ class Mask:
         if not isinstance(other, Mask):
             raise not_a_mask("subset_of", other, caller())
         return driver.subset_of(self, other)
+
+    def cache(
+        self, *, queries: int = 1, n_heads: int | None = None, **params: int
+    ) -> KVCache:  # fmt: skip
+        """Which keys decoding must keep, and where: a cache of constant size.
+
+        Args:
+            queries: the most new tokens of a call.
+            n_heads: query heads, as in `dense`.
+            params: values of the mask's parameters; their defaults where left out.
+
+        Returns:
+            A KVCache, which says how many slots there are, which key goes where, what of them a
+            query sees, and why.
+
+        Raises:
+            CacheUnbounded: later queries may see more keys than any number of slots holds (MC640).
+            CacheReadsData: the mask reads data, or chooses keys at run time (MC641).
+            CacheUndecided: there is no proof within isl's budget (MC642).
+            CacheCall: `queries` is below 1 (MC643).
+            MaskcError: as `dense`.
+        """
+        from maskc import driver
+
+        return driver.cache(self, queries=queries, n_heads=n_heads, **params)
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,

@@ -103,12 +103,12 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const float far = (float)(query + (p.n_kv - p.n_q) - key);
     Scores s, dp;
     Weights<FRAGMENTS, STEP_Q / 8> weights;
+    if (masked)  // first, as long formulas need the registers of scores
+        weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
     products(s, shared_address(shared.k) + own * PITCH + lane_in_rows(), q + lane_in_halves());
     if (KEYS)
         products(dp, shared_address(shared.v) + own * PITCH + lane_in_rows(),
                  dout + lane_in_halves());
-    if (masked)
-        weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };

@@ -1,0 +1,404 @@
+"""A plan as the loop nest that a call runs, in some lines that a person can read.
+
+Everything is said at given lengths, where closed forms are short: rows in which a loop is empty do
+not show, and a bound that is a straight line over the rows is written as one.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.bundle import N_KV_OF_ALL
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.expr_text import to_people
+from maskc.core.layout import FULL
+from maskc.core.listed import Listed
+from maskc.core.problem import Direction
+from maskc.dispatch.residue_split import obstacle
+from maskc.layout import views
+from maskc.layout.work.tile_counts import tally_of
+from maskc.plan.cost import choice, layout_at
+from maskc.plan.families.table import family_of
+from maskc.plan.predict import part_times
+from maskc.plan.types import Gathering, KernelPlan, PlannedMask, PlannedPart
+
+_P = E.Sym("p")
+_POSITION = "p = q + n_kv - n_q"
+_MOST_LOOPS = 8
+"""Closed forms of one mask that are printed; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Lengths, and values of parameters that are not at their defaults."""
+
+    n_q: int
+    n_kv: int
+    params: Mapping[str, int]
+
+    def rows(self, plan: KernelPlan) -> int:
+        return -(-self.n_q // plan.tile.q)
+
+    def columns(self, plan: KernelPlan) -> int:
+        return -(-self.n_kv // plan.tile.k)
+
+    def fixed(self, formula: Expr) -> Expr:
+        """The formula with numbers for lengths and parameters."""
+        values: dict[Expr, Expr] = {E.N_Q: E.const(self.n_q), E.N_KV: E.const(self.n_kv)}
+        for node in E.walk(formula):
+            if isinstance(node, E.Param):
+                values[node] = E.const(self.params.get(node.name, node.default))
+        return E.substitute(formula, values)
+
+
+def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:
+    """The loops of both passes of a call at these lengths, as pseudocode.
+
+    Args:
+        plan: of the forward pass, with those that go along.
+        n_q, n_kv: lengths; parameters are at their defaults.
+
+    Returns:
+        Lines of text. What data of a call decide is said to be so.
+    """
+    at = _At(n_q, n_kv, {})
+    passes = (_pass(plan, at, direction) for direction in Direction)
+    return "\n\n".join("\n".join(map(_page, lines)) for lines in passes if lines) + "\n"
+
+
+def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
+    """One pass; nothing where the target does not have it for this mask."""
+    times = part_times(plan, at.n_q, at.n_kv) if at.n_q and at.n_kv else None
+    if times is not None and times[0] < times[1]:
+        return list(_in_parts(plan, at, direction))
+    taken = _taken(plan, at, direction)
+    if taken is None:
+        return []
+    if plan.gathering is not None:
+        return list(_gathered(plan.gathering, taken, at, direction))
+    lines = list(_nest(plan, taken, at, direction))
+    if plan.parts and times is None and not obstacle(plan.parts, at.n_q, at.n_kv):
+        lines.append(f"# or in {len(plan.parts)} parts, as data that arrive with a call decide")
+    return lines
+
+
+def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None:
+    """The source that a call at these lengths runs; None where there is none of this pass."""
+    if direction is plan.direction or family_of(plan.target).one_source:
+        first: KernelPlan | None = plan
+    else:
+        own = (e for e in plan.also if e.direction is direction and e.target == plan.target)
+        first = next(own, None)
+    if first is None or at.params or not at.n_q or not at.n_kv:
+        return first
+    found = choice(replace(first, also=plan.also), at.n_q, at.n_kv)
+    return first if found is None else found[0]
+
+
+def _in_parts(plan: KernelPlan, at: _At, direction: Direction) -> Iterator[str]:
+    for number, part in enumerate(plan.parts, start=1):
+        where, own = _of_part(part, at)
+        taken = _taken(part.plan, own, direction)
+        if taken is not None:
+            yield f"# part {number} of {len(plan.parts)}: {where}"
+            yield from _nest(part.plan, taken, own, direction)
+    if len(plan.parts) > 1 and direction is Direction.forward:
+        yield "out, lse = those of the parts, joined as softmax joins tiles"
+    elif len(plan.parts) > 1:
+        yield "dQ, dK, dV = the sums over the parts"
+
+
+def _of_part(part: PlannedPart, at: _At) -> tuple[str, _At]:
+    """(which tokens a part runs over, their lengths)."""
+    params = {N_KV_OF_ALL: at.n_kv}
+    if part.listed is not None:
+        side = "queries" if part.listed.side == "q" else "keys"
+        where = f"packed copies of the {side} with {to_people(at.fixed(part.listed.among))}"
+        count = _listed(part.listed, at)
+        lengths = (count, at.n_kv) if part.listed.side == "q" else (at.n_q, count)
+        return where, _At(*lengths, params)
+    first = next(each for each in views(part.stride, part.keys, at.n_q, at.n_kv) if each.n_kv)
+    if part.keys is not None:
+        where = f"all queries, keys {part.keys}, {part.keys + part.stride}, ... as k = 0, 1, ..."
+    elif part.stride > 1:
+        where = f"each residue class of tokens modulo {part.stride}, as q and k = 0, 1, ..."
+    else:
+        where = "tokens as they are"
+    return where, _At(first.n_q, first.n_kv, params)
+
+
+def _listed(listed: Listed, at: _At) -> int:
+    """How many tokens are listed; parts that are predicted read no data."""
+    size = at.n_q if listed.side == "q" else at.n_kv
+    found = evaluate(at.fixed(listed.among), {listed.side: np.arange(size)})
+    return int(np.broadcast_to(found, size).sum())
+
+
+# ------------------------------------------------------------------ nests
+
+
+def _said(code: str, comment: str) -> str:
+    """A line with a comment."""
+    return f"{code:<60}  # {comment}"
+
+
+def _nest(main: KernelPlan, plan: KernelPlan, at: _At, direction: Direction) -> Iterator[str]:
+    """The loops of one source, `main` being what the forward pass was planned as."""
+    tile, boxes = plan.tile, plan.boxes
+    sizes = f"{tile.q} queries x {tile.k} keys"
+    if boxes is not None:
+        sizes = f"{' x '.join(map(str, boxes.q))} queries and {' x '.join(map(str, boxes.k))} keys"
+    what = "tiles" if boxes is None else "boxes"
+    lengths = f"{at.n_q} x {at.n_kv}"
+    yield f"# {direction.value} pass, {lengths}, on {plan.target.name}; {what} of {sizes}"
+    forward = direction is Direction.forward
+    if main.thresholds:
+        yield _said(
+            f"for each sequence b, query head h, ti in {_upto(at.rows(plan))}:", "in parallel"
+        )
+        yield _said("    least[q] = the score of the last key that q chooses", "passes over scores")
+    yield from _forward_body(main, plan, at) if forward else _backward_body(main, plan, at)
+    yield "where"
+    positions = False
+    for index, mask in enumerate(plan.masks):
+        head = ""
+        if len(plan.masks) > 1:
+            own = [str(h) for h, which in enumerate(plan.of_head) if which == index]
+            head = f" on head{'s' * (len(own) > 1)} {', '.join(own)}"
+        for line in _tiles(main, plan, mask, at, direction, head):
+            yield f"    {line}"
+        keep = mask.ir.keep
+        text, moved = _text(at.fixed(keep) if N_KV_OF_ALL in E.params(keep) else keep)
+        positions |= moved
+        chosen = " and s[q, k] reaches least[q]" if main.thresholds else ""
+        yield f"    mask(q, k){head} = {text}{chosen}"
+        if mask.spared not in (None, E.NEVER) and main.thresholds:
+            spared, moved = _text(_restored(mask.spared, mask.lifted.args))
+            positions |= moved
+            yield f"        or whatever is chosen {spared}"
+    if positions:
+        yield f"    {_POSITION}"
+    if plan.distances:
+        yield "    in a partial tile mask(q, k) is read as bits over k - q, made once per call"
+    elif family_of(plan.target).intervals and all(m.intervals is not None for m in plan.masks):
+        yield "    in a partial tile mask(q, k) is tested as intervals of keys, query by query"
+
+
+def _upto(count: int) -> str:
+    return f"0..{count - 1}" if count else "no tiles"
+
+
+def _forward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]:
+    test = "" if main.thresholds else "if (ti, tj) is partial: "
+    rows = _upto(at.rows(plan))
+    yield _said(f"for each sequence b, query head h, ti in {rows}:", "in parallel")
+    yield _said("    m, l, acc = -inf, 0, 0", "of each query of ti")
+    yield "    for tj in tiles(ti):"
+    yield "        s = scale * Q[b, h, ti] @ K[b, h // group, tj].T"
+    yield f"        {test}s[q, k] = -inf where not mask(q, k)"
+    yield "        m, l, acc = online softmax of s, with V[b, h // group, tj]"
+    yield "    out[b, h, ti], lse[b, h, ti] = acc / l, m + log(l)"
+
+
+def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]:
+    """The loops over tile columns, and how dq is added up."""
+    test = "" if main.thresholds else "if (ti, tj) is partial: "
+    columns = _upto(at.columns(plan))
+    once = "once" in dict(plan.schedule.modes) and not any(mask.ir.data for mask in plan.masks)
+    if once and at.n_q and at.n_kv:
+        tiles = (layout_at(plan, mask, at.n_q, at.n_kv, at.params) for mask in plan.masks)
+        once = all(tally_of([each], Direction.backward).single for each in tiles)
+    yield "delta[q] = dout[q] . out[q]"
+    yield _said(f"for each sequence b, key/value head g, tj in {columns}:", "in parallel")
+    yield _said("    dk, dv = 0, 0", "of each key of tj")
+    yield "    for h in the query heads of g, for ti in rows(tj):"
+    yield "        w = exp(scale * Q[b, h, ti] @ K[b, g, tj].T - lse[b, h, ti])"
+    yield f"        {test}w[q, k] = 0 where not mask(q, k)"
+    yield "        ds = scale * w * (dout[b, h, ti] @ V[b, g, tj].T - delta[ti])"
+    yield "        dv, dk = dv + w.T @ dout[b, h, ti], dk + ds.T @ Q[b, h, ti]"
+    if once:
+        yield _said("        dQ[b, h, ti] = ds @ K[b, g, tj]", "its only tile")
+    elif plan.target.language == "c":
+        yield _said("        dQ[b, h, ti] += ds @ K[b, g, tj]", "in the order of its tiles")
+    else:
+        yield _said("        dQ[b, h, ti] += ds @ K[b, g, tj]", "in order if deterministic")
+    yield "    dK[b, g, tj], dV[b, g, tj] = dk, dv"
+
+
+def _gathered(
+    lists: Gathering, plan: KernelPlan, at: _At, direction: Direction
+) -> Iterator[str]:  # fmt: skip
+    """The loops over keys that are chosen one by one and gathered."""
+    chosen, lengths = lists.selection, f"{at.n_q} x {at.n_kv}"
+    keep = _restored(lists.allowed.lifted.shape, lists.constants)
+    rest = _restored(lists.beside.lifted.shape, lists.constants)
+    among, positions = _text(keep)
+    yield f"# {direction.value} pass, {lengths}, on {plan.target.name}; {plan.tile.k} gathered keys"
+    yield _said("for each sequence b, query q:", "in parallel, some rows at a time")
+    yield f"    keys(q) = the {chosen.k} best by {chosen.score.value} with {among}"
+    if rest != E.NEVER:
+        text, moved = _text(rest)
+        positions |= moved
+        yield f"    keys(q) += the others with {text}"
+    if direction is Direction.backward:
+        yield "delta[q] = dout[q] . out[q]"
+    yield _said("for each sequence b, key/value head g, query q:", "in parallel")
+    if direction is Direction.forward:
+        yield _said("    m, l, acc = -inf, 0, 0", "of each query head of g")
+    yield f"    for t in keys(q), {plan.tile.k} at a time:"
+    if direction is Direction.forward:
+        yield _said("        s = scale * Q[b, heads of g, q] @ K[b, g, t].T", "rows are gathered")
+        yield "        m, l, acc = online softmax of s, with V[b, g, t]"
+        yield "    out[b, heads of g, q], lse[b, heads of g, q] = acc / l, m + log(l)"
+    else:
+        yield "        w = exp(scale * Q[b, heads of g, q] @ K[b, g, t].T - lse[b, heads of g, q])"
+        yield "        ds = scale * w * (dout[b, heads of g, q] @ V[b, g, t].T - delta[q])"
+        yield "        dQ[b, heads of g, q] += ds @ K[b, g, t]"
+        yield _said(
+            "        dK[b, g, t] += ds.T @ Q[b, heads of g, q]", "sums in memory, any order"
+        )
+        yield "        dV[b, g, t] += w.T @ dout[b, heads of g, q]"
+    if positions:
+        yield f"where {_POSITION}"
+
+
+def _restored(shape: Expr, constants: tuple[Expr, ...]) -> Expr:
+    """A lifted formula with its constants in place."""
+    return E.substitute(shape, {E.Sym(f"c{i}"): value for i, value in enumerate(constants)})
+
+
+# ------------------------------------------------------------------ tiles and tests
+
+
+def _tiles(
+    main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At, direction: Direction, head: str
+) -> Iterator[str]:
+    """The lists of tiles: closed forms at these lengths, or who makes them."""
+    forward = direction is Direction.forward
+    name = f"tiles(ti){head}"
+    loops: list[tuple[str, str]] = []
+    if plan.use_ranges and mask.ranges is not None and plan.boxes is None:
+        own = mask.ranges[0 if forward else 1]
+        for kind, one in (("live", own.live), ("full", own.full)):
+            guard, first, end = (
+                _restored(x, mask.lifted.args) for x in (one.guard, one.first, one.last)
+            )
+            text = _loop((guard, first, E.sub(end, E.const(1)), 1), plan, at, forward)
+            loops += [(kind, text)] if text else []
+        name = name if forward else f"rows(tj){head}"
+        yield f"{name} = closed forms" + (":" if loops else " without a tile")
+    else:
+        if not forward:
+            yield f"rows(tj){head} = every ti with tj in tiles(ti)"
+        recipe = mask.recipe
+        usable = recipe.loops is not None and not (recipe.square and at.n_q != at.n_kv)
+        if plan.boxes is not None or mask.ir.data or not usable:
+            yield f"{name} = {_who_lists(main, plan, mask, at)}"
+            return
+        for loop in recipe.loops or ():
+            text = _loop((loop.guard, loop.first, loop.last, loop.step), plan, at, True)
+            loops += [("full" if loop.full else "partial", text)] if text else []
+        yield f"{name} = a list in memory of" + ("" if loops else " no tile")
+    for kind, text in loops[:_MOST_LOOPS]:
+        yield f"    {kind:<8} {text}"
+    if len(loops) > _MOST_LOOPS:
+        yield f"    and {len(loops) - _MOST_LOOPS} more closed forms"
+
+
+def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -> str:
+    """What decides a list without closed forms, and who makes it."""
+    if plan.boxes is not None:
+        return "the boxes of keys in which a query of ti sees a key, from a list of each axis"
+    if mask.ir.data:
+        device = main.selecting or main.documents or main.data_lists
+        what = "what is chosen" if mask.ir.selections else "the data of the call"
+        who = "device if it has them" if device else "host"
+        return f"a list in memory from {what}, made on the {who}"
+    if not at.n_q or not at.n_kv:
+        return "a list in memory of no tile"
+    found = layout_at(plan, mask, at.n_q, at.n_kv, at.params)
+    full, longest = int((found.kind == FULL).sum()), int(np.diff(found.row_ptr).max(initial=0))
+    return (
+        f"a list in memory of {full} full and {found.nnz - full} partial tiles, made by exact "
+        f"numbers; at most {longest} a row"
+    )
+
+
+def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row: bool) -> str:
+    """(guard, first, last, step) of a closed form as text; empty where no row has a tile.
+
+    Args:
+        by_row: whether the loop is over tj for each ti, and not the other way round.
+    """
+    guard, first, last = map(at.fixed, loop[:3])
+    outer, inner = ("ti", "tj") if by_row else ("tj", "ti")
+    line = np.arange(at.rows(plan) if by_row else at.columns(plan))
+    held, low, high = (
+        np.broadcast_to(evaluate(each, {outer: line}), line.shape) for each in (guard, first, last)
+    )
+    some = held & (low <= high)
+    if not some.any():
+        return ""
+    rows = line[some]
+    bounds = [_Bound.of(outer, line, some, x, y) for x, y in ((low, first), (high, last))]
+    start, end = (bound.text for bound in bounds)
+    single = np.array_equal(low[some], high[some])
+    text = f"{inner} = {start}" if single else f"{inner} = {start}..{end}"
+    text += f" in steps of {loop[3]}" if loop[3] > 1 else ""
+    if np.array_equal(some, single | (bounds[0].values <= bounds[1].values)):
+        return text
+    if rows[-1] - rows[0] + 1 == rows.size:
+        return f"{text}, for {outer} = {rows[0]}" + (f"..{rows[-1]}" if rows.size > 1 else "")
+    return f"{text}, where {to_people(guard)}"
+
+
+class _Bound(NamedTuple):
+    """A bound of a loop as it is printed, and what that is on every row."""
+
+    text: str
+    values: np.ndarray
+
+    @staticmethod
+    def of(
+        name: str, line: np.ndarray, some: np.ndarray, values: np.ndarray, formula: Expr
+    ) -> _Bound:  # fmt: skip
+        """A number or a straight line where the bound is one on the rows that count."""
+        rows, own = line[some], values[some]
+        slope, rest = divmod(int(own[-1] - own[0]), max(1, int(rows[-1] - rows[0])))
+        drawn = own[0] + slope * (line - rows[0])
+        if rest or not np.array_equal(own, drawn[some]):
+            return _Bound(to_people(formula), values)
+        offset = E.const(int(own[0] - slope * rows[0]))
+        return _Bound(to_people(E.add(E.scale(slope, E.Sym(name)), offset)), drawn)
+
+
+def _text(keep: Expr) -> tuple[str, bool]:
+    """(the formula, whether it speaks of the position p): comparisons that know a query by its
+    position alone say p."""
+    moved: dict[Expr, Expr] = {E.Q: E.add(_P, E.N_Q, E.scale(-1, E.N_KV))}
+
+    def by_position(node: Expr) -> Expr | None:
+        if not isinstance(node, (E.Cmp, E.Member)) or not E.symbols(node) & {"n_q", "n_kv"}:
+            return None
+        found = E.substitute(node, moved)
+        return None if E.symbols(found) & {"n_q", "n_kv"} else found
+
+    found = E.transform(keep, by_position)
+    return to_people(found), "p" in E.symbols(found)
+
+
+def _page(line: str) -> str:
+    """The line, below itself where it is wider than a page."""
+    deeper = " " * (len(line) - len(line.lstrip()) + 4)
+    return "\n".join(
+        textwrap.wrap(
+            line, 100, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+        )
+    )

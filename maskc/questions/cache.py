@@ -1,0 +1,178 @@
+"""The keys and values that decoding must keep: some first ones, and a ring of the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from maskc.analysis.retention import Unbounded, retention
+from maskc.core import expr as E
+from maskc.core.errors import CacheCall, CacheReadsData, CacheUnbounded, CacheUndecided
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.expr_text import to_people
+from maskc.dsl.combinators import prefix
+from maskc.dsl.data_atoms import block_table
+from maskc.dsl.mask import Mask
+from maskc.dsl.slots import emptied
+from maskc.dsl.traced import param
+from maskc.ir.heads import heads_of
+from maskc.ir.lowered import on_all_heads
+from maskc.ir.sets import OPERATIONS, TooHard
+from maskc.layout import check_lengths
+from maskc.questions.asked import bound
+
+_WRITTEN, _SEEN = "written", "seen"
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Slots for all keys that queries may still see, however long the sequence grows.
+
+    It holds no tensors. `slot` says where a new key and its value go, `mask` is the mask over
+    slots that decoding compiles, and `given` are its data at a length.
+    """
+
+    queries: int
+    """The most new tokens of a call."""
+    fixed: tuple[tuple[int, int], ...]
+    """(first, last) of the runs of keys that have slots of their own, from slot 0 on."""
+    ring: int
+    """Slots of the ring after them, for the newest of the other keys."""
+    all_seen: bool
+    """Whether a new query sees every slot that was written, so that `mask` needs no table."""
+    keeps: tuple[Expr, ...] = field(repr=False)
+    """Formulas of the mask over q, k, n_q and n_kv: one for each head, or a single one."""
+
+    @property
+    def slots(self) -> int:
+        """All slots: the memory of one sequence and head, in keys."""
+        return self.first_of_ring + self.ring
+
+    @property
+    def first_of_ring(self) -> int:
+        """The first slot of the ring: how many keys have slots of their own."""
+        return sum(last - first + 1 for first, last in self.fixed)
+
+    @property
+    def mask(self) -> Mask:
+        """The mask over slots in place of keys; it reads what `given` returns."""
+        return prefix(param(_WRITTEN, self.slots)) if self.all_seen else block_table(_SEEN, 1)
+
+    def slot(self, k: object) -> np.ndarray:
+        """The slot of a key, or of each of several; a key takes the slot of one nobody needs.
+
+        Args:
+            k: integers of any shape: positions of keys from 0.
+
+        Returns:
+            int64, shaped like `k`.
+        """
+        keys = np.asarray(k, dtype=np.int64)
+        start = self.first_of_ring
+        found = start + (keys - start) % self.ring
+        before = 0
+        for first, last in self.fixed:
+            found = np.where((keys >= first) & (keys <= last), before + keys - first, found)
+            before += last - first + 1
+        return found
+
+    def positions(self, n: int) -> np.ndarray:
+        """Which key each slot holds, once the first n were written.
+
+        Returns:
+            int64 [slots]; -1 where a slot holds none that a query may see.
+        """
+        n = check_lengths(n, n)[0]
+        start = self.first_of_ring
+        runs = [np.arange(first, last + 1) for first, last in self.fixed]
+        newest = n - 1 - (n - 1 - start - np.arange(self.ring)) % self.ring
+        held = np.concatenate([*runs, newest])
+        free = (held >= 0) & (held < n)
+        return np.where(free & (self.slot(held) == np.arange(self.slots)), held, -1)
+
+    def seen(self, n: int, n_q: int = 1) -> np.ndarray:
+        """What the last n_q of n tokens see of the slots, by the positions of their keys.
+
+        Args:
+            n: tokens so far, the new ones included; their keys are in their slots.
+            n_q: new tokens, which are the queries.
+
+        Returns:
+            bool [n_q, slots]; [heads, n_q, slots] where heads differ.
+
+        Raises:
+            CacheCall: there are more new tokens than the cache is for, or than tokens (MC643).
+            BadLength: a length is no integer, or out of range (MC306).
+        """
+        n_q, n = check_lengths(n_q, n)
+        if not 1 <= n_q <= min(n, self.queries):
+            raise CacheCall(self.queries, n_q, n, at="n_q")
+        keys = self.positions(n)
+        at = {"q": np.arange(n_q)[:, None], "k": keys, "n_q": n_q, "n_kv": n}
+        found = [
+            np.broadcast_to(evaluate(keep, at) & (keys >= 0), (n_q, self.slots))
+            for keep in self.keeps
+        ]
+        return found[0] if len(found) == 1 else np.stack(found)
+
+    def given(self, n: int, n_q: int = 1) -> Mapping[str, object]:
+        """The data of `mask` for a call; arguments and errors as of `seen`."""
+        if not self.all_seen:
+            return {_SEEN: self.seen(n, n_q)}
+        n_q, n = check_lengths(n_q, n)
+        if n_q != 1 or n < 1:
+            raise CacheCall(self.queries, n_q, n, at="n_q")
+        return {_WRITTEN: min(n, self.slots)}
+
+    def __str__(self) -> str:
+        """How many slots, which key goes where, and why."""
+        start, new = self.first_of_ring, "token" if self.queries == 1 else "tokens"
+        runs = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in self.fixed)
+        lines = [f"{self.slots} slots at any length, for calls of at most {self.queries} new {new}"]
+        if runs:
+            lines.append(
+                f"fixed   slots 0..{start - 1}: keys {runs}, which any later query may see"
+            )
+        where = f"{start} + (k - {start}) % {self.ring}" if start else f"k % {self.ring}"
+        lines.append(f"ring    slots {start}..{self.slots - 1}: other keys k, in slot {where}")
+        other = f"{'is fixed or ' * bool(runs)}has k >= n - {self.ring}"
+        lines.append(f"proof   a key that is seen at n tokens or later {other}, at all lengths")
+        if self.all_seen:
+            lines.append("seen    every slot that was written, so no slot is tested alone")
+        else:
+            kept = "; ".join(map(to_people, dict.fromkeys(self.keeps)))
+            lines.append(f"seen    slots whose keys' positions satisfy {kept}")
+        return "\n".join(lines)
+
+
+def cache(
+    mask: Mask, *, queries: int = 1, n_heads: int | None = None, **params: object
+) -> KVCache:  # fmt: skip
+    """See Mask.cache."""
+    queries = check_lengths(queries, 0)[0]
+    at = getattr(mask, "loc", None)
+    if queries < 1:
+        raise CacheCall("any number of", queries, "n", at="queries")
+    irs = on_all_heads(emptied(mask)[0], heads_of(mask, n_heads))
+    if chosen := next((one.name for ir in irs for one in ir.selections), None):
+        raise CacheReadsData(f"what {chosen} chooses", at=at)
+    if data := sorted({decl.name for ir in irs for decl in ir.data}):
+        raise CacheReadsData(f"the data {', '.join(data)}", at=at)
+    values = bound(irs, 0, 0, params).params
+    fixed: dict[str, Expr] = {name: E.const(value) for name, value in values.items()}
+    keeps = tuple(
+        E.transform(ir.keep, lambda x: fixed.get(x.name) if isinstance(x, E.Param) else None)
+        for ir in irs
+    )
+    try:
+        found = retention(keeps, queries)
+    except TooHard:
+        raise CacheUndecided(f"{OPERATIONS:,}", at=at) from None
+    if isinstance(found, Unbounded):
+        raise CacheUnbounded(found.reason, at=at)
+    in_order = all(first == 0 for first, _ in found.forever)  # then key k goes to slot k at first
+    own = keeps if len(set(keeps)) > 1 else keeps[:1]
+    return KVCache(queries, found.forever, found.newest, found.all_seen and in_order, own)
