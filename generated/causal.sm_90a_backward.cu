@@ -1113,7 +1113,7 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
 
 #if !APART
 // Delta found once more where a call has few pairs.
-// Needs: backward_rows.cuh.
+// Needs: backward_rows.cuh; keep of the mask. Gives: settle_rows.
 
 // Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
 // their error, and delta is found once more, by a warp for each query.
@@ -1159,9 +1159,8 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
-attention_backward_few(const __grid_constant__ struct Attention p,
-                       const __grid_constant__ struct Maps) {
+// By a block for each tile row.
+FN void settle_rows(const struct Attention &p) {
 #if SETTLES_DELTA
 #if !WITH_ENTMAX
     const i64 row = blockIdx.x;
@@ -1196,6 +1195,12 @@ attention_backward_few(const __grid_constant__ struct Attention p,
     }
 #endif
 #endif
+}
+
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
+attention_backward_few(const __grid_constant__ struct Attention p,
+                       const __grid_constant__ struct Maps) {
+    settle_rows(p);
 }
 #endif
 
@@ -1392,7 +1397,17 @@ FN struct Weight weigh(float score, float unit, float level, float a) {
     return {u * x, u};
 }
 #else
+// Softmax: from a score to its weight, once the row's lse is known; as entmax_weights.cuh.
+// Gives: Alpha, Weight, by_alpha.
+
 enum Alpha { SOFTMAX };
+template <Alpha VALUE>
+struct Kind {
+    static constexpr Alpha value = VALUE;
+};
+template <typename F>
+FN void by_alpha(float, const F &f) { f(Kind<SOFTMAX>()); }
+
 struct Weight {
     float p, u;
 };
@@ -1446,13 +1461,9 @@ FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention
 }
 FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
                    const struct Logit &logit, float far) {
-#if WITH_ENTMAX
     by_alpha(p.alpha_minus_1, [&](auto kind) {
         weigh_all<decltype(kind)::value>(s, kept, lse, p, logit, far);
     });
-#else
-    weigh_all<SOFTMAX>(s, kept, lse, p, logit, far);
-#endif
 }
 
 // Gradients of logits as ALiBi's slope sees them: a thread's share of its own gradient.

@@ -357,7 +357,7 @@ FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // Rows of a tensor in shared memory: where they lie, and how they get there.
-// Needs: constants.cuh, ptx.cuh.
+// Needs: ptx.cuh; PITCH, CHUNKS, SPAN, COPY_ROWS, THREADS.
 
 // Where a 16-byte piece of a row lies in a tile. SPAN neighbouring pieces of a row trade places, so
 // that the same piece of eight consecutive rows lies in eight different groups of banks.
@@ -407,15 +407,17 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
 // Which rows a block computes, and what its threads share.
 // Needs: load.cuh; Mask and lists of tiles. Gives: Block.
 
-// What the logits of a head are made of.
-// Gives: Logit, logit_of.
+// What the logits of one head are made of: the soft cap bends a score, then ALiBi adds to it.
+// Gives: Logit, logit_of, BENT, to_logit, logit_slope.
 
 // Whether features need registers that the plain kernel fills with what it loads early.
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
 
-// What the logits of one head are made of.
+// Whether a logit is more than its score times a factor.
+constexpr bool BENT = WITH_SOFTCAP || WITH_ALIBI;
+
 struct Logit {
-    float unit;       // of what make_logits leaves, in powers of two; with entmax, times alpha - 1
+    float unit;       // of what `to_logit` leaves, in powers of two; with entmax, times alpha - 1
     float slope;      // of ALiBi
     float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
 };
@@ -430,6 +432,29 @@ FN struct Logit logit_of(const struct Attention *p, i32 head) {
     logit.slope = WITH_ALIBI ? p->alibi_slopes[head] * p->spacing : 0.0f;
     logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
+}
+
+// The logit of a score q . k, up to `unit`, which the exponential applies. `slope` is ALiBi's of
+// the row, and `steps` tells how far its query is from the key.
+FN float to_logit(float x, const struct Attention *p, float sharpness, float slope, float steps) {
+#if WITH_SOFTCAP
+    // tanh by one exponential: the approximate instruction is too coarse for logits.
+    x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * sharpness) + 1.0f);
+#endif
+#if WITH_ALIBI
+    x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - slope * steps;
+#endif
+    return x;
+}
+
+// The derivative of a logit by scale times its score.
+FN float logit_slope(float x, const struct Attention *p, float slope, float steps) {
+#if WITH_SOFTCAP
+    if (WITH_ALIBI) x = (x + slope * steps) * fast_reciprocal(p->softcap);
+    return fmaxf(1.0f - x * x, 0.0f);
+#else
+    return 1.0f;
+#endif
 }
 
 struct Work {
@@ -590,16 +615,9 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
         for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float x = s[m][n][e];
-#if WITH_SOFTCAP
-                // tanh by one exponential: the approximate instruction is too coarse for logits.
-                x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
-#endif
-#if WITH_ALIBI
-                const float steps = fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2));
-                x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - logit.slope * steps;
-#endif
-                s[m][n][e] = x;
+                const float steps =
+                    WITH_ALIBI ? fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2)) : 0.0f;
+                s[m][n][e] = to_logit(s[m][n][e], p, logit.sharpness, logit.slope, steps);
             }
 #else
     if (p->scale < 0.0f)

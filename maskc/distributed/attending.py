@@ -121,7 +121,8 @@ def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
             raise NotShared(name, f"it is placed {where}", "place q, k and v as Shard(2)", at=name)
     if options["group"] is None:
         options["group"] = mesh
-    found = attention(q.to_local(), k.to_local(), v.to_local(), plan, **options)
+    of_q, of_k, of_v = (x.to_local() for x in (q, k, v))
+    found = attention(of_q, of_k, of_v, plan, **options)
 
     def whole(x: Any) -> Any:
         shape = list(x.shape)
@@ -238,8 +239,7 @@ class Step:
             for call in work.calls:
                 if not call.own:
                     self._run_back(call, keys, values, saved, dq, of_buffer, heads)
-        messages = None
-        back: list[Any] = []
+        messages, back = None, list[Any]()
         if self.travels:
             parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
             messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)

@@ -73,11 +73,25 @@ class Exchange:
         self._kept.append(rows)
 
     def start(self) -> None:
-        """Start all messages."""
+        """Start all messages.
+
+        Raises:
+            RankLost: a rank is already known to be gone (MC705).
+        """
         import torch.distributed as dist
 
         if self._ops:
-            self._work = dist.batch_isend_irecv(self._ops)
+            try:
+                self._work = dist.batch_isend_irecv(self._ops)
+            except RuntimeError as error:
+                raise self._lost(0, False, error) from error
+
+    def _lost(self, number: int, known: bool, error: RuntimeError) -> RankLost:
+        """The mistake of a message that failed; where nobody says which one, all are named."""
+        peers = [self._peers[number]] if known else sorted(set(self._peers))
+        named = " or ".join(map(str, peers))
+        why = str(error).split("\n")[0]
+        return RankLost(named, number, len(self._peers), why, at="group")
 
     def wait(self) -> None:
         """See that all of them have come; on a GPU only its stream waits.
@@ -89,9 +103,8 @@ class Exchange:
             try:
                 work.wait()
             except RuntimeError as error:
-                count, why = len(self._work), str(error).split("\n")[0]
-                peer = self._peers[number] if count == len(self._peers) else "others"
-                raise RankLost(peer, number, count, why, at="group") from error
+                known = len(self._work) == len(self._peers)
+                raise self._lost(number, known, error) from error
         for buffer, pieces, rows in self._scattered:
             if len(pieces) > _FEW:
                 buffer.index_copy_(0, _index(pieces, rows.device), rows)

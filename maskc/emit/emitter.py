@@ -193,16 +193,16 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
 
 
 def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
-    """What makes lists on the device, where something does."""
+    """What makes lists on the device, where something does, and moves rows of listed tokens."""
+    moves = plan.target.language == "cuda" and any(part.listed for part in plan.parts)
+    moving = (_moves_unit(plan),) if moves else ()
     if plan.data_lists:
-        return (data_lists_unit(plan, reads),)
+        return (data_lists_unit(plan, reads), *moving)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
         return (_lists_unit(plan),)
-    if plan.target.language == "cuda" and any(part.listed for part in plan.parts):
-        return (_moves_unit(plan),)
-    return (select_unit(plan),) if plan.selecting else ()
+    return (select_unit(plan),) if plan.selecting else moving
 
 
 def _moves_unit(plan: KernelPlan) -> SourceUnit:

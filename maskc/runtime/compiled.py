@@ -351,7 +351,9 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if bound.given is not None and isinstance(plan, (DeviceListedPlan, ListedRowsPlan)):
+        if isinstance(plan, DeviceListedPlan) or (
+            bound.given is not None and isinstance(plan, ListedRowsPlan)
+        ):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 

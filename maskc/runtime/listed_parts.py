@@ -103,7 +103,8 @@ class ListedParts:
     ) -> None:  # fmt: skip
         self._whole, self._parts, self._in_parts = whole, parts, in_parts
         self._moving = whole.bundle.moving_source(whole.target.name)
-        self.active = bool(parts) and any(part.listed for part in whole.bundle.parts)
+        movable = self._moving is not None or whole.target.language == "c"
+        self.active = bool(parts) and movable and any(p.listed for p in whole.bundle.parts)
         """Whether the mask has such parts."""
         self._flags = _flags_of(whole.bundle) if self.active and self._moving else {}
         self.on_device = bool(self._flags) and in_parts is not False

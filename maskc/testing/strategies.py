@@ -10,9 +10,9 @@ parameters are those of PARAMS. Masks that differ by head are for HEADS query he
 from __future__ import annotations
 
 import re
-from typing import Any
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st

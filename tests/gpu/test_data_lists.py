@@ -45,7 +45,7 @@ def close(found, want):
 @pytest.mark.parametrize(("dim", "kv_heads"), [(64, 2), (128, 4)])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_results(name, dim, kv_heads, deterministic):
-    """Lists of the device give what the host's give; tiles of keys that nobody sees are not read."""
+    """Lists of the device give what the host's give; tiles that nobody sees are never read."""
     mask, data = drawn(name, dim)
     attn = mask.compile(head_dim=dim, target="sm_90a")
     given = tensors(N, N, dim, torch.bfloat16, 3, batch=2, heads=4, kv_heads=kv_heads)

@@ -20,7 +20,7 @@ KINDS = ("mistral", "gemma3", "gpt_oss", "llama4")
 
 def everything(rank: int, size: int) -> list[str]:
     """All that is wrong, as text."""
-    parts = shards, disagreements, several_models
+    parts = shards, disagreements, doors, several_models
     return [line for part in parts for line in part(rank, size)]
 
 
@@ -134,3 +134,27 @@ def dying(rank: int, size: int) -> str:
     except MaskcError as error:
         return str(error)
     return "nothing"
+
+
+def doors(rank: int, size: int) -> list[str]:
+    """DTensors in and out, and a module of ours under parallelize_module."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = init_device_mesh("cpu", (size,))
+    mask, n = mc.causal() & mc.window(8), 16 * size
+    made = plan(mask, n, size, heads=(2, 1, 32), layout="contiguous")
+    draw = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, n, 32, generator=draw) for heads in (2, 1))
+    wanted = mc.attention(q, k, k, mask)
+    own = [DTensor.from_local(made.shard(x, 2).contiguous(), mesh, [Shard(2)]) for x in (q, k, k)]
+    out = mc.distributed.attention(*own, made)
+    wrong = []
+    if out.shape != wanted.shape or not torch.allclose(out.full_tensor(), wanted, atol=1e-5):
+        wrong.append("DTensors")
+    module = parallelize_module(mc.nn.Attention(mask), mesh, mc.distributed.ContextParallel(made))
+    out = module(*(made.shard(x, 2) for x in (q, k, k)))
+    if not torch.allclose(out, made.shard(wanted, 2), atol=1e-5):
+        wrong.append("mc.nn.Attention")
+    return wrong

@@ -44,6 +44,7 @@ MASKS = {
     "prefix": mc.prefix(2),
     "global_tokens": mc.global_tokens([0, 5]).rows,
     "block_diagonal": mc.chunked(4),
+    "global_flags": mc.global_tokens("seen", at_most=4).columns,
     "random_blocks": mc.random_blocks(4, 2, 7),
     "block_table": mc.block_table(TABLE, 8),
     "flags": mc.flags("keep", on="q"),
@@ -205,6 +206,7 @@ def run(attn, given, results):
         results.put(error)
 
 
+@pytest.mark.shipped_flags  # the other process compiles for itself
 def test_another_process_takes_and_gives_them():
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

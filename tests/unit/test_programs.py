@@ -40,4 +40,7 @@ def test_a_program(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     out = io.StringIO()
     with redirect_stdout(out):
         runpy.run_path(str(FOLDER / name), run_name="__main__")
-    assert out.getvalue() == SHOWN[name].printed
+    if SHOWN[name].printed is None:  # numbers that differ from machine to machine
+        assert out.getvalue()
+    else:
+        assert out.getvalue() == SHOWN[name].printed

@@ -127,6 +127,16 @@ def test_a_promise_is_kept():
         mc.flags("g", at_most=0)
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "simt"])
+def test_what_moves_rows_goes_along(target):
+    """Beside what makes tile lists from the same flags, where something does."""
+    for tokens in (mc.global_tokens(IDS), mc.global_tokens("g"), mc.global_tokens("g", at_most=9)):
+        attn = (mc.window(8, 8) | tokens).compile(head_dim=64, target=target)
+        assert attn.bundle.moving_source(target) is not None
+        assert attn._planner.listed.active
+        assert attn._planner.listed.on_device is ("at_most" in str(tokens))
+
+
 def test_long_lists_are_data_to_isl():
     """They come back as they were, and no part of the formula spells them for isl."""
     ids = list(range(0, 400, 3))

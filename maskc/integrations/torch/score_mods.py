@@ -132,6 +132,11 @@ class _Batch:
         raise ScoreModUnsupported("it indexes with b", _OTHERS, at=caller())
 
 
+def _opposite(x: Any, y: Any) -> bool:
+    """Whether two numbers add up to 0; of tensors that is not asked."""
+    return _is_number(x) and _is_number(y) and bool(x == -y)
+
+
 class ScoreTerm:
     """A sum of symbols with coefficients, which are numbers or tensors with a value for a head."""
 
@@ -141,7 +146,7 @@ class ScoreTerm:
         self._heads = heads
         self.terms = dict(terms)
         key, query = self.terms.get("k"), self.terms.get("q")
-        if _is_number(key) and _is_number(query) and key == -query:
+        if key is not None and query is not None and _opposite(key, query):
             self.terms["k - q"] = self.terms.get("k - q", 0) + self.terms.pop("k")
             del self.terms["q"]
         self.terms = {atom: x for atom, x in self.terms.items() if not (_is_number(x) and x == 0)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -155,7 +155,10 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     """CPU tensors that say they are on a GPU."""
 
     def view(self, x: Any, name: str) -> Array:
-        return super().view(x, name)._replace(device=("cuda", 0))
+        if x.device.type != "cpu":
+            raise Fault(f"{name} lies on {x.device}: the emulator takes tensors of the CPU")
+        found: Array = super().view(x, name)
+        return found._replace(device=("cuda", 0))
 
     def stream(self, device: int) -> int:
         return 0
@@ -168,7 +171,9 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
 class Patch(Protocol):
     """What puts the emulator in place, and back; pytest's MonkeyPatch is one."""
 
-    def setattr(self, target: Any, name: Any, value: Any = ...) -> None: ...
+    @property
+    def setattr(self) -> Callable[..., None]:
+        """(the dotted name of an attribute, its value)"""
 
     def setitem(self, dic: Any, name: Any, value: object) -> None: ...
 

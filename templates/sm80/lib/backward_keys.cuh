@@ -103,12 +103,12 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const float far = (float)(query + (p.n_kv - p.n_q) - key);
     Scores s, dp;
     Weights<FRAGMENTS, STEP_Q / 8> weights;
+    if (masked)  // first, as long formulas need the registers of scores
+        weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
     products(s, shared_address(shared.k) + own * PITCH + lane_in_rows(), q + lane_in_halves());
     if (KEYS)
         products(dp, shared_address(shared.v) + own * PITCH + lane_in_rows(),
                  dout + lane_in_halves());
-    if (masked)
-        weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };
@@ -175,7 +175,8 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
             __syncthreads();
         }
         if (more && !ONE_PLACE) load_queries(shared, p, batch, turn);
-        if (ADDS) add_to_dq(shared, shared_address(of_ds), p, row_of(p, batch, at.head, tile.index));
+        const i64 row = row_of(p, batch, at.head, tile.index);
+        if (ADDS) add_to_dq(shared, shared_address(of_ds), p, row);
         if (ONE_PLACE) {
             if (ADDS) __syncthreads();
             if (more) load_queries(shared, p, batch, turn);

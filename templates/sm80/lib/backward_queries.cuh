@@ -40,11 +40,11 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         const float far = (float)(query + (p.n_kv - p.n_q) - key);
         RowScores s, dp;
         Weights<1, STEP_K / 8> weights;
+        if (masked) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
         products(s, shared_address(shared.q) + fragment * 16 * PITCH + lane_in_rows(),
                  k + lane_in_halves());
         products(dp, shared_address(shared.dout) + fragment * 16 * PITCH + lane_in_rows(),
                  v + lane_in_halves());
-        if (masked) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
         weigh_scores<false>(s, weights, p, logit, far, masked,
                             [&](int, int, int e) { return rows.lse[e / 2]; });
         if constexpr (MEAN) {

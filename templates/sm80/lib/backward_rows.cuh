@@ -36,8 +36,8 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.dq = w.sums + rows * TILE_Q;
     return w;
 }
-// Where a lane's number of a 16-row fragment of dq lies: its four side by side where one instruction
-// adds them, else those of all lanes.
+// Where a lane's number of a 16-row fragment of dq lies: its four side by side where one
+// instruction adds them, else those of all lanes.
 #if __CUDA_ARCH__ >= 900
 constexpr bool ADDS_FOUR = true;
 FN void add_four(float *to, const float (&x)[4]) {

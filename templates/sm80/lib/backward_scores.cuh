@@ -42,9 +42,11 @@ FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 ful
         const i32 across = i / 2 * 8 + i % 2;
 #pragma unroll
         for (int r = 0; r < 2 * COUNT; r++) {
-            const i32 query = q + (KEY_ROWS ? across : 8 * r), key = k + (KEY_ROWS ? 8 * r : across);
+            const i32 down = 8 * r;
+            const i32 query = min_i32(q + (KEY_ROWS ? across : down), n_q - 1);
+            const i32 key = k + (KEY_ROWS ? down : across);
             const u32 live =
-                full | (keep(mask, min_i32(query, n_q - 1), min_i32(key, n_kv - 1), n_q, n_kv) != 0);
+                full | (keep(mask, query, min_i32(key, n_kv - 1), n_q, n_kv) != 0);
             seen |= (live & (key < n_kv)) << (r * 2 * GROUPS + i);
         }
     }
@@ -76,7 +78,8 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
             }
             w.p[m][n][0] = pack(weight[0], weight[1]), w.p[m][n][1] = pack(weight[2], weight[3]);
             if (!WITH_SOFTCAP) continue;
-            w.slope[m][n][0] = pack(slope[0], slope[1]), w.slope[m][n][1] = pack(slope[2], slope[3]);
+            w.slope[m][n][0] = pack(slope[0], slope[1]);
+            w.slope[m][n][1] = pack(slope[2], slope[3]);
         }
 }
 template <bool KEY_ROWS, int COUNT, int GROUPS, class Level>

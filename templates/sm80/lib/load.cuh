@@ -1,5 +1,5 @@
 // Rows of a tensor in shared memory: where they lie, and how they get there.
-// Needs: constants.cuh, ptx.cuh.
+// Needs: ptx.cuh; PITCH, CHUNKS, SPAN, COPY_ROWS, THREADS.
 
 // Where a 16-byte piece of a row lies in a tile. SPAN neighbouring pieces of a row trade places, so
 // that the same piece of eight consecutive rows lies in eight different groups of banks.
