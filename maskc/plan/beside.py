@@ -26,8 +26,8 @@ _N = sympy.Symbol("N", integer=True, positive=True)
 _SHARES = ((1, "fewer"), (2, "half"), (10, "a tenth"))
 _STEP = 128
 """Lengths at which predictions are compared are multiples of this."""
-_LONGEST = 1 << 16
-"""The longest of them."""
+_LONGEST, _LONGEST_COUNTED = 1 << 16, 1 << 12
+"""The longest of them; where tiles are found by exact numbers instead of closed forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +234,13 @@ def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
             times[n] = None if own is None or other is None else own < other
         return times[n]
 
-    n = _LONGEST
+    closed = all(mask.recipe.loops is not None for mask in plan.masks)
+    n = longest = _LONGEST if closed else _LONGEST_COUNTED
     if wins(n) is None:
         return ""
     where = f"predicted for an {card.name}, {heads} heads, forward"
     if not wins(n):
-        return f"{where}: not faster than {name} at N = {n}"
+        return f"{where}: not faster than {name} at N = {longest}"
     while n > _STEP and wins(n // 2):
         n //= 2
     low, high = n // 2 // _STEP, n // _STEP
