@@ -135,7 +135,8 @@ class Recipe:
         """The text of CompiledMask.explain."""
         from maskc.plan.explain import explain
 
-        return explain(self.plan)
+        beside = beside_dense(self.mask, self.plan)
+        return explain(self.plan) + "".join(f"{line}\n" for line in beside)
 
     def compile(self) -> CompiledMask:
         """The same mask compiled by the package as it is now."""
@@ -144,6 +145,20 @@ class Recipe:
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
             dtype=wanted.dtype, target=target.name, name=name,
         )  # fmt: skip
+
+
+def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
+    """Lines that compare the plan of a mask with dense attention: causal, where the mask is."""
+    from maskc.dsl.combinators import causal, full
+    from maskc.plan.beside import beside_dense as lines
+
+    masks = analyse_heads(mask, plan.problem.n_heads).masks
+    known = all(facts.causal.holds for facts in plan.facts)
+    dense = plan_kernel(causal() if known else full(), plan.problem, plan.target)
+    if known and all(each.keep == dense.masks[0].ir.keep for each in masks):
+        known, dense = False, plan_kernel(full(), plan.problem, plan.target)
+    name = "dense causal attention" if known else "dense attention"
+    return lines(plan, masks, dense, name)
 
 
 # ------------------------------------------------------------------ generated modules

@@ -20,9 +20,14 @@ def costs(
 
     Returns:
         Dictionaries with heads (empty: all), n_q, n_kv, live_pairs, pairs, live_share, tile, full,
-        partial, empty, executed_pairs, waste, flops and bytes. Where the mask holds a table that
-        fits other lengths only, a single one with n_q, n_kv and the reason under "refused".
+        partial, empty, executed_pairs, waste, flops, bytes, and naive_bytes, the scores that
+        unfused attention stores. Where the mask chooses at run time, and no scores are given,
+        live_pairs are all candidates, and kept_at_most says how many are kept (None: unknown).
+        Where the mask holds a table that fits other lengths only, a single one with n_q, n_kv and
+        the reason under "refused".
     """
+    from maskc import driver
+    from maskc.plan.beside import kept_at_most
     from maskc.viz.picture import numbers_of
 
     tile = plan.tile.q, plan.tile.k
@@ -33,15 +38,25 @@ def costs(
         )  # fmt: skip
     except (DataShape, DataRange) as refusal:
         return [{"n_q": n_q, "n_kv": n_kv, "refused": refusal.finding}]
+    heads = driver.analyse_heads(mask, plan.problem.n_heads)
+    choosing = "scores" not in data and any(ir.selections for ir in heads.masks)
+
+    def kept(own: tuple[int, ...]) -> dict[str, int | None]:
+        if not choosing:
+            return {}
+        which = heads.of_head[own[0]] if own and heads.of_head else 0
+        return {"kept_at_most": kept_at_most(heads.masks[which], n_q, n_kv)}
+
+    size = plan.problem.dtype.itemsize
     return [
         {
-            "heads": list(heads), "n_q": n_q, "n_kv": n_kv, "live_pairs": numbers.live,
+            "heads": list(own), "n_q": n_q, "n_kv": n_kv, "live_pairs": numbers.live,
             "pairs": numbers.pairs, "live_share": numbers.live_share, "tile": list(numbers.tile),
             "full": numbers.full, "partial": numbers.partial, "empty": numbers.empty,
             "executed_pairs": numbers.executed, "waste": numbers.waste, "flops": numbers.flops,
-            "bytes": numbers.bytes,
+            "bytes": numbers.bytes, "naive_bytes": size * numbers.pairs, **kept(own),
         }
-        for heads, numbers in found.items()
+        for own, numbers in found.items()
     ]  # fmt: skip
 
 
@@ -61,10 +76,23 @@ def _lines(cost: Costs) -> tuple[str, ...]:
     classes = ", ".join(f"{count} {kind}" for count, kind in zip(counts, _KINDS, strict=True))
     of_all = words.of_all(cost["live_pairs"], cost["pairs"])
     flops, traffic = words.scaled(cost["flops"], "FLOP"), words.scaled(cost["bytes"], "B")
+    most = cost.get("kept_at_most")
+    live, pairs = cost["live_pairs"], cost["pairs"]
+    lines = [f"live     {head}{share} at {where}: {of_all} pairs"]
+    if "kept_at_most" in cost:
+        lines[0] += ", all that may be chosen"
+    if most is not None and most < live:
+        share = words.percent(most / pairs)
+        lines.append(f"kept     at most {share}: {words.of_all(most, pairs)} pairs")
+        live = most
+    naive = words.scaled(cost["naive_bytes"], "B")
+    least = "at least " if "kept_at_most" in cost else ""
+    fewer = f"all pairs are {least}{pairs / live:.3g} x as many; " if live else ""
     return (
-        f"live     {head}{share} at {where}: {of_all} pairs",
+        *lines,
         f"tiles    {classes}; they run {cost['waste']:.2f} x the live pairs",
         f"forward  {flops}, {traffic} a head",
+        f"dense    {fewer}unfused attention stores {naive} of scores a head",
     )
 
 

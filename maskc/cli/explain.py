@@ -37,6 +37,7 @@ def explain(
 
     Costs of a mask that reads data are those of --data, or of made-up data.
     """
+    from maskc import driver
     from maskc.cli.costs import cost_lines, costs
     from maskc.plan import explain as plan_report
 
@@ -48,7 +49,8 @@ def explain(
             times = plan_report.predicted(plan, n, n_kv)
             reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": times})
             continue
-        text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n")]
+        beside = driver.beside_dense(entry.mask, plan)
+        text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n"), *beside]
         chosen = plan_report.parts_choice(plan, n, n_kv) + plan_report.time_lines(plan, n, n_kv)
         echo("\n".join([*text, *cost_lines(cost), *chosen, ""]))
     if as_json:

@@ -277,14 +277,14 @@ class Mask:
         return driver.subset_of(self, other)
 
     def cache(
-        self, *, queries: int = 1, n_heads: int | None = None, **params: int
+        self, *, queries: int = 1, n_heads: int | None = None, **data: object
     ) -> KVCache:  # fmt: skip
         """Which keys decoding must keep, and where: a cache of constant size.
 
         Args:
             queries: the most new tokens of a call.
             n_heads: query heads, as in `dense`.
-            params: values of the mask's parameters; their defaults where left out.
+            data: values of the parameters that the mask names; their defaults where left out.
 
         Returns:
             A KVCache, which says how many slots there are, which key goes where, what of them a
@@ -299,13 +299,14 @@ class Mask:
         """
         from maskc import driver
 
-        return driver.cache(self, queries=queries, n_heads=n_heads, **params)
+        return driver.cache(self, queries=queries, n_heads=n_heads, **data)
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,
         dtype: object = "bfloat16", target: str | None = None,
     ) -> str:  # fmt: skip
-        """What was proved about the mask, which kernel it gets and why, and what it costs.
+        """What was proved about the mask, which kernel it gets and why, and what it costs beside
+        dense attention.
 
         Args:
             head_dim, head_dim_v, n_heads, dtype, target: as in `compile`; nothing is built.

@@ -109,9 +109,9 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
             yield f"heads    {', '.join(map(str, heads))}"
         yield from _mask_lines(plan, index, mask)
     for selection in selections(plan.masks):
-        yield from _wrapped("chosen", _selection_text(selection))
+        yield from wrapped("chosen", _selection_text(selection))
     for reason in plan.reasons:
-        yield from _wrapped("plan", reason)
+        yield from wrapped("plan", reason)
     yield from _document_lines(plan)
     yield from _part_lines(plan)
     if n_q is not None and n_kv is not None:
@@ -119,10 +119,10 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
 
 
 def _mask_lines(plan: KernelPlan, index: int, mask: PlannedMask) -> Iterator[str]:
-    yield from _wrapped("mask", to_people(mask.ir.keep))
+    yield from wrapped("mask", to_people(mask.ir.keep))
     yield from _piece_lines(mask.ir.pieces)
     for fact in plan.facts[index]:
-        yield from _wrapped("proof", str(fact))
+        yield from wrapped("proof", str(fact))
     form = closed_form(mask.ir.keep)
     if form is None:
         yield "pairs    no closed form: exact numbers at given lengths"
@@ -130,7 +130,7 @@ def _mask_lines(plan: KernelPlan, index: int, mask: PlannedMask) -> Iterator[str
     yield from _formula_lines(form, plan)
 
 
-_SCORES = {
+SCORES = {
     Score.qk: "q . k",
     Score.block_mean: "mean q . mean k",
     Score.indexer: "the sum over index heads of index_w * relu(index_q . index_k)",
@@ -149,7 +149,7 @@ def _selection_text(one: Selection) -> str:
     queries = "each query" if one.q_block == 1 else f"each {one.q_block} queries"
     among = "; ".join(dict.fromkeys(map(to_people, one.allowed)))
     return (
-        f"{one.name}: the {one.k} best {keys} for {queries} by {_SCORES[one.score]} in fp32, "
+        f"{one.name}: the {one.k} best {keys} for {queries} by {SCORES[one.score]} in fp32, "
         f"{_WHO[one.share]}, ties to the lower index; among {among}"
     )
 
@@ -160,7 +160,7 @@ def _document_lines(plan: KernelPlan) -> Iterator[str]:
     if most is not None:
         small = next(smaller(plan))
         short = f"documents of at most {most} tokens, as max_seqlen says: {title(small)}; other "
-        yield from _wrapped("choice", f"{short if most else ''}documents: {title(plan)}")
+        yield from wrapped("choice", f"{short if most else ''}documents: {title(plan)}")
 
 
 _LONGEST_PART = 200
@@ -182,12 +182,12 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
         if len(text) > _LONGEST_PART:
             kinds = Counter(str(piece.kind) for piece in mask.ir.pieces)
             text = ", ".join(k if n == 1 else f"{n} x {k}" for k, n in kinds.items())
-        yield from _wrapped("part", f"{where}: {text}; tiles of {_tile(own)}, {lists}")
+        yield from wrapped("part", f"{where}: {text}; tiles of {_tile(own)}, {lists}")
     if plan.parts:
         when = "taken by a call where their tiles take less time than the whole mask's"
         strides = _aligned(plan.parts)
         only = f"; only where {_all(strides)} n_kv - n_q" if strides else ""
-        yield from _wrapped("parts", when + only)
+        yield from wrapped("parts", when + only)
 
 
 def _tile(plan: KernelPlan) -> str:
@@ -203,7 +203,7 @@ def _all(strides: list[int]) -> str:
     return f"{' and '.join(map(str, strides))} {'divide' if len(strides) > 1 else 'divides'}"
 
 
-_HEADS = 16
+HEADS = 16
 """Of predicted times, where a mask is not compiled for a number of heads."""
 _MOST_PIECES = 8
 """Pieces that are printed; the others are counted."""
@@ -214,7 +214,7 @@ def _piece_lines(pieces: tuple[Piece, ...]) -> Iterator[str]:
     if len(pieces) < 2:
         return
     for piece in pieces[:_MOST_PIECES]:
-        yield from _wrapped("piece", f"{piece.kind}: {to_people(piece.keep)}")
+        yield from wrapped("piece", f"{piece.kind}: {to_people(piece.keep)}")
     more = Counter(str(piece.kind) for piece in pieces[_MOST_PIECES:])
     for kind, count in more.items():
         yield f"piece    {kind}: {count} more"
@@ -224,10 +224,10 @@ def _formula_lines(form: ClosedForm, plan: KernelPlan) -> Iterator[str]:
     """Live pairs, FLOPs and bytes of one head at n_q = n_kv = N."""
     size = sympy.Symbol("N", integer=True, positive=True)
     dims = plan.problem.head_dim + plan.problem.head_dim_v
-    yield from _wrapped("pairs", str(form))
-    yield from _wrapped("flops", f"forward {sympy.expand(2 * dims * form.pairs)}, backward 2.5 x")
+    yield from wrapped("pairs", str(form))
+    yield from wrapped("flops", f"forward {sympy.expand(2 * dims * form.pairs)}, backward 2.5 x")
     least = 2 * dims * plan.problem.dtype.itemsize * size
-    yield from _wrapped("bytes", f"at least {least} (q, k, v and out once)")
+    yield from wrapped("bytes", f"at least {least} (q, k, v and out once)")
 
 
 def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
@@ -252,7 +252,7 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     if chosen is not None:
         taken, cycles = chosen
         each = ", ".join(f"{count} by {tiles}" for tiles, count in cycles.items())
-        yield from _wrapped("choice", f"{n_q} x {n_kv}: {title(taken)}; cycles: {each}")
+        yield from wrapped("choice", f"{n_q} x {n_kv}: {title(taken)}; cycles: {each}")
     yield from time_lines(plan, n_q, n_kv)
 
 
@@ -269,17 +269,17 @@ def _parts_choice(
         return []
     where = f"{n_q} x {n_kv}"
     if times is None:
-        return _wrapped("choice", f"{where}: whole, as {obstacle(plan.parts, n_q, n_kv)}")
+        return wrapped("choice", f"{where}: whole, as {obstacle(plan.parts, n_q, n_kv)}")
     parts, whole = times
     taken = "in parts" if parts < whole else "whole"
     each = f"{parts:,.0f} in parts, {whole:,.0f} whole"
-    return _wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {each}")
+    return wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {each}")
 
 
 def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
     """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
     not known, or data decide."""
-    heads = plan.problem.n_heads or _HEADS
+    heads = plan.problem.n_heads or HEADS
     if plan.chooser is not None or plan.gathering is not None:
         return {}  # the cost model knows nothing of choosing
     return {
@@ -291,16 +291,17 @@ def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
 
 def time_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
     """The same as text."""
-    heads, found = plan.problem.n_heads or _HEADS, predicted(plan, n_q, n_kv)
+    heads, found = plan.problem.n_heads or HEADS, predicted(plan, n_q, n_kv)
     card = card_of(plan.target.name)
     if card is None or not found:
         return []
     times = ", ".join(f"{ms:.3g} ms {name}" for name, ms in found.items())
     text = f"{n_q} x {n_kv}, {heads} heads, predicted for an {card.name}: {times}"
-    return _wrapped("time", text)
+    return wrapped("time", text)
 
 
-def _wrapped(label: str, text: str) -> list[str]:
+def wrapped(label: str, text: str) -> list[str]:
+    """An entry of the report: a label, and text that continues below itself."""
     return textwrap.wrap(
         text, 100, initial_indent=f"{label:<9}", subsequent_indent=" " * 9,
         break_long_words=False, break_on_hyphens=False,

@@ -107,7 +107,7 @@ def test_the_second_time_nothing_is_planned(planned: list[str]):
     q = np.random.default_rng(0).standard_normal((1, 1, 40, 16)).astype(np.float32)
     assert np.array_equal(first(q, q, q, w=3), again(q, q, q, w=3))
     assert first.explain() == again.explain()
-    assert len(planned) == 2, "explain() plans where that was not done here"
+    assert planned.count(str(mask)) == 2, "explain() plans where that was not done here"
 
 
 @pytest.mark.remembers_plans

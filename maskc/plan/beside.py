@@ -1,0 +1,249 @@
+"""A plan beside dense attention: how many pairs, FLOPs and bytes, and from which length it wins.
+
+Dense is causal attention for a mask that is proved to be causal, else attention over all pairs.
+Everything is of one head at n_q = n_kv = N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from maskc.analysis.counts import closed_form, count_pairs
+from maskc.core import expr as E
+from maskc.core.coefficients import card_of
+from maskc.core.expr import Expr
+from maskc.core.problem import Direction
+from maskc.core.selection import Selection
+from maskc.ir.types import MaskIR
+from maskc.plan.explain import HEADS, SCORES, wrapped
+from maskc.plan.predict import milliseconds
+from maskc.plan.types import KernelPlan
+
+_N = sympy.Symbol("N", integer=True, positive=True)
+_SHARES = ((1, "fewer"), (2, "half"), (10, "a tenth"))
+_STEP = 128
+"""Lengths at which predictions are compared are multiples of this."""
+_LONGEST = 1 << 16
+"""The longest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """How many pairs of a head attend, in N and the mask's parameters."""
+
+    formula: sympy.Expr
+    least: int
+    """The formula holds for N from here on."""
+    period: int
+    """It holds for multiples of this."""
+    exact: bool
+    """Whether it is a count, and not an upper bound."""
+
+    @property
+    def order(self) -> str:
+        """The growth for long sequences, as O(N*w)."""
+        leading = _leading(self.formula)
+        _, factors = leading.as_coeff_Mul()
+        return f"O({factors})"
+
+
+def pairs_of(ir: MaskIR) -> Pairs | None:
+    """The pairs of one mask; of run-time selections the most that they keep. None where other data
+    decide, or there is no closed form."""
+    chosen = {each.name: each for each in ir.selections}
+    if not set(E.arrays(ir.keep)) <= set(chosen):
+        return None
+    rest = E.transform(ir.keep, lambda node: _unchosen(node, set(chosen)))
+    form = closed_form(rest)
+    if form is None:
+        return None
+    kept = sum(each.k * each.block for each in chosen.values()) * _N
+    return Pairs(sympy.expand(form.pairs + kept), form.least, form.period, not chosen)
+
+
+def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
+    """A bound on the pairs of a head that a mask with run-time selections keeps, parameters at
+    their defaults; None where other data decide, or counting is too hard."""
+    chosen = {each.name: each for each in ir.selections}
+    if not set(E.arrays(ir.keep)) <= set(chosen):
+        return None
+    rest = E.transform(ir.keep, lambda node: _unchosen(node, set(chosen)))
+    total = count_pairs(rest, n_q, n_kv, {})
+    for each in chosen.values():
+        if total is None:
+            return None
+        most = each.k * each.block * n_q
+        found = [None if E.arrays(one) else count_pairs(one, n_q, n_kv, {}) for one in each.allowed]
+        candidates = [most if count is None else count for count in found]
+        total += min(most, max(candidates))
+    return total
+
+
+def _unchosen(node: Expr, names: set[str]) -> Expr | None:
+    """What is left of a comparison where nothing is chosen; selections taken away take nothing."""
+    if isinstance(node, E.Cmp) and set(E.arrays(node)) & names:
+        return E.Truth(node.op == "==")
+    return None
+
+
+def beside_dense(
+    plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
+) -> list[str]:  # fmt: skip
+    """Lines that compare a plan with the one of dense attention, for the same problem.
+
+    Args:
+        irs: the distinct masks as they were before planning, with what they choose.
+        dense: the plan of a mask without data, parameters and differences between heads.
+        name: what that is.
+    """
+    return list(_lines(plan, irs, dense, name))
+
+
+def _lines(
+    plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
+) -> Iterator[str]:  # fmt: skip
+    problem = plan.problem
+    whole = pairs_of(dense.masks[0].ir)
+    for each in {one.name: one for ir in irs for one in ir.selections}.values():
+        yield from wrapped("keeps", _kept(plan, each))
+    if whole is None:
+        return
+    flops = sympy.expand(2 * (problem.head_dim + problem.head_dim_v) * whole.formula)
+    yield from wrapped("dense", f"{name}: {whole.formula} pairs, {whole.order}; forward {flops}")
+    for index, ir in enumerate(irs):
+        found = pairs_of(ir)
+        if found is None:
+            continue
+        head = ""
+        if len(irs) > 1:
+            own = [str(h) for h, which in enumerate(plan.of_head) if which == index]
+            head = f"head{'s' * (len(own) > 1)} {', '.join(own)}: "
+        yield from wrapped("beside", head + _beside(ir, found, whole))
+    size = problem.dtype.itemsize
+    yield from wrapped(
+        "naive", f"attention that is not fused stores {size * _N**2} bytes of scores a head, and "
+        "as many of weights; this stores neither",
+    )  # fmt: skip
+    same = all(ir.keep == dense.masks[0].ir.keep for ir in irs)
+    if text := "" if same else _predicted(plan, dense, name):
+        yield from wrapped("wins", text)
+
+
+def _kept(plan: KernelPlan, one: Selection) -> str:
+    """The price of a selection: what it keeps, ranks and runs."""
+    most = one.k * one.block
+    forms = [closed_form(allowed) if not E.arrays(allowed) else None for allowed in one.allowed]
+    ranked = "its candidates" if forms[0] is None else f"{forms[0].pairs} pairs"
+    if plan.gathering is not None:
+        runs = "its keys are gathered, so what runs is what is kept"
+    elif plan.thresholds:
+        runs = "the tiles of all candidates run"
+    else:
+        runs = "tiles with a chosen key run, whole"
+    by = SCORES[one.score]
+    kept = f"at most {most} keys a query, {most * _N} pairs"
+    return f"{one.name}: {kept}; ranks {ranked} by {by}; {runs}"
+
+
+def _beside(ir: MaskIR, found: Pairs, whole: Pairs) -> str:
+    """How much fewer pairs, and from which lengths."""
+    if found.formula == 0:
+        return "no pairs"
+    ratio = sympy.cancel(_leading(whole.formula) / _leading(found.formula))
+    most = "" if found.exact else "at most "
+    text = f"{most}{found.formula} pairs, {found.order}"
+    if ratio == 1:
+        return f"{text}: as many for long sequences"
+    text += f": {ratio} x fewer for long sequences"
+    values = {sympy.Symbol(n, integer=True, positive=True): v for n, v in E.params(ir.keep).items()}
+    formula = found.formula.subs(values)
+    lengths = [
+        f"{word} from N = {n}"
+        for share, word in _SHARES
+        if (n := _from(share, formula, found, whole, ir)) is not None
+    ]
+    every = f", for multiples of {found.period}" if found.period > 1 else ""
+    return f"{text}; {', '.join(lengths)}{every}" if lengths else text
+
+
+def _from(
+    share: int, formula: sympy.Expr, found: Pairs, whole: Pairs, ir: MaskIR
+) -> int | None:  # fmt: skip
+    """The least N, a multiple of the period, from which on there are at most 1 / share of dense's
+    pairs (fewer, where that is all of them); None where there is none."""
+    apart = sympy.Poly(whole.formula - share * formula, _N)
+    if apart.LC() <= 0:
+        return None
+    last = max(map(sympy.floor, sympy.real_roots(apart)), default=sympy.Integer(0))
+    step = found.period
+    n = max(int(last), 0) // step * step
+    while n < 1 or apart.eval(n) < (1 if share == 1 else 0):
+        n += step
+    least = -(-max(found.least, whole.least) // step) * step
+    if n > least or not found.exact:
+        return max(n, least)
+    return _counted(share, found, whole, ir)
+
+
+def _counted(share: int, found: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
+    """The same below the lengths at which the formula holds, by exact counts, from above."""
+    n = max(found.least, whole.least) // found.period * found.period
+    low, high = 0, n  # in low it is not so; from high on it is
+    while high - low > found.period:
+        middle = (low + high) // 2 // found.period * found.period
+        middle = middle if middle > low else low + found.period
+        pairs = count_pairs(ir.keep, middle, middle, {})
+        if pairs is None:
+            return None
+        dense = int(whole.formula.subs(_N, middle))
+        fewer = pairs < dense if share == 1 else share * pairs <= dense
+        low, high = (low, middle) if fewer else (middle, high)
+    return high
+
+
+def _leading(formula: sympy.Expr) -> sympy.Expr:
+    """The terms of the highest power of N."""
+    poly = sympy.Poly(formula, _N)
+    factor = poly.LC()
+    if names := sorted(factor.free_symbols, key=str):
+        inner = sympy.Poly(factor, *names)
+        terms = (
+            value * sympy.prod(x**e for x, e in zip(names, powers, strict=True))
+            for powers, value in inner.terms() if sum(powers) == inner.total_degree()
+        )  # fmt: skip
+        factor = sum(terms)
+    return factor * _N ** poly.degree()
+
+
+def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
+    """From which length predicted times are shorter; empty where nothing is predicted."""
+    card = card_of(plan.target.name)
+    if card is None or plan.chooser is not None or plan.gathering is not None:
+        return ""
+    heads = plan.problem.n_heads or HEADS
+    times: dict[int, bool | None] = {}
+
+    def wins(n: int) -> bool | None:
+        if n not in times:
+            own, other = (
+                milliseconds(each, Direction.forward, n, n, heads) for each in (plan, dense)
+            )
+            times[n] = None if own is None or other is None else own < other
+        return times[n]
+
+    n = _LONGEST
+    if wins(n) is None:
+        return ""
+    where = f"predicted for an {card.name}, {heads} heads, forward"
+    if not wins(n):
+        return f"{where}: not faster than {name} at N = {n}"
+    while n > _STEP and wins(n // 2):
+        n //= 2
+    low, high = n // 2 // _STEP, n // _STEP
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if wins(middle * _STEP) else (middle, high)
+    return f"{where}: faster than {name} from about N = {high * _STEP} on"
