@@ -10,7 +10,6 @@ import math
 import pytest
 
 import maskc as mc
-from maskc.core.errors import TargetNotBuilt
 from maskc.integrations.torch import handles
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime import GeneratedMask
@@ -174,12 +173,3 @@ def test_autocast_casts_for_a_compiled_mask(wanted: bool):
     assert torch.equal(out, attn(*half))
     if wanted:
         assert all(x.dtype == torch.float32 for x in gradients(inputs, out))
-
-
-def test_a_target_without_a_backward_pass_says_so_at_the_call():
-    inputs = tensors(200)
-    attn = MASKS["causal"].compile(DIM, target="sm_80")
-    with pytest.raises(TargetNotBuilt, match="no backward kernels"):
-        attn(*inputs)
-    with torch.no_grad():
-        assert not attn(*inputs).requires_grad
