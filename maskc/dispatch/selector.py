@@ -13,6 +13,7 @@ import numpy as np
 from maskc.core.bundle import APART, NOT_ONCE, OF_HEADS, ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest, faster
 from maskc.core.errors import TargetNotBuilt, TooManyTiles, TooMuchWork
+from maskc.core.forms import DATA
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -190,7 +191,7 @@ class SourceSelector:
         if self._runs_apart(unit, *rest, place.joins):
             unit = apart(unit)
         elif wanted.deterministic and wanted.direction is Direction.backward:
-            listed = self.bundle.list_source(unit.target) is not None
+            listed = self._keeps_bits(unit.target)
             if listed or not self._repeats(unit, *rest, place.joins):
                 unit = self._ordered(unit, listed, wanted)
         elif self._take_turns(unit, *rest):
@@ -236,7 +237,7 @@ class SourceSelector:
             found = cheapest(units, tally, sizes.n_kv) if known else unit
             apart = self._runs_apart(found, wanted, sizes, bound, arrays, False)
             if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
-                listed = self.bundle.list_source(unit.target) is not None
+                listed = self._keeps_bits(unit.target)
                 turns = self._ordered(found, listed, wanted)
                 tables = self._bound(turns, wanted, sizes, bound, arrays, not found.ranges)
                 return unit if tables.chain > _MOST_TURNS else found
@@ -277,13 +278,19 @@ class SourceSelector:
         nobody asks for the same bits on every run."""
         if wanted.direction is Direction.forward or "deterministic" not in dict(unit.modes):
             return False
-        if not bound.lasting or self.bundle.list_source(unit.target) is not None:
+        if not bound.lasting or self._keeps_bits(unit.target):
             return False
         tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
         adders, work = tables.adders, tables.work
         if adders is None or work is None or work.shared:
             return False
         return 1 < adders.most <= _FEW_ADDERS and adders.in_steps >= _MANY_COLUMNS
+
+    def _keeps_bits(self, target: str) -> bool:
+        """Whether results have the same bits, be lists of tiles made on the host or the device: of
+        documents and chosen blocks, not of other data."""
+        source = self.bundle.list_source(target)
+        return source is not None and source.form != DATA
 
     def chooses(self, target: str) -> bool:
         """Whether a device can choose the blocks of keys of this mask."""
