@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -14,6 +14,7 @@ from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
+from tests.support.thorough import examples
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
 
 IDS = [3, 40, 41, 77, 90, 120]
@@ -72,18 +73,21 @@ def test_sequences_with_flags_of_their_own():
     np.testing.assert_array_equal(usual(*made.qkv, g=flags)[-1], usual(*made.qkv, g=others)[-1])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12) // 2 + 1, deadline=None)
 @given(
     st.lists(st.integers(0, 139), min_size=3, max_size=30, unique=True),
     st.sampled_from(["both", "rows", "columns"]), st.booleans(), st.integers(0, 9),
-    st.integers(1, 140), st.integers(1, 140),
+    st.integers(1, 140), st.integers(2, 140),
 )  # fmt: skip
+@example([0, 1, 2], "both", False, 5, 3, 70)
 def test_any_list(ids, side, causal, window, n_q, n_kv):
     tokens = mc.global_tokens(ids)
     tokens = tokens if side == "both" else getattr(tokens, side)
     mask = mc.window(window, window) | tokens
     mask = mc.causal() & mask if causal else mask
-    compare(mask_of(mask), case(n_q, n_kv), mask.dense(n_q, n_kv), 2e-5)
+    keep = mask.dense(n_q, n_kv)
+    assume(keep.sum(-1).max() > 1)  # else dq is 0, to which no error is relative
+    compare(mask_of(mask), case(n_q, n_kv), keep, 2e-5)
 
 
 def test_they_run_where_they_pay():
