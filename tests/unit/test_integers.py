@@ -441,6 +441,8 @@ def test_wide_sources_compile(name, target):
     for unit in bundle.units:
         mode = "usual" if "usual" in dict(unit.modes) else next(iter(dict(unit.modes)))
         made = build(unit, frozenset({Feature.wide}), unit.directions, unit.target, mode)
-        # dk and dv of sm_80's backward pass leave few registers: it may spill some words.
-        tight = unit.target == "sm_80" and unit.directions == (Direction.backward,)
-        assert all(k.spill_stores <= (64 if tight else 0) for k in made.report.kernels)
+        if (unit.target, unit.directions) == ("sm_80", (Direction.backward,)):
+            # What it sums up leaves it few registers: four words or so wait in local memory.
+            assert all(kernel.spill_stores <= 32 for kernel in made.report.kernels)
+            continue
+        assert all(kernel.spill_stores == 0 for kernel in made.report.kernels)
