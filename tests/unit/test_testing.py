@@ -19,6 +19,7 @@ from maskc.runtime import CompiledMask
 from maskc.testing.checking import Wanted, examine
 from maskc.testing.emulator import Fault, emulated, machine
 from maskc.verify import random_cases as cases
+from maskc.verify.tensors import has_torch
 from tests.support.cli import maskc, maskc_json
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +66,9 @@ def test_every_dtype_and_option_is_drawn(monkeypatch: pytest.MonkeyPatch):
     assert testing.check(mc.causal() & mc.documents("d"), examples=200, **CPU) == 200
     assert {case.dtype for case in found} == {"float32", "bfloat16", "float16"}
     assert {case.options for case in found} == set(cases.OPTIONS)
-    for name in ("data_by_sequence", "data_as_tensors", "deterministic", "planted"):
+    for name in ("data_by_sequence", "deterministic", "planted"):
         assert {getattr(case, name) for case in found} == {False, True}, name
+    assert {case.data_as_tensors for case in found} == {False, has_torch()}
     assert {case.heads // case.kv_heads for case in found} == {1, 2, 4}
 
 
@@ -81,6 +83,7 @@ def test_a_file_is_tested_whole(tmp_path: Path):
 
 @pytest.mark.usefixtures("plain")
 def test_hopper_is_emulated_where_there_is_none():
+    pytest.importorskip("torch", reason="the emulator's memory is PyTorch's")
     done = examine("mask", mc.causal() & mc.window(20), Wanted(examples=6, **HOPPER))
     assert (done.right(), done.where) == (6, "sm_90a in the emulator")
     assert not machine.installed
@@ -99,6 +102,7 @@ def test_what_the_emulator_needs(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_emulator_leaves_no_trace():
+    pytest.importorskip("torch", reason="the emulator's memory is PyTorch's")
     from maskc.build import toolchain
     from maskc.runtime.arrays import known
 
@@ -147,6 +151,8 @@ FLOOR_MOD = "a % b + (a % b < 0 ? b : 0)"
 @pytest.mark.parametrize("where", [CPU | {"dtype": "float32"}, HOPPER], ids=["cpu", "sm_90a"])
 def test_a_broken_formula_is_found_and_made_small(broken: Any, where: dict[str, Any]):
     """C's remainder is negative below 0: query 0 sees key 1, which it should not."""
+    if where is HOPPER:
+        pytest.importorskip("torch", reason="the emulator's memory is PyTorch's")
     broken(FLOOR_MOD, "a % b")
     done = examine("mask", mc.parse(STRIPES), Wanted(examples=10, **where))
     wrong = done.outcome.mismatch
