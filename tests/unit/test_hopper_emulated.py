@@ -266,7 +266,9 @@ def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mo
     attn, before = compiled(mask, dim, heads=2, mode=mode), len(hopper.launches)
     with pytest.raises(TooFewMultiprocessors, match=r"takes 3 .* may use 2\n"):
         called(attn, *made, data=data, deterministic=True)
-    assert {entry for entry, _ in hopper.launches[before:]} == {"attention_forward"}
+    launched = {entry for entry, _ in hopper.launches[before:]}
+    assert "attention_forward" in launched
+    assert not any("backward" in entry for entry in launched)
     check(attn, made, live, data)
 
 
@@ -340,11 +342,7 @@ def test_documents_on_the_device(kind, hopper):
 
 def test_sm80():
     attn = BAND.compile(head_dim=64, target="sm_80")
-    q, k, v, _ = made = given(140, 200, 64, batch=2)
-    assert Direction.backward not in attn.target.directions
-    live = live_pairs(BAND, 140, 200)
-    sides = [results(*made, live, kind, backward=False) for kind in (torch.float64, q.dtype)]
-    assert not wrong(called(attn, q, k, v), *sides)
+    check(attn, given(140, 200, 64, batch=2), live_pairs(BAND, 140, 200))
 
 
 FAULTS = {
