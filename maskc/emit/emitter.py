@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
@@ -37,6 +38,7 @@ from maskc.emit.data_lists import data_lists_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
+from maskc.emit.score_text import score_text
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import (
     Cells,
@@ -280,6 +282,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
             shapes[_formulas(mask)] = _shape(mask, plan, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
+    score = plan.problem.score
     return KernelSpec(
         target=plan.target,
         dtype=plan.problem.dtype,
@@ -313,6 +316,10 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
+        fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
+        score=None if score is None else score_text(
+            score, plan.target.language, score.loc and score.loc.line
+        ),
     )
 
 
