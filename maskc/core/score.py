@@ -406,7 +406,7 @@ class ScorePrinter(Printer):
 
     def number(self, value: float) -> str:
         """A literal."""
-        return repr(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e6 else repr(value)
 
     def whole(self, number: Expr) -> tuple[str, int]:
         """An integer as a real number."""
