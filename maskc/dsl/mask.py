@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from maskc.core.layout import BlockLayout
-    from maskc.questions.cache import KVCache
     from maskc.dsl.scores import Score
+    from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
 
 

@@ -121,11 +121,23 @@ class ScoredMask(CompiledMask):
     ) -> None:  # fmt: skip
         """As of CompiledMask; `inputs` are the formula's."""
         super().__init__(bundle, target, report, in_parts=False, held=held)
-        self.inputs = inputs
-        self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
+        self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
         self._reads = _indices(inputs.formula)
         self._checked: set[object] = set()
+
+    def _read(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
+
+    def reading(self, inputs: Inputs) -> ScoredMask:
+        """The same kernels with other names and arrays; plans and binaries are shared."""
+        if inputs is self.inputs:
+            return self
+        found = object.__new__(type(self))
+        vars(found).update(vars(self), _last=(None, None), _holding=None)
+        found._read(inputs)
+        return found
 
     @property
     def trainable(self) -> tuple[str, ...]:
