@@ -14,7 +14,7 @@ from maskc.core.score import Formula, Inputs
 from maskc.core.source import caller, outside
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
-from maskc.dsl.scores import Score, as_score
+from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from maskc.core.layout import BlockLayout
-    from maskc.dsl.scores import Score
+    from maskc.dsl.score_tracer import Score
     from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
 
@@ -319,7 +319,7 @@ class Mask:
             MaskcError: as `compile`.
         """
         from maskc import driver
-        from maskc.dsl.scores import as_score
+        from maskc.dsl.score_tracer import as_score
 
         return driver.explained(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
@@ -366,7 +366,7 @@ class Mask:
             MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver
-        from maskc.dsl.scores import as_score
+        from maskc.dsl.score_tracer import as_score
 
         return driver.compile(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from maskc.analysis.score_slopes import slope, table_slopes
 from maskc.core import expr as E
@@ -19,7 +20,6 @@ from maskc.core.widths import INT32
 from maskc.emit.c_printer import c_printer
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, ScoreText, TableText
-
 
 _SLOT = "table"
 _FUNCTIONS = ("min", "max", "exp", "log", "tanh", "sqrt", "sigmoid", "abs", "floor", "sign", "step")
@@ -60,7 +60,7 @@ class CPrinter(S.ScorePrinter):
     def _type(self) -> str:
         return "i64" if self._wide else "i32"
 
-    def _print(self, node: S.Real | S.Test | Expr) -> tuple[str, int]:
+    def _print(self, node: Any) -> tuple[str, int]:
         if isinstance(node, Expr) and not self._wide and _leaves(node):
             self._wide = True
             try:

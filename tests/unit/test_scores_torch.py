@@ -36,7 +36,9 @@ def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
     found = []
     for run in (
         lambda q, k, v: mc.attention(q, k, v, mask, score=score),
-        lambda q, k, v: eager(score_mod, mask if score.mask is None else mask & score.mask, q, k, v),
+        lambda q, k, v: eager(
+            score_mod, mask if score.mask is None else mask & score.mask, q, k, v
+        ),
     ):
         own, dout = tensors()
         for x in learned:
@@ -161,8 +163,7 @@ def documented():
     def soft_cap(score, b, h, q_idx, kv_idx):
         score = score / 20
         score = torch.tanh(score)
-        score = score * 20
-        return score
+        return score * 20
 
     def causal(score, b, h, q_idx, kv_idx):
         return torch.where(q_idx >= kv_idx, score, -float("inf"))

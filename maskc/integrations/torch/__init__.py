@@ -127,9 +127,7 @@ def _place(q: Any) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def _wanted(
-    q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[str] = ()
-) -> bool:
+def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[str] = ()) -> bool:
     """Whether there is something to differentiate.
 
     Args:
