@@ -150,7 +150,7 @@ def whole(value: Any, what: str) -> Expr:
     """The formula as an integer; conditions are 0 or 1."""
     node = lift(value)
     if is_test(node):
-        return _pick(node, E.const(1), E.ZERO)
+        return _pick(test(value, what), E.const(1), E.ZERO)
     if not isinstance(node, Expr):
         refuse(f"{what} needs integers, found a real number", "convert it with .long() or int64")
     return node
@@ -277,7 +277,7 @@ def _joined(word: str, build: Callable[..., Expr]) -> Callable[[Any, Any], Value
 
 
 def _equal(one: S.Real, two: S.Real) -> S.Test:
-    return S.Logic("and", (_not(S.Less(one, two)), _not(S.Less(two, one))))  # type: ignore[arg-type]
+    return S.Logic("and", (_not(S.Less(one, two)), _not(S.Less(two, one))))
 
 
 def _power(base: Any, exponent: Any) -> Value:
@@ -336,7 +336,8 @@ class Value:
     __or__ = __ror__ = _joined("or", E.disj)
 
     def __xor__(self, other: Any) -> Value:
-        return (self & ~Value(lift(other))) | (~self & other)
+        found: Value = (self & ~Value(lift(other))) | (~self & other)
+        return found
 
     __rxor__ = __xor__
 
@@ -360,7 +361,8 @@ class Value:
     def __mod__(self, other: Any) -> Value:
         if is_whole(self.node) and is_whole(lift(other)):
             return Value(E.mod(whole(self, "%"), _divisor(other, "%")))
-        return self - Value(lift(other)) * (self // other)
+        found: Value = self - Value(lift(other)) * (self // other)
+        return found
 
     def __rmod__(self, other: Any) -> Value:
         return Value(lift(other)) % self
@@ -393,7 +395,7 @@ class Value:
     def __float__(self) -> float:
         refuse("it needs a plain number where every pair has its own (float(), math.exp)", _LIBRARY)
 
-    __int__ = __index__ = __len__ = __iter__ = __contains__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __len__ = __iter__ = __contains__ = __float__
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Value:

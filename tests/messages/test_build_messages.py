@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import maskc as mc
 from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import SourceUnit, TensorMap
@@ -79,6 +80,14 @@ def nested():
     return torch().nested.nested_tensor(rows, layout=torch().jagged)
 
 
+def scored(**options: object) -> None:
+    """A call of a mask with a formula of the score."""
+    score = mc.score(lambda s, q, k, h: s + mc.table("table")[h, q])
+    attn = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
+    x = np.zeros((1, 2, 5, 16), np.float32)
+    attn(x, x, x, **{"table": np.zeros((2, 5), np.float32), **options})
+
+
 TEXTS = {
     "MC401": (
         lambda: call(k=zeros(2, 2, 7, 16)),
@@ -144,6 +153,27 @@ TEXTS = {
         lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
         "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
         "    hint: pass scores.detach()",
+    ),
+    "MC416": (
+        lambda: scored(table=np.zeros((2, 3, 4), np.float32)),
+        "MC416 table  'table' is of shape (2, 3, 4), expected at most 2 dimensions\n"
+        "    hint: the formula is s + table[h, q]",
+    ),
+    "MC417": (
+        lambda: scored(table=np.zeros((2, 3), np.float32)),
+        "MC417 table  'table' has 3 entries along dimension 1, and q runs over 0 to 4\n"
+        "    hint: give a larger table, or one with a single entry there, which all share",
+    ),
+    "MC418": (
+        lambda: scored(softcap=2.0),
+        "MC418 softcap  softcap= beside score=: the order of the two is not settled\n"
+        "    hint: write it in the formula: cap * tanh(s / cap)",
+    ),
+    "MC419": (
+        lambda: mc.topk(4, of=mc.causal()).compile(64, target="simt", score=mc.scores.soft_cap(9)),
+        "MC419 score  no kernel runs this formula of the score: simt chooses single keys, and "
+        "knows no formula there\n"
+        "    hint: choose blocks of keys, or target='cpu'",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 
 B, H, N, D = 2, 3, 36, 16
-I, J = torch.arange(N)[:, None], torch.arange(N)
+ROW, COL = torch.arange(N)[:, None], torch.arange(N)
 
 
 def swin_table():
@@ -26,7 +26,7 @@ def swin_table():
 def t5_bias(table, bidirectional):
     """The buckets of the T5 in transformers."""
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-    bucket = t5.T5Attention._relative_position_bucket(J - I, bidirectional, 32, 128)
+    bucket = t5.T5Attention._relative_position_bucket(COL - ROW, bidirectional, 32, 128)
     return table[bucket].permute(2, 0, 1)
 
 
@@ -39,7 +39,7 @@ def tables(**shapes):
     }
 
 
-DISTANCE = (I - J).abs()
+DISTANCE = (ROW - COL).abs()
 CASES = {
     "soft_cap": (lambda: mc.scores.soft_cap(3.0), {}, lambda s: 3 * torch.tanh(s / 3)),
     "tanh_clip": (mc.scores.tanh_clip, {}, lambda s: 10 * torch.tanh(s)),
@@ -54,7 +54,7 @@ CASES = {
     "bias": (mc.scores.bias, {"bias": (H, N, N)}, lambda s, bias: s + bias),
     "relative": (
         lambda: mc.scores.relative(furthest=5), {"bias": (H, 11)},
-        lambda s, bias: s + bias[:, (I - J).clamp(-5, 5) + 5],
+        lambda s, bias: s + bias[:, (ROW - COL).clamp(-5, 5) + 5],
     ),
     "t5 decoder": (mc.scores.t5, {"bias": (32, H)}, lambda s, bias: s + t5_bias(bias, False)),
     "t5 encoder": (
@@ -81,7 +81,7 @@ CASES = {
     ),
     "gated_bias": (
         lambda: mc.scores.gated_bias(furthest=4), {"bias": (H, 9), "gate": (B, H, N)},
-        lambda s, bias, gate: s + gate.sigmoid()[..., None] * bias[:, (I - J).clamp(-4, 4) + 4],
+        lambda s, bias, gate: s + gate.sigmoid()[..., None] * bias[:, (ROW - COL).clamp(-4, 4) + 4],
     ),
     "forget_gate": (
         mc.scores.forget_gate, {"log_forget": (B, H, N)},
@@ -102,7 +102,7 @@ def test_both_passes(name):
     out = mc.attention(q, k, v, mc.causal(), score=make(), **learned)
     found = torch.autograd.grad(out, [*own, *learned.values()], dout)
     doubles = {key: x.double() for key, x in learned.items()}
-    s = formula(q.double() @ k.double().mT / D**0.5, **doubles).masked_fill(I < J, -torch.inf)
+    s = formula(q.double() @ k.double().mT / D**0.5, **doubles).masked_fill(ROW < COL, -torch.inf)
     exact = torch.softmax(s, -1) @ v.double()
     right = torch.autograd.grad(exact, [*own, *learned.values()], dout.double())
     for one, two in zip((out, *found), (exact, *right), strict=True):

@@ -213,3 +213,18 @@ def test_a_dot_product_of_rows_is_refused():
     rope = torch.randn(B, H, N, 8)
     with pytest.raises(mc.MaskcError, match="side by side"):
         mc.from_score_mod(lambda s, b, h, i, j: s + torch.dot(rope[b, h, i], rope[b, h // 2, j]))
+
+
+def test_inside_of_torch_compile():
+    """A call with a formula breaks the graph and keeps its gradients; fullgraph=True is refused."""
+    bias = torch.randn(H, 2 * N, requires_grad=True)
+    score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
+    attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
+    (q, k, v), dout = tensors()
+    out = torch.compile(lambda q, k, v: attn(q * 2, k, v) + 1, backend="eager")(q, k, v)
+    out.backward(dout)
+    assert bias.grad.abs().sum() > 0
+    right = attn(q * 2, k, v) + 1
+    torch.testing.assert_close(out, right)
+    with pytest.raises(Exception, match=r"MC419|graph"):
+        torch.compile(lambda q: attn(q, k, v), backend="eager", fullgraph=True)(q)

@@ -89,6 +89,8 @@ def through_torch(
     tables = getattr(owner, "trainable", ())
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
     if compiling or q.is_meta or _watched(q, k, v):
+        if tables or hasattr(owner, "differentiated"):
+            refuse("an operator", "score", compiling)
         check_dimensions(q.dim(), v.dim())
         if q.is_meta and not compiling:
             _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
