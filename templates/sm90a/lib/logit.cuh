@@ -7,11 +7,11 @@
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
 // with what follows; nothing is computed of what is not asked for:
+//     void refresh(p)                     called before many elements are asked about
 //     float distance(int i)               between the positions of query and key of element i
 //     struct HeadLogit head_logit(int i)  what the head of element i has
-//     i32 query(int i), key(int i)        tokens, inside the sequence
+//     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
 //     i32 head(int i), batch()            a query head, a sequence
-//     void renew()                        whether what all distances share is computed once more
 
 // A logit is more than its score times the scale. Otherwise nothing is done to scores: what reads
 // them next applies the scale.
@@ -39,31 +39,25 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
 
 // ---------------------------------------------------------------- logits of an accumulator
 
-// tanh(x / cap) is 1 - 2 / (2^(sharpness x) + 1).
-struct Cap {
-    float cap, sharpness;
-};
-FN struct Cap cap_of(const struct Attention &p) {
-    return {p.softcap, 2.0f * LOG2E * fast_reciprocal(p.softcap)};
-}
-// tanh by one exponential: the approximate instruction is too coarse for logits.
-FN float capped(float x, const struct Cap &c) {
-    x = fast_exp2(x * c.sharpness);
-    return c.cap - 2.0f * c.cap * fast_reciprocal(x + 1.0f);
+// cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
+// approximate instruction is too coarse for logits.
+FN float capped(float x, float cap, float sharpness) {
+    x = fast_exp2(x * sharpness);
+    return cap - 2.0f * cap * fast_reciprocal(x + 1.0f);
 }
 
 // Scores become logits, where they are bent at all.
 template <int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT
-    const struct Cap cap = cap_of(p);
-    (void)cap;
-    where.renew();
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
+    (void)sharpness;
+    where.refresh(p);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float x = s[i] * p.scale;
 #if WITH_SOFTCAP
-        x = capped(x, cap);
+        x = capped(x, cap, sharpness);
 #endif
 #if WITH_ALIBI
         x -= where.head_logit(i).slope * where.distance(i);
@@ -118,18 +112,20 @@ FN struct Halfway halfway_of(const struct Attention &p) {
 template <int N>
 FN void halfway(float (&s)[N], const struct Attention &p) {
 #if WITH_SOFTCAP
-    const struct Cap cap = cap_of(p);
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
 #pragma unroll
-    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap);
+    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
 #endif
 }
 template <typename Where>
-FN float logit_from(float half, const struct Halfway &way, const Where &where, int i) {
+FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
+                    int i) {
     const float logit = half * way.unit;
     return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
 }
 template <typename Where>
-FN float slope_from(float half, const struct Halfway &way, const Where &, int) {
+FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
+                    int) {
     const float part = half * way.steep;
     return fmaf(-part, part, 1.0f);
 }
@@ -157,7 +153,8 @@ FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
 }
 // The logit of a score, in powers of two.
 template <typename Where>
-FN float log2_logit(float score, const struct Log2Logit &l, const Where &where, int i) {
+FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &,
+                    const Where &where, int i) {
     float x = score;
 #if WITH_SOFTCAP
     x = tanh_of(x, l.sharpness);
@@ -170,23 +167,22 @@ FN float log2_logit(float score, const struct Log2Logit &l, const Where &where, 
 }
 // The derivative by scale * score of what log2_logit made of a score, as a logit's own.
 template <typename Where>
-FN float log2_slope(float, float logit, const struct Log2Logit &l, const Where &, int) {
+FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
+                    const Where &, int) {
     const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
     return 1.0f - bend * bend;
 }
 
-struct LogitAndSlope {
-    float value;  // of the logit, but for left_scale
-    float slope;  // its derivative by scale * score
-};
-// In kernels that know no gradients of heads: without ALiBi. `sharpness` is sharpness_of(p).
+// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
+// yet to be multiplied by left_scale.
+FN float tanh_halfway(float score, float sharpness) {
+    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
+}
 template <typename Where>
-FN struct LogitAndSlope logit_and_slope(float score, float sharpness, const struct Attention &p,
-                                        const Where &, int) {
-#if WITH_SOFTCAP
-    const float x = tanh_of(score, sharpness);
-    return {p.softcap * x, fmaxf(1.0f - x * x, 0.0f)};
-#else
-    return {score, 1.0f};
-#endif
+FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
+    return WITH_SOFTCAP ? p.softcap * half : half;
+}
+template <typename Where>
+FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
+    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
 }

@@ -4,14 +4,17 @@
 // Which pairs a lane's scores of a tile are of, element e of eight keys n being number 4 n + e; see
 // logit.cuh.
 struct Where {
-    const struct Attention &p;
     i32 query_place, key_place, own_head, own_batch;  // of the first element
     float far;                                        // the query's position minus the key's
     FN float distance(int i) const {
         return fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
     }
-    FN i32 query(int i) const { return min_i32(query_place + i / 2 % 2 * 8, p.n_q - 1); }
-    FN i32 key(int i) const { return min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1); }
+    FN i32 query(const struct Attention &p, int i) const {
+        return min_i32(query_place + i / 2 % 2 * 8, p.n_q - 1);
+    }
+    FN i32 key(const struct Attention &p, int i) const {
+        return min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1);
+    }
     FN i32 head(int) const { return own_head; }
     FN i32 batch() const { return own_batch; }
 };
@@ -19,12 +22,13 @@ struct Where {
 FN struct Where where_of(const struct Attention &p, i32 head, i32 batch, i32 first_q,
                          i32 first_k) {
     const i32 q = first_q + lane_row(), k = first_k + lane_column();
-    return {p, q, k, head, batch, (float)(q + (p.n_kv - p.n_q) - k)};
+    return {q, k, head, batch, (float)(q + (p.n_kv - p.n_q) - k)};
 }
 
-FN void make_logits(Scores &s, const struct Log2Logit &logit, const struct Where &where) {
+FN void make_logits(Scores &s, const struct Log2Logit &logit, const struct Attention &p,
+                    const struct Where &where) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) s[i / 4][i % 4] = log2_logit(s[i / 4][i % 4], logit, where, i);
+    for (int i = 0; i < 8; i++) s[i / 4][i % 4] = log2_logit(s[i / 4][i % 4], logit, p, where, i);
 }
 
 // Whether some pairs of a tile are dead, or lie past the end.
