@@ -15,6 +15,7 @@ from maskc.core.target import Target
 from maskc.ir.selecting import place_of
 from maskc.plan.data_intervals import DataIntervals, data_intervals
 from maskc.plan.families.table import family_of
+from maskc.plan.intervals import CELL
 from maskc.plan.masks import (
     masks_for,
     why_layout,
@@ -23,7 +24,6 @@ from maskc.plan.masks import (
     with_distances,
     without_chosen,
 )
-from maskc.plan.intervals import CELL
 from maskc.plan.runs import run_length
 from maskc.plan.types import KernelPlan, PlannedMask
 
