@@ -113,6 +113,44 @@ class DataRows:
 
 
 @dataclass(frozen=True, slots=True)
+class TableText:
+    """A table or a parameter, as the template prints it."""
+
+    slot: int
+    rank: int
+    integer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EntryText:
+    """An entry that gets a share of a gradient."""
+
+    slot: int
+    index: tuple[str, ...]
+    """C expressions."""
+    slope: str
+    """d logit / d entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreText:
+    """A formula of the score in the language of a target."""
+
+    comment: tuple[str, ...]
+    tables: tuple[TableText, ...]
+    logit: str
+    slope_lines: tuple[str, ...]
+    """Values that are computed once: x0, x1, ..."""
+    slope: str
+    entry_lines: tuple[str, ...]
+    entries: tuple[EntryText, ...]
+    params: str
+    """The declaration of the argument block as a parameter."""
+    at: str
+    """What stands between it and a member."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -169,6 +207,8 @@ class KernelSpec:
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
     arguments: str = "Attention"
     """The argument block's name."""
+    score: ScoreText | None = None
+    """The formula of the score, where there is one."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
