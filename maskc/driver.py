@@ -177,6 +177,19 @@ def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
     return lines(plan, masks, dense, name)
 
 
+def order(mask: Mask, n_heads: int | None = None) -> tuple[str, int] | None:
+    """(the order of the live pairs of a head for long sequences, as O(N*w), the power of N in it);
+    of heads that differ the largest; None where one of them has no closed form."""
+    from maskc.plan.beside import pairs_of
+
+    found = [pairs_of(ir) for ir in analyse_heads(mask, n_heads).masks]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found):
+        return None
+    most = max(known, key=lambda each: each.degree)
+    return most.order, most.degree
+
+
 # ------------------------------------------------------------------ generated modules
 
 
