@@ -362,7 +362,6 @@ class Mask:
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
             HeadsUnknown: heads differ, and nobody says how many there are (MC114).
             NotAScore: `score` is no formula of the score (MC132).
-            ScoreNotRun: no kernel has both the mask and a formula of the score (MC419).
             MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver

@@ -33,7 +33,7 @@ class CPrinter(S.ScorePrinter):
 
     def __init__(self, at: str) -> None:
         super().__init__()
-        self._at, self._wide = at, False
+        self.at_member, self._wide = at, False
         known = {"h": "head", "b": "batch", "n_q": f"p{at}n_q", "n_kv": f"p{at}n_kv"}
 
         def symbol(name: str) -> str:
@@ -164,7 +164,8 @@ def score_text(formula: S.Formula, language: str, line: int | None) -> ScoreText
         tuple(_lines(printer, by_table.shared)),
         tuple(
             EntryText(
-                numbers[read.slot], tuple(printer(part) for part in read.index), printer(result)
+                numbers[read.slot], _place(printer, numbers[read.slot], read),
+                _indented(f"const float share = dlogit * ({printer(result)});", 12),
             )
             for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
         ),
@@ -177,9 +178,18 @@ def _lines(printer: CPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:
         yield _indented(f"const float x{number} = {printer(value)};")
 
 
+def _place(printer: CPrinter, slot: int, read: S.Read) -> str:
+    """Where the gradient of an entry is added."""
+    if not read.index:
+        return "const i64 place = 0;"
+    index = "".join(f", {printer(part)}" for part in read.index)
+    steps = f"p{printer.at_member}score_gradient_step"
+    return _indented(f"const i64 place = score_place_{slot}(p, {steps}{index});", 12)
+
+
 def _return(text: str) -> str:
     return _indented(f"return {text};")
 
 
-def _indented(text: str) -> str:
-    return wrapped(text, 90).replace("\n", "\n        ")
+def _indented(text: str, by: int = 8) -> str:
+    return wrapped(text, 86).replace("\n", "\n" + " " * by)

@@ -25,6 +25,7 @@ from maskc.core.target import TARGETS, Target
 from maskc.core.tensors import Array, contiguous
 from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
+from maskc.integrations.torch.handles import refuse
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
@@ -170,10 +171,11 @@ TEXTS = {
         "    hint: write it in the formula: cap * tanh(s / cap)",
     ),
     "MC419": (
-        lambda: mc.topk(4, of=mc.causal()).compile(64, target="simt", score=mc.scores.soft_cap(9)),
-        "MC419 score  no kernel runs this formula of the score: simt chooses single keys, and "
-        "knows no formula there\n"
-        "    hint: choose blocks of keys, or target='cpu'",
+        lambda: refuse("an operator", "score", False),
+        "MC419 score  no kernel runs this formula of the score: it is no operator, which "
+        "torch.compile, dispatch modes and the meta device need\n"
+        "    hint: call it outside of these; torch.compile without fullgraph=True does so by "
+        "itself",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),
