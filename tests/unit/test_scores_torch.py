@@ -215,6 +215,7 @@ def test_a_dot_product_of_rows_is_refused():
         mc.from_score_mod(lambda s, b, h, i, j: s + torch.dot(rope[b, h, i], rope[b, h // 2, j]))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_inside_of_torch_compile():
     """A call that would lose gradients there is refused; a disabled function keeps them."""
     bias = torch.randn(H, 2 * N, requires_grad=True)
