@@ -15,6 +15,7 @@ from maskc.cli.entries import entries
 from maskc.cli.explore import Models
 from maskc.cli.given import Arrays
 from maskc.cli.options import Asked, written_heads
+from maskc.core.boxes import tokens_of
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
@@ -312,6 +313,142 @@ def test_ranks_show_which_keys_travel(opened):
     expected = np.where((dense & together)[..., None], known["full"], known["empty"])
     expected = np.where((dense & ~together)[..., None], known["waste"], expected)
     assert (found[:300, :300] == expected).all()
+
+
+# ------------------------------------------------------------------ other tiles
+
+
+def run_by_boxes(dense, form):
+    """Which pairs lie in a box of queries times a box of keys with a live pair; their numbers."""
+    grid = (len(dense) // int(np.prod(form["extents"])), *form["extents"])
+    run, full, partial = np.zeros_like(dense), 0, 0
+    for q in tokens_of(grid, tuple(form["q"])):
+        rows = q[q >= 0]
+        for k in tokens_of(grid, tuple(form["k"])):
+            pair = np.ix_(rows, k[k >= 0])
+            full, partial = full + dense[pair].all(), partial + (0 < dense[pair].mean() < 1)
+            run[pair] = dense[pair].any()
+    return run, int(full), int(partial)
+
+
+def runs_by_classes(owners, form):
+    """The same for tiles of residue classes, part by part: queries and keys a stride apart."""
+    n_q, n_kv = owners[0].shape
+    runs, numbers = [], [0, 0]
+    for part, own in zip(form["parts"], owners, strict=True):
+        run, stride, (height, width) = np.zeros_like(own), part["stride"], part["tile"]
+        alone = part["keys"] is not None
+        for c in range(1 if alone else stride):
+            position = np.arange(n_q) + n_kv - n_q
+            rows = np.arange(n_q) if alone else np.flatnonzero(position % stride == c)
+            columns = np.arange(part["keys"] if alone else c, n_kv, stride)
+            for i in range(0, len(rows), height):
+                for j in range(0, len(columns), width):
+                    pair = np.ix_(rows[i : i + height], columns[j : j + width])
+                    run[pair] = own[pair].any()
+                    numbers[0] += own[pair].all()
+                    numbers[1] += 0 < own[pair].mean() < 1
+        runs.append(run)
+    return runs, *map(int, numbers)
+
+
+def parts_of(dense, form, window):
+    """The pairs of each part: of a window beside a dilated one, or of blocks beside summaries."""
+    n_q, n_kv = dense.shape
+    p, k = np.arange(n_q)[:, None] + n_kv - n_q, np.arange(n_kv)[None, :]
+    if form["parts"][-1]["keys"] is None:
+        last = dense & ((p - k) % form["parts"][-1]["stride"] == 0) & (p - k > window)
+        return [dense & ~last, last]
+    lanes = [dense & (k % 32 == part["keys"]) & (k < 32 * (p // 32)) for part in form["parts"][1:]]
+    return [dense & ~np.any(lanes, axis=0), *lanes]
+
+
+def check_form(page, dense, runs, layers, size):
+    """Cells of size x size pairs: live pairs in their parts' colours, then what runs in vain."""
+    found, by_shader = B.pixels(page, 0, 0, 1 / size)
+    assert not by_shader
+    known = B.colors(page)
+    n_q, n_kv = dense.shape
+    rows, columns = -(-n_q // size), -(-n_kv // size)
+    cell = np.broadcast_arrays(np.arange(n_q)[:, None] // size, np.arange(n_kv)[None, :] // size)
+
+    def share(pairs):
+        total, area = np.zeros((rows, columns)), np.zeros((rows, columns))
+        np.add.at(total, tuple(cell), pairs)
+        np.add.at(area, tuple(cell), 1)
+        return (total / area)[..., None]
+
+    live = [share(each) for each, _ in layers]
+    run = sum(share(each) for each in runs)
+    vain = np.maximum(0, np.minimum(run - sum(live), 1 - sum(live)))
+    mixed = known["empty"] + vain * (known["waste"] - known["empty"])
+    for own, (_, color) in zip(live, layers, strict=True):
+        mixed = mixed + own * (color - known["empty"])
+    rows, columns = min(rows, found.shape[0]), min(columns, found.shape[1])
+    difference = np.abs(found[:rows, :columns] - np.floor(mixed + 0.5)[:rows, :columns])
+    assert difference.max() <= 1  # sums of shares in another order
+    assert difference.mean() < 0.01
+
+
+def test_boxes_of_a_grid_on_the_map(opened):
+    """Swin's tiles are boxes: every pixel says which pairs they run."""
+    mask = mc.load(FOLDER / "swin.py")["swin"]()
+    n = 64 * 9  # the last boxes reach beyond the grid
+    model = model_of(mask, n)
+    (form,) = model["forms"]
+    dense = mask.dense(n)
+    run, full, partial = run_by_boxes(dense, form)
+    page = opened(model, "#show=boxes")
+    for size in (1, 8):
+        check_form(page, dense, [run], [(dense, B.colors(page)["full"])], size)
+    totals = page.evaluate("maskcExplorer.formTotals()[0].totals")
+    assert totals == {
+        "full": full, "partial": partial, "tiles": totals["tiles"], "area": int(run.sum())
+    }  # fmt: skip
+    page.evaluate("maskcExplorer.map.point(70, 5)")
+    runs = ", ".join(f"{64 * row} to {64 * row + 31}" for row in (0, 1))
+    B.shown_text(page, f"the tile of queries {runs}, ... 192 to 223")
+    page.evaluate("maskcExplorer.setLengths(600, 600)")  # no whole rows of the grid
+    B.shown_text(page, "none at these lengths")
+    check_cells(page, mask.dense(600), 4)
+
+
+CLASSES = {
+    "strided": (mc.window(9) | mc.dilated(200, stride=7), 500, 533),  # no stride divides these
+    "fixed": (
+        mc.load(FOLDER / "sparse_transformer_fixed.py")["sparse_transformer_fixed"](
+            length=32, summary=2
+        ), 500, 512,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_tiles_of_residue_classes_on_the_map(opened, name):
+    """Parts in their own colours; where they have parameters, sliders move them."""
+    mask, n_q, n_kv = CLASSES[name]
+    model = model_of(mask, n_q, n_kv)
+    (form,) = model["forms"]
+    page = opened(model, "#show=classes")
+    assert form["as_built"] is False
+
+    def check(dense, window):
+        owners = parts_of(dense, form, window)
+        runs, full, partial = runs_by_classes(owners, form)
+        colors = page.evaluate("maskcExplorer.painted().map(([color]) => color)")
+        layers = [(own, np.array(color)) for own, color in zip(owners, colors, strict=False)]
+        for size in (1, 4):
+            check_form(page, dense, runs, layers, size)
+        totals = page.evaluate("maskcExplorer.formTotals()[0].totals")
+        assert (totals["full"], totals["partial"]) == (full, partial)
+        assert totals["area"] == sum(int(run.sum()) for run in runs)
+
+    check(mask.dense(n_q, n_kv), 9)
+    if name == "strided":
+        page.evaluate("maskcExplorer.setParam('window', 30)")
+        check((mc.window(30) | mc.dilated(200, stride=7)).dense(n_q, n_kv), 30)
+        page.evaluate("maskcExplorer.map.point(450, 60)")
+        B.shown_text(page, "classes modulo 7: the tile of queries")
 
 
 # ------------------------------------------------------------------ text is text

@@ -3,6 +3,7 @@
 import { MOST, arrayOf, condition, reached } from "./formula.js";
 import { Counter } from "./counting.js";
 import { blended, layersPainter, maskPainter, tilePainter } from "./cells.js";
+import { BoxTiles, ClassTiles, formPainter } from "./forms.js";
 import { PairShader, fits } from "./shader.js";
 import { MaskMap } from "./map.js";
 import { Compare, Price, Source, Why, proofOf } from "./panes.js";
@@ -112,8 +113,42 @@ export class Explorer {
     const modes = [["mask", "Mask"], ["tiles", "Tiles"], ["waste", "Waste"]];
     if (this.pieces().length > 1) modes.push(["parts", "Parts"]);
     if (this.model.other) modes.push(["difference", "Difference"]);
+    for (const { mode, label } of this.model.forms ?? []) modes.push([mode, label]);
     if (this.model.ranks) modes.push(["ranks", "Ranks"]);
     return modes;
+  }
+
+  /** The form of tiles that a view shows, where these lengths and parameters have it. */
+  form(mode = this.state.mode) {
+    const form = this.model.forms?.find((each) => each.mode === mode), { n_q, n_kv } = this.state;
+    if (!form || !this.drawable) return null;
+    if (mode === "boxes") {
+      const period = form.extents.reduce((a, b) => a * b, 1);
+      if (n_q !== n_kv || n_q % period || Math.max(n_q / period, ...form.extents) > form.most || !n_q) return null;
+      return this.once("form boxes", () => ({ ...form, tiled: [new BoxTiles(form, this.counter(), n_q)], names: ["live"] }));
+    }
+    const divides = form.divides.every((stride) => (n_kv - n_q) % stride === 0);
+    const small = form.parts.every(({ bound }) => reached(bound, { ...this.magnitudes(), [form.of_all]: n_kv }) <= MOST);
+    if (!divides || !small || (form.as_built && !this.#asBuilt())) return null;
+    return this.once("form classes", () => ({ ...form, tiled: form.parts.map((part) => new ClassTiles(part, this.env(), form.of_all)), names: form.parts.map(({ name }) => name) }));
+  }
+
+  /** Numbers of all forms' tiles, beside those of ordinary ones. */
+  formTotals() {
+    return this.once("form totals", () => (this.model.forms ?? []).map((form) => {
+      const found = this.form(form.mode);
+      if (!found) return { ...form, totals: null };
+      const totals = found.tiled.map((each) => each.totals());
+      const sum = (name) => totals.reduce((all, each) => all + each[name], 0);
+      return { ...form, totals: { full: sum("full"), partial: sum("partial"), tiles: sum("tiles"), area: sum("area") } };
+    }));
+  }
+
+  /** The tiles of the shown form that hold the pair under the pointer: { name, kind, q, k }. */
+  formTiles() {
+    const { cursor } = this.map, form = cursor && this.form();
+    if (!form) return [];
+    return form.tiled.map((each, i) => ({ ...each.tileAt(cursor.q, cursor.k), name: form.names[i] })).filter(({ q }) => q);
   }
 
   pieces() { return this.set().pieces ?? []; }
@@ -131,10 +166,12 @@ export class Explorer {
 
   scene() {
     const { n_q, n_kv } = this.state, { ranks } = this.model;
-    const planned = this.state.mode !== "ranks" || (n_q === ranks.n && n_kv === ranks.n);
+    const shaped = this.model.forms?.some((form) => form.mode === this.state.mode);
+    const planned = shaped ? this.form() !== null : this.state.mode !== "ranks" || (n_q === ranks.n && n_kv === ranks.n);
     const mode = planned ? this.state.mode : "mask", colors = this.colors();
     const scene = { n_q, n_kv, colors, ink: colors.ink, tile: ["tiles", "waste"].includes(mode) ? this.tile : null, name: `${this.epoch} ${this.state.set} ${mode}` };
     if (!this.drawable) return scene;
+    if (shaped && planned) scene.runs = this.formTiles().filter(({ kind }) => kind);
     scene.painter = this.once(`painter ${mode}`, () => this.#painter(mode, colors));
     if (mode === "mask" || mode === "difference") scene.pairs = (view) => this.#pairs(mode, view, colors);
     return scene;
@@ -149,6 +186,10 @@ export class Explorer {
         const layers = counters.map((_, i) => channels(PIECES[i % PIECES.length]));
         return layersPainter(counters, env, colors, (shares) => blended(shares, layers, colors.empty));
       }
+      case "boxes": case "classes": {
+        const { tiled } = this.form();
+        return formPainter(tiled, env, colors, this.#layers(tiled.length, colors), blended);
+      }
       case "ranks": {
         const layers = [colors.full, colors.waste];
         return layersPainter(this.held(), env, colors, (shares) => blended(shares, layers, colors.empty));
@@ -160,6 +201,11 @@ export class Explorer {
       }
     }
     return maskPainter(this.counter(), env, colors);
+  }
+
+  /** Colours of the parts of a form; a single one has that of live pairs. */
+  #layers(number, colors) {
+    return Array.from({ length: number }, (_, i) => (number === 1 ? colors.full : channels(PIECES[[0, 2, 4, 3, 6, 7][i % 6]])));
   }
 
   #pairs(mode, view, colors) {
@@ -217,6 +263,13 @@ export class Explorer {
   tileWords() {
     const { cursor } = this.map, [height, width] = this.tile, { n_q, n_kv } = this.state;
     if (!cursor) return "";
+    const shaped = this.model.forms?.find(({ mode }) => mode === this.state.mode);
+    if (shaped) {
+      if (!this.form()) return `Lengths or parameters have no ${shaped.label.toLowerCase()}: ${shaped.only}.`;
+      const found = this.formTiles(), kinds = ["empty: no kernel loads it", "partial: the kernel tests its pairs", "full: the kernel tests no pair in it"];
+      if (!found.length) return "No tile of any part holds this pair.";
+      return found.map(({ name, kind, q, k }) => `${found.length > 1 || name !== "live" ? `${name}: ` : ""}the tile of queries ${runs(q)} and keys ${runs(k)} is ${kinds[kind]}.`).join(" ");
+    }
     const i = Math.floor(cursor.q / height), j = Math.floor(cursor.k / width);
     const box = [i * height, Math.min((i + 1) * height, n_q), j * width, Math.min((j + 1) * width, n_kv)];
     const live = this.counter().pairs(...box), area = (box[1] - box[0]) * (box[3] - box[2]);
@@ -233,7 +286,7 @@ export class Explorer {
       const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
       const found = {
         live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
-        note: price?.note ?? "",
+        forms: this.formTotals(), taken: this.model.taken?.n_q === n_q && this.model.taken.n_kv === n_kv && this.#asBuilt() ? this.model.taken.said : "",
         empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
       };
       if (price?.card) {
@@ -433,12 +486,23 @@ export class Explorer {
       waste: [["full", "live"], ["waste", "run, but not live"], ["empty", "not run"]],
       ranks: [["full", "one rank holds query and key"], ["waste", "the key travels to the query's rank"], ["empty", "not live"]],
       difference: [["only-a", `only in ${model.name}`], ["only-b", `only in ${model.other?.name}`], ["both", "in both"], ["empty", "in none"]],
-    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
+    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.#formLegend(colors) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
     this.legendBox.replaceChildren(...entries.map(([color, label, title]) => {
       const square = make("i");
       square.style.background = `rgb(${color.join(",")})`;
       return make("span", { title }, square, label);
     }));
+  }
+
+  /** [colour, label] of everything on the map. */
+  painted() { return this.#formLegend(this.colors()) ?? []; }
+
+  #formLegend(colors) {
+    const shaped = this.model.forms?.find((form) => form.mode === this.state.mode), form = this.form();
+    if (!shaped) return null;
+    if (!form) return [[colors.full, `no ${shaped.label.toLowerCase()} at these lengths`, shaped.only]];
+    const layers = this.#layers(form.names.length, colors);
+    return [...form.names.map((name, i) => [layers[i], name]), [colors.waste, "run, but not live"], [colors.empty, "not run"]];
   }
 
   #place() {
@@ -621,10 +685,18 @@ function firstPair(counter, q0, q1, k0, k1) {
   return { q: q0, k: k0 };
 }
 
+/** "0 to 31, 64 to 95, ... (4 runs)": stretches of tokens for people. */
+function runs(found) {
+  const said = found.slice(0, 2).map(([from, end]) => (end - from === 1 ? `${from}` : `${from} to ${end - 1}`)).join(", ");
+  if (found.length <= 2) return said;
+  const [from, end] = found[found.length - 1];
+  return `${said}, ... ${end - from === 1 ? from : `${from} to ${end - 1}`}`;
+}
+
 function help() {
   const keys = [
     ["← ↑ → ↓", "move, with Shift faster"], ["+ −", "closer, farther"], ["0", "the whole mask"], ["w a s d", "move the cursor by a pair or a cell"],
-    ["Enter", "close to the cursor"], ["m", "next view: mask, tiles, waste, parts, difference"], ["h H", "next and previous set of heads"],
+    ["Enter", "close to the cursor"], ["m", "next view: mask, tiles, waste, and what else there is"], ["h H", "next and previous set of heads"],
     ["f", "fly to a pair that tells both masks apart"], ["t", "the map as text"], ["l", "light or dark"], ["1 to 5", "map, why, price, source, compare"], ["Esc", "let the cursor go"],
   ];
   const dialog = make("dialog", { "aria-label": "keys" }, make("h2", {}, "Keys"),

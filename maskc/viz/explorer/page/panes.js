@@ -115,13 +115,16 @@ export class Price {
       ["live pairs", `${count(price.live)} of ${count(price.pairs)}`, percent(price.live / price.pairs)],
       [`tiles of ${price.tile.join(" x ")}`, `${count(price.full)} full, ${count(price.partial)} partial`, `${count(price.empty)} empty`],
       ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
+      ...price.forms.map(({ label, said, only, totals }) => (totals
+        ? [label.toLowerCase(), `${count(totals.full)} full, ${count(totals.partial)} partial; ${said}`, price.live ? `${(totals.area / price.live).toFixed(2)} x` : ""]
+        : [label.toLowerCase(), `none at these lengths: ${only}`, ""])),
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ];
     if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
     this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
       make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
-    make("p", { class: "aside" }, price.checked), price.note ? make("p", { class: "aside" }, price.note) : "");
+    make("p", { class: "aside" }, price.checked, price.taken ? ` By the cost model, ${price.taken}.` : ""));
     this.curve.replaceChildren(...curve(explorer));
   }
 }
