@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from base64 import b64decode
 from hashlib import sha256
@@ -220,7 +223,10 @@ def test_the_command_writes_one_file(tmp_path):
     assert shown["mask"]["n_q"] == 300
     assert [param["label"] for param in shown["mask"]["params"]] == ["window"]
     assert "subset" in shown["verdict"]["said"]
-    assert [file["name"] for file in shown["source"]["files"]] == ["IR", "C"]
+    files = shown["source"]["files"]
+    assert [file["name"] for file in files] == ["pattern", "IR", "C"]
+    assert files[0]["text"].strip() == "causal() & window(9)"
+    assert files[0]["links"] == [[1, 1]]
     assert not shown["served"]
 
 
@@ -278,6 +284,26 @@ def test_the_server_answers_its_own_page_alone(server):
     assert status == 400
     assert text.startswith("MC")
     assert urlsplit(server.url).hostname == "127.0.0.1"
+
+
+def test_ctrl_c_stops_the_command():
+    """It prints one address, serves it, and ends as asked."""
+    words = ("explore", "--expr", "causal()", "--no-browser", "--target", "cpu")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "maskc", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        place = urlsplit(run.stdout.readline().strip())
+        assert place.hostname == HOST
+        connection = HTTPConnection(HOST, place.port, timeout=60)
+        connection.request("GET", place.path)
+        assert connection.getresponse().status == 200
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert (run.returncode, said) == (0, "Ctrl-C stops\nstopped\n")
 
 
 def test_tokens_differ():

@@ -173,6 +173,9 @@ def test_counts_at_a_million(opened):
     page.evaluate("for (let i = 20; i--; maskcExplorer.map.draw()) maskcExplorer.map.pan(9, 7)")
     frames = page.evaluate("maskcExplorer.map.frames")
     print(f"milliseconds of frames at {n}: {[round(x, 1) for x in frames]}")
+    again = opened(model_of(STREAMING, n), "#theme=dark")
+    first = again.evaluate("maskcExplorer.map.firstAt")
+    print(f"milliseconds from opening the file to its first whole picture at {n}: {first:.0f}")
     natten = mc.load(FOLDER / "natten_2d.py")["natten_2d"]()
     page.evaluate(B.SHOW, {"name": "natten", "mask": mask_model(natten, n)})
     assert page.evaluate(LIVE) == 49 * n
@@ -239,6 +242,43 @@ def test_keys_and_text_twin(opened):
     assert page.evaluate("document.querySelector('dialog').open")
 
 
+def test_sources_by_keys(opened, tmp_path):
+    """From linked line to linked line, and from generated code to the pattern."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import maskc as mc\n\n@mc.pattern\ndef own(*, n: int = 9):\n"
+        "    return mc.causal() & (\n        mc.window(n) | mc.sinks(4)\n    )\n"
+    )
+    page = opened(model_of(mc.load(file)["own"](), 300))
+    names = page.evaluate("maskcExplorer.model.source.files.map(({ name }) => name)")
+    assert names == ["pattern", "IR", "C", "CUDA sm_90a"]
+    page.focus("button[role=tab]:nth-child(2)")
+    page.keyboard.press("Enter")
+    page.focus(".code")
+    page.keyboard.press("n")
+    marked = page.evaluate("maskcExplorer.source.marked")
+    assert page.locator(".code .marked").count() >= 1
+    page.keyboard.press("n")
+    page.keyboard.press("p")
+    assert page.evaluate("maskcExplorer.source.marked") == marked
+    page.keyboard.press("Enter")
+    assert page.evaluate("maskcExplorer.source.shown") == 0
+    lines = file.read_text().split("\n")
+    assert lines[marked - 1].strip() in page.inner_text(".code .marked")
+
+
+def test_a_lost_graphics_context_costs_no_pixel(opened):
+    """A browser grants a page few of them; a notebook may hold many maps."""
+    page = opened(model_of(STREAMING, 100))
+    check_pairs(page, STREAMING.dense(100), 0, 0, 2)
+    page.evaluate("maskcExplorer.shader.gl.getExtension('WEBGL_lose_context').loseContext()")
+    B.settled(page, "!!maskcExplorer.noShader")
+    found, by_shader = B.pixels(page, 0, 0, 2)
+    assert not by_shader
+    known, dense = B.colors(page), STREAMING.dense(100).repeat(2, 0).repeat(2, 1)
+    assert (found[:200, :200] == np.where(dense[..., None], known["full"], known["empty"])).all()
+
+
 def test_why_says_each_term_and_the_proof(opened):
     page = opened(model_of(STREAMING, 300))
     page.evaluate("maskcExplorer.map.flyTo(200, 190, 20)")
@@ -266,6 +306,12 @@ def test_permalink_restores_everything(opened):
         "JSON.stringify([maskcExplorer.state, maskcExplorer.map.view, maskcExplorer.map.cursor])"
     )
     assert again.evaluate(state) == page.evaluate(state)
+    assert again.inner_text(".alarm") == ""
+    other = opened(model, "#mask=prefix(3)&set.stride=2&with=full()&text=1")
+    B.shown_text(
+        other, "the address is of mask prefix(3), stride = 2, with full(), which this page"
+    )
+    assert other.is_visible(".twin")
     wrong = opened(model, "#n=-3&view=a,b,c&set=99&show=<b>&p.window=1e99")
     assert wrong.evaluate("maskcExplorer.state.n_q") == 300
 
@@ -289,6 +335,12 @@ def test_compare_flies_to_the_witness(opened):
     assert (found[:300, :300] == expected).all()
 
 
+STRIP = """(i => {
+  const canvas = document.querySelectorAll(".strip canvas")[i];
+  return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data];
+})"""
+
+
 def test_heads_have_their_own_sets(opened):
     mask = mc.per_head([mc.causal(), mc.causal(), mc.window(9)])
     page = opened(model_of(mask, 100))
@@ -296,13 +348,29 @@ def test_heads_have_their_own_sets(opened):
     page.focus(".map")
     page.keyboard.press("h")
     check_pairs(page, mask.dense(100)[2], 0, 0, 2)
+    assert page.locator(".strip button").all_inner_texts() == ["heads 0-1", "head 2"]
+    B.settled(page, f"{STRIP}(1).length && {STRIP}(1)[3] === 255")
+    known, side = B.colors(page), 40
+    for i, head in enumerate((0, 2)):
+        picture = np.array(page.evaluate(f"{STRIP}({i})")).reshape(side, side, 4)[..., :3]
+        edges = 100 * np.arange(side + 1) // side
+        dense = np.add.reduceat(mask.dense(100)[head].astype(int), edges[:-1], 0)
+        live = np.add.reduceat(dense, edges[:-1], 1)
+        share = (live / np.outer(np.diff(edges), np.diff(edges)))[..., None]
+        partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
+        expected = np.where(
+            share == 0, known["empty"], np.where(share == 1, known["full"], partial)
+        )
+        assert np.abs(picture - expected).max() <= 1
+    page.click(".strip button:first-child")
+    assert page.evaluate("maskcExplorer.state.set") == 0
 
 
 def test_ranks_show_which_keys_travel(opened):
     """Tokens are held in stretches; a pair whose query and key lie apart needs the key sent."""
     edges, owner = [0, 100, 180, 300], [0, 1, 0]
     model = model_of(STREAMING, 300)
-    model["ranks"] = {"n": 300, "ranks": 2, "edges": edges, "owner": owner, "halo": [0, 0]}
+    model["ranks"] = {"n": 300, "ranks": 2, "edges": edges, "owner": owner, "halo": [80, 40]}
     page = opened(model, "#show=ranks")
     holder = np.repeat(owner, np.diff(edges))
     together = holder[:, None] == holder[None, :]
@@ -313,6 +381,13 @@ def test_ranks_show_which_keys_travel(opened):
     expected = np.where((dense & together)[..., None], known["full"], known["empty"])
     expected = np.where((dense & ~together)[..., None], known["waste"], expected)
     assert (found[:300, :300] == expected).all()
+    page.evaluate("maskcExplorer.map.point(190, 170)")
+    B.shown_text(
+        page, "Rank 0 runs the query, to which the key travels from rank 1. 80 keys travel"
+    )
+    read = 'maskcExplorer.map.overCanvas.getContext("2d").getImageData(59, {}, 1, 1).data'
+    owners = [page.evaluate(f"[...{read.format(30 + token)}]") for token in (50, 150, 250)]
+    assert owners[0] == owners[2] != owners[1]
 
 
 # ------------------------------------------------------------------ other tiles
@@ -502,6 +577,16 @@ def test_served_page_gets_the_rest_and_other_settings(chromium):
         check_cells(page, wider.dense(400), 4)
         page.evaluate("maskcExplorer.compareWith('causal()')")
         B.settled(page, "maskcExplorer.state.mode === 'difference'")
+        page.evaluate("maskcExplorer.setParam('window', 100)")
+        link = page.evaluate("maskcExplorer.permalink()")
+        assert parse_qs(link)["set.dilation"] == ["3"]
+        assert parse_qs(link)["with"] == ["causal()"]
+        state = "JSON.stringify([maskcExplorer.state, maskcExplorer.model.settings])"
+        was = page.evaluate(state)
+        page.goto("about:blank")
+        page.goto(f"{server.url}#{link}")  # the first model knows nothing of all this
+        B.settled(page, "window.maskcExplorer?.model.other?.expression === 'causal()'")
+        assert page.evaluate(state) == was
         refusal = "maskcExplorer.compareWith('import os').catch(({ message }) => message)"
         refused = page.evaluate(refusal)
         assert refused.startswith("MC")

@@ -116,7 +116,7 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
             why = refusal.finding
     planned = next((plan for plan in plans if plan.target == target), None)
     price = _no_price(problem, why) if planned is None else prices(planned)
-    text = pattern_text(shown.written)
+    text = pattern_text(shown.written, shown.expression)
     files = sources(shown.written, written, plans, shown.name, text)
     if planned is None:
         return {"source": {"files": files}, "price": price}

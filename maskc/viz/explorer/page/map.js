@@ -131,7 +131,7 @@ export class MaskMap {
     this.frames.push(performance.now() - begun);
     if (this.frames.length > 240) this.frames.shift();
     if (!this.complete) this.redraw();
-    else this.owner.drawn();
+    else this.firstAt ??= performance.now();  // since the page was asked for
   }
 
   /** The view in device pixels, for the shader; its canvas includes the axes. */
@@ -218,6 +218,7 @@ export class MaskMap {
     context.strokeStyle = scene.ink.line;
     context.lineWidth = 1;
     context.strokeRect(LEFT - 0.5, TOP - 0.5, width, height);
+    if (scene.strips) this.#drawStrips(context, scene.strips);
     context.fillStyle = scene.ink.quiet;
     context.font = "11px system-ui, sans-serif";
     context.textAlign = "center"; context.textBaseline = "alphabetic";
@@ -235,6 +236,18 @@ export class MaskMap {
     context.textAlign = "left"; context.textBaseline = "alphabetic";
     context.fillText("keys →", 4, 12);
     context.fillText("↓ queries", 4, 25);
+  }
+
+  /** Beside both axes: who runs the queries, and who holds the keys. */
+  #drawStrips(context, { edges, colors }) {
+    const { q, k, scale } = this.view;
+    colors.forEach((color, i) => {
+      const span = (from, start, most) => [start + Math.max(0, (edges[i] - from) * scale), start + Math.min(most, (edges[i + 1] - from) * scale)];
+      const [top, bottom] = span(q, TOP, this.height), [left, right] = span(k, LEFT, this.width);
+      context.fillStyle = color;
+      if (bottom > top) context.fillRect(LEFT - 5, top, 4, bottom - top);
+      if (right > left) context.fillRect(left, TOP - 5, right - left, 4);
+    });
   }
 
   /** Outlines of the tile under the pointer, all its stretches; where they are fine, their hull. */
