@@ -482,7 +482,7 @@ def test_boxes_of_a_grid_on_the_map(opened):
     }  # fmt: skip
     page.evaluate("maskcExplorer.map.point(70, 5)")
     runs = ", ".join(f"{64 * row} to {64 * row + 31}" for row in (0, 1))
-    B.shown_text(page, f"the tile of queries {runs}, ... 192 to 223")
+    B.shown_text(page, f"The tile of queries {runs}, ... 192 to 223")
     page.evaluate("maskcExplorer.setLengths(600, 600)")  # no whole rows of the grid
     B.shown_text(page, "none at these lengths")
     check_cells(page, mask.dense(600), 4)

@@ -162,7 +162,7 @@ export class Explorer {
 
   colors() {
     return this.once("colors", () => {
-      const style = getComputedStyle(this.shell), names = ["full", "partial", "empty", "outside", "waste", "only-a", "only-b", "both"];
+      const style = getComputedStyle(this.shell), names = ["full", "partial", "empty", "outside", "waste", "second", "only-a", "only-b", "both"];
       const found = Object.fromEntries(names.map((name) => [name, channels(style.getPropertyValue(`--${name}`).trim())]));
       const ink = Object.fromEntries(["ink", "quiet", "line", "paper"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
       return { ...found, unknown: [128, 128, 128], ink };
@@ -209,9 +209,10 @@ export class Explorer {
     return maskPainter(this.counter(), env, colors);
   }
 
-  /** Colours of the parts of a form; a single one has that of live pairs. */
+  /** Colours of the parts of a form; the first has that of live pairs. */
   #layers(number, colors) {
-    return Array.from({ length: number }, (_, i) => (number === 1 ? colors.full : channels(PIECES[[0, 2, 4, 3, 6, 7][i % 6]])));
+    const first = [colors.full, colors.second];
+    return Array.from({ length: number }, (_, i) => first[i] ?? channels(PIECES[[2, 3, 6, 7][i % 4]]));
   }
 
   #pairs(mode, view, colors) {
@@ -278,7 +279,7 @@ export class Explorer {
       if (!this.form()) return `Lengths or parameters have no ${shaped.label.toLowerCase()}: ${shaped.only}.`;
       const found = this.formTiles(), kinds = ["empty: no kernel loads it", "partial: the kernel tests its pairs", "full: the kernel tests no pair in it"];
       if (!found.length) return "No tile of any part holds this pair.";
-      return found.map(({ name, kind, q, k }) => `${found.length > 1 || name !== "live" ? `${name}: ` : ""}the tile of queries ${runs(q)} and keys ${runs(k)} is ${kinds[kind]}.`).join(" ");
+      return found.map(({ name, kind, q, k }) => `${name === "live" ? "The" : `${name}: the`} tile of queries ${runs(q)} and keys ${runs(k)} is ${kinds[kind]}.`).join(" ");
     }
     const i = Math.floor(cursor.q / height), j = Math.floor(cursor.k / width);
     const box = [i * height, Math.min((i + 1) * height, n_q), j * width, Math.min((j + 1) * width, n_kv)];

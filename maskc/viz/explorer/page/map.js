@@ -230,7 +230,7 @@ export class MaskMap {
     context.textAlign = "right"; context.textBaseline = "middle";
     for (const at of ticks(q, Math.min(scene.n_q, q + this.height / scale), this.height / 40)) {
       const y = TOP + (at - q + (scale > 16 ? 0.5 : 0)) * scale;
-      context.fillText(shortened(at), LEFT - 9, y);
+      context.fillText(shortened(at), LEFT - 9, Math.max(y, TOP + 6));  // below the axes' names
       context.fillRect(LEFT - 5, y, 4, 1);
     }
     context.textAlign = "left"; context.textBaseline = "alphabetic";
