@@ -24,7 +24,7 @@ PAGES = {
     "bigbird_etc": (["bigbird_etc", "--n", "2048"], "show=parts&at=1200,1000"),
     "dilated_longformer": (
         ["dilated_longformer", "--set", "n_global=16", "--n", "2048"],
-        "view=600,560,2&show=classes&at=700,764",
+        "view=440,-6,1.2&show=classes&at=700,300",
     ),
     "streaming_1m": (["streaming", "--n", "1M"], "at=900000,899000"),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import numpy as np
 import pytest
@@ -551,6 +551,9 @@ def test_hostile_text_is_shown_as_text(opened, tmp_path):
     assert HOSTILE in page.inner_text(".code")
     assert page.evaluate("window.stolen") is None
     assert page.evaluate("document.querySelectorAll('img').length") == 0
+    page = opened(model, f"#{urlencode({'mask': f'another {HOSTILE}'})}")
+    assert HOSTILE in page.inner_text(".alarm")
+    assert page.evaluate("window.stolen") is None
 
 
 def test_served_page_gets_the_rest_and_other_settings(chromium):
