@@ -323,6 +323,11 @@ def test_compare_flies_to_the_witness(opened):
     parts = page.evaluate("maskcExplorer.differences()")
     assert parts["first"] == (STREAMING - other).count(300)
     assert parts["second"] == 0
+    page.evaluate("maskcExplorer.setMode('difference'); maskcExplorer.map.fit()")
+    twin = page.evaluate("maskcExplorer.text()").splitlines()
+    assert twin[2] == f"a only in mask: {parts['first']:,} pairs"
+    assert twin[3:5] == ["b only in other: 0 pairs", f"= in both: {parts['both']:,} pairs"]
+    assert {sign for line in twin[7:] for sign in line} == {"a", "=", "."}
     page.evaluate("maskcExplorer.flyToWitness()")
     cursor = page.evaluate("maskcExplorer.map.cursor")
     difference = mc.diff(STREAMING, other, n=300)
@@ -480,6 +485,9 @@ def test_boxes_of_a_grid_on_the_map(opened):
     assert totals == {
         "full": full, "partial": partial, "tiles": totals["tiles"], "area": int(run.sum())
     }  # fmt: skip
+    twin = page.evaluate("maskcExplorer.map.fit(), maskcExplorer.text()")
+    assert f"x run, but not live: {int(run.sum() - dense.sum()):,} pairs" in twin
+    assert f": {full} full, {partial} partial; they run" in twin
     page.evaluate("maskcExplorer.map.point(70, 5)")
     runs = ", ".join(f"{64 * row} to {64 * row + 31}" for row in (0, 1))
     B.shown_text(page, f"The tile of queries {runs}, ... 192 to 223")

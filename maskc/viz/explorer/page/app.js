@@ -569,7 +569,13 @@ export class Explorer {
     this.#twin();
   }
 
-  #twin() { if (this.state.twin) this.twinBox.textContent = this.text(); }
+  #twin() {
+    if (!this.state.twin) return;
+    const { q, k, scale } = this.map.view, { width, height } = this.map;
+    const shown = [this.epoch, this.state.set, this.state.mode, q, k, scale, width, height].join(" ");
+    if (shown !== this.twinShown) this.twinBox.textContent = this.text();
+    this.twinShown = shown;
+  }
 
   /** The map as it is on the screen, in characters, with exact numbers. */
   text({ rows, columns } = TWIN) {
@@ -578,21 +584,62 @@ export class Explorer {
     const [q0, q1] = ends(q, this.map.height, n_q), [k0, k1] = ends(k, this.map.width, n_kv);
     if (!this.drawable || q0 >= q1 || k0 >= k1) return "nothing of the mask is in view";
     const down = Math.max(1, Math.ceil((q1 - q0) / rows)), right = Math.max(1, Math.ceil((k1 - k0) / columns));
-    const counter = this.counter(), live = counter.pairs(q0, q1, k0, k1);
-    const lines = [
-      `queries ${q0} to ${q1 - 1} down, keys ${k0} to ${k1 - 1} right; a character is ${down} x ${right} pairs`,
-      `${count(live)} of ${count((q1 - q0) * (k1 - k0))} pairs are live (${percent(live / ((q1 - q0) * (k1 - k0)))}); # all, + some, . none`, "",
-    ];
+    const area = (q1 - q0) * (k1 - k0), live = this.counter().pairs(q0, q1, k0, k1), layers = this.#twinLayers();
+    const sums = layers.map(() => 0), lines = [];
     for (let i = q0; i < q1; i += down) {
       let line = "";
       for (let j = k0; j < k1; j += right) {
         const box = [i, Math.min(i + down, q1), j, Math.min(j + right, k1)];
-        const found = counter.pairs(...box);
-        line += Number.isNaN(found) ? "?" : found === 0 ? "." : found === (box[1] - box[0]) * (box[3] - box[2]) ? "#" : "+";
+        const found = layers.map(({ pairs }) => pairs(...box));
+        found.forEach((value, n) => { sums[n] += value; });
+        line += this.#sign(layers, found, (box[1] - box[0]) * (box[3] - box[2]));
       }
       lines.push(line);
     }
-    return lines.join("\n");
+    const said = [
+      `queries ${q0} to ${q1 - 1} down, keys ${k0} to ${k1 - 1} right; a character is ${down} x ${right} pairs`,
+      `${count(live)} of ${count(area)} pairs are live (${percent(live / area)})${layers.length > 1 ? "" : "; # all, + some, . none"}`,
+      ...(layers.length > 1 ? layers.map(({ sign, label }, n) => `${sign} ${label}: ${count(sums[n])} pairs`) : []),
+      ...(layers.length > 1 ? ["a character names what most of its pairs are; . nothing of these"] : []),
+      ...this.#tileNumbers(), "", ...lines,
+    ];
+    return said.join("\n");
+  }
+
+  /** What the shown view colours, as signs: { sign, label, pairs(q0, q1, k0, k1) }. */
+  #twinLayers() {
+    const { mode } = this.state, { model } = this;
+    const of = (counter) => (...box) => counter.pairs(...box);
+    if (mode === "parts") return this.pieces().map((piece, i) => ({ sign: "123456789"[i] ?? "*", label: `${piece.kind}: ${piece.text}`, pairs: of(this.once(`piece ${i}`, () => new Counter(condition(piece.keep, this.env())))) }));
+    if (mode === "difference") {
+      const { first, second, both } = this.compared();
+      return [["a", `only in ${model.name}`, first], ["b", `only in ${model.other.name}`, second], ["=", "in both", both]].map(([sign, label, counter]) => ({ sign, label, pairs: of(counter) }));
+    }
+    if (mode === "ranks" && this.state.n_q === model.ranks.n && this.state.n_kv === model.ranks.n) {
+      const [held, sent] = this.held();
+      return [{ sign: "#", label: "one rank holds query and key", pairs: of(held) }, { sign: ">", label: "the key travels", pairs: of(sent) }];
+    }
+    const form = this.form();
+    if (form) {
+      const sum = (name) => (...box) => form.tiled.reduce((all, each) => all + each.region(...box)[name], 0);
+      const parts = form.tiled.map((each, i) => ({ sign: "#23456789"[i] ?? "*", label: form.names[i], pairs: (...box) => each.region(...box).live }));
+      return [...parts, { sign: "x", label: "run, but not live", pairs: (...box) => sum("run")(...box) - sum("live")(...box) }];
+    }
+    return [{ pairs: of(this.counter()) }];
+  }
+
+  #sign(layers, found, area) {
+    if (found.some(Number.isNaN)) return "?";
+    if (layers.length === 1) return found[0] === 0 ? "." : found[0] === area ? "#" : "+";
+    const most = Math.max(...found);
+    return most > 0 ? layers[found.indexOf(most)].sign : ".";
+  }
+
+  /** Numbers of tiles, where tiles are shown. */
+  #tileNumbers() {
+    const price = this.price(), said = ({ full, partial, area }, name) => `${name}: ${count(full)} full, ${count(partial)} partial; they run ${(area / Math.max(1, price.live)).toFixed(2)} x the live pairs`;
+    if (["tiles", "waste"].includes(this.state.mode)) return [said(price, `tiles of ${price.tile.join(" x ")} of the whole mask`)];
+    return price.forms.filter(({ mode, totals }) => mode === this.state.mode && totals).map((form) => said(form.totals, form.said));
   }
 
   // ---------------------------------------------------------------- keys
