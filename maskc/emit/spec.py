@@ -87,6 +87,26 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskSide:
+    """How a pass looks at a mask, see templates/sm90a/lib/mask_sides.cuh."""
+
+    name: str
+    """Its type."""
+    row: str
+    columns: str
+    """What they are, for the reader."""
+    variable: str
+    """Of a row, in bounds of its columns."""
+    bounds: str
+    spared: str
+    """Fields of `Shape`."""
+
+
+BY_QUERY = MaskSide("ByQuery", "query", "keys", "ti", "key_bounds", "spared_key_bounds")
+BY_KEY = MaskSide("ByKey", "key", "queries", "tj", "query_bounds", "spared_query_bounds")
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -156,9 +176,38 @@ class KernelSpec:
         return max(most, *(len(shape.spared_key_bounds) for shape in self.shapes))
 
     @property
-    def spared_by_intervals(self) -> bool:
-        """Whether such pairs come as intervals, too."""
-        return self.intervals > 0
+    def spared_policy(self) -> str:
+        """What decides which pairs are kept whatever their scores:
+        templates/sm90a/lib/spared_*.cuh of that name (sm_90a)."""
+        if not self.spares:
+            return "nothing"
+        return "intervals" if self.intervals else "pairs"
+
+    @property
+    def spared_sides(self) -> tuple[MaskSide, ...]:
+        """From where these come as intervals."""
+        return self.mask_sides if self.spared_policy == "intervals" else ()
+
+    @property
+    def mask_policy(self) -> str:
+        """What decides in partial tiles: templates/sm90a/lib/mask_*.cuh of that name (sm_90a)."""
+        if self.boxes is not None:
+            return "boxes"
+        if self.distances:
+            return "relative_bits"
+        if self.by_documents:
+            return "documents"
+        if not self.intervals:
+            return "pairs"
+        return "intervals" if self.cells is None else "chosen_blocks"
+
+    @property
+    def mask_sides(self) -> tuple[MaskSide, ...]:
+        """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
+        one and the other (sm_90a)."""
+        if not self.backward:
+            return (BY_QUERY,)
+        return (BY_KEY, BY_QUERY) if getattr(self.schedule, "row_bytes", 0) else (BY_KEY,)
 
     @property
     def tests_pairs(self) -> bool:
