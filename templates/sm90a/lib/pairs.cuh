@@ -11,11 +11,10 @@ FN u32 is_live(const struct Mask &mask, i32 row, i32 column, i32 n_q, i32 n_kv) 
 
 // Aligned runs of columns are alike: one of each is tested.
 template <class Side>
-FN void add_runs(struct Visible &seen, const struct Attention &p, const struct Mask &mask,
-                 const i32 (&rows)[2], i32 first) {
+FN void add_runs(struct Visible &seen, const struct Mask &mask, const i32 (&rows)[2], i32 first,
+                 i32 n_q, i32 n_kv) {
     constexpr int ALL = 4 * OWN, ALIKE = Side::KEY_ROWS ? QUERY_RUN : KEY_RUN;
     constexpr int RUN = ALIKE < ALL ? ALIKE : ALL;
-    const i32 n_q = Side::queries(p), n_kv = p.n_kv;
 #pragma unroll
     for (int i = 0; i < ALL / RUN; i++) {
         const i32 inside = min_i32(first + RUN * i, Side::last_column(n_q, n_kv));
@@ -35,10 +34,10 @@ FN void add_runs(struct Visible &seen, const struct Attention &p, const struct M
 
 // Some pairs at a time; those of keys from `end` on are none.
 template <class Side>
-FN void add_pairs(struct Visible &seen, const struct Attention &p, const struct Mask &mask,
-                  const i32 (&rows)[2], i32 first, i32 end) {
+FN void add_pairs(struct Visible &seen, const struct Mask &mask, const i32 (&rows)[2], i32 first,
+                  i32 end, i32 n_q, i32 n_kv) {
     constexpr int AT_ONCE = Side::KEY_ROWS ? 2 : PAIRS_AT_ONCE;  // columns
-    const i32 n_q = Side::queries(p), n_kv = p.n_kv, own = first + threadIdx.x % 4 * 2;
+    const i32 own = first + threadIdx.x % 4 * 2;
 #pragma unroll AT_ONCE
     for (int i = 0; i < OWN; i++) {
         const i32 column = own + i / 2 * 8 + i % 2;
@@ -54,9 +53,9 @@ FN void add_pairs(struct Visible &seen, const struct Attention &p, const struct 
 
 // One pair at a time: long formulas need the registers.
 template <class Side>
-FN void add_single_pairs(struct Visible &seen, const struct Attention &p, const struct Mask &mask,
-                         const i32 (&rows)[2], i32 first) {
-    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+FN void add_single_pairs(struct Visible &seen, const struct Mask &mask, const i32 (&rows)[2],
+                         i32 first, i32 n_q, i32 n_kv) {
+    const i32 column = first + threadIdx.x % 4 * 2;
 #pragma unroll 1
     for (int i = 0; i < 2 * OWN; i++) {
         const i32 r = i % 2, own = i / 2;
@@ -69,13 +68,13 @@ FN void add_single_pairs(struct Visible &seen, const struct Attention &p, const 
 
 // All of a tile, in whichever way suits the formula.
 template <class Side>
-FN void add_tested(struct Visible &seen, const struct Attention &p, const struct Mask &mask,
-                   const i32 (&rows)[2], i32 first) {
+FN void add_tested(struct Visible &seen, const struct Mask &mask, const i32 (&rows)[2], i32 first,
+                   i32 n_q, i32 n_kv) {
     constexpr bool RUNS = (Side::KEY_ROWS ? QUERY_RUN : KEY_RUN) >= 8;
     if constexpr (RUNS)
-        add_runs<Side>(seen, p, mask, rows, first);
+        add_runs<Side>(seen, mask, rows, first, n_q, n_kv);
     else if constexpr (Side::KEY_ROWS && LONG_FORMULA)
-        add_single_pairs<Side>(seen, p, mask, rows, first);
+        add_single_pairs<Side>(seen, mask, rows, first, n_q, n_kv);
     else
-        add_pairs<Side>(seen, p, mask, rows, first, p.n_kv);
+        add_pairs<Side>(seen, mask, rows, first, n_kv, n_q, n_kv);
 }
