@@ -36,6 +36,6 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
         }
         return seen;
     }
-    add_pairs<Side>(seen, mask, rows, first, end < 0 ? -end : end, n_q, n_kv);
+    add_pairs<Side>(seen, mask, rows, column, end < 0 ? -end : end, n_q, n_kv);
     return seen;
 }
