@@ -44,7 +44,7 @@ FN void add_pairs(struct Visible &seen, const struct Mask &mask, const i32 (&row
         for (int r = 0; r < 2; r++) {
             const u32 live = is_live<Side>(mask, rows[r], inside, n_q, n_kv);
             seen.word[r][WORDS > 1 ? i / 32 : 0] |=
-                (live & (Side::KEY_ROWS || column < end)) << i % 32;
+                Side::KEY_ROWS ? live << i : (live & (column < end)) << i % 32;
         }
     }
 }
