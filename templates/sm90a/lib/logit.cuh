@@ -1,9 +1,9 @@
-// From the score q . k of a pair to its logit, and the derivative on the way back. Here alone stands
-// what features make of scores: the soft cap bends them, then ALiBi subtracts what distance costs.
-// Kernels for Hopper ask the facts, and call what follows; they name none of these features.
+// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
+// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
+// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
 // Needs: device.cuh, unpack.cuh, Attention.
-// Gives: facts; left_scale; HeadLogit; bend, halfway and what becomes of it, Slopes; Log2Logit and
-// logit_and_slope, in the arithmetic of kernels whose unit holds the cap.
+// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
+// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
 // with what follows; nothing is computed of what is not asked for:
