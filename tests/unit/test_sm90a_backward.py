@@ -103,7 +103,7 @@ def test_workspace_is_what_the_source_reckons_with(dim, form):
     assert f"constexpr int SHARES = {plan.shares};" in text
     assert "TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;" in text
     assert "KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;" in text
-    assert f"SLOPE_SUMS = WITH_ALIBI ? {SLOPE_SUMS} : 0;" in text
+    assert f"SLOPE_SUMS = HEAD_GRADIENT ? {SLOPE_SUMS} : 0;" in text
 
 
 @pytest.mark.parametrize("dim", DIMS)
