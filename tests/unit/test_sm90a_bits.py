@@ -138,7 +138,8 @@ OF_DATA = {
     "short documents": (mc.documents("d") & CAUSAL, {"d": packed_ids(9)}),
     "documents in any order": (mc.documents("d") & mc.flags("x"), {"d": any_ids, "x": flags}),
     "documents or flags": (
-        mc.documents("d") & CAUSAL | mc.flags("x") & mc.window(50), {"d": packed_ids(60), "x": flags},
+        mc.documents("d") & CAUSAL | mc.flags("x") & mc.window(50),
+        {"d": packed_ids(60), "x": flags},
     ),
     "two rulers": (
         mc.documents("d") & mc.documents("e") & CAUSAL,
