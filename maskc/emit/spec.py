@@ -113,6 +113,35 @@ class DataRows:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskSide:
+    """How a pass looks at a mask, see templates/sm90a/lib/mask_sides.cuh."""
+
+    name: str
+    """Its type."""
+    row: str
+    columns: str
+    """What they are, for the reader."""
+    variable: str
+    """Of a row, in bounds of its columns."""
+    column: str
+    count: str
+    """A column, and how many there are, in conditions on them."""
+    bounds: str
+    spared: str
+    """Fields of `Shape`."""
+    data: str
+    """Field of `KernelSpec`."""
+
+
+BY_QUERY = MaskSide(
+    "ByQuery", "query", "keys", "ti", "k", "n_kv", "key_bounds", "spared_key_bounds", "by_query"
+)
+BY_KEY = MaskSide(
+    "ByKey", "key", "queries", "tj", "q", "n_q", "query_bounds", "spared_query_bounds", "by_key"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -186,30 +215,56 @@ class KernelSpec:
         return max(most, *(len(shape.spared_key_bounds) for shape in self.shapes))
 
     @property
-    def spared_by_intervals(self) -> bool:
-        """Whether such pairs come as intervals, too."""
-        return self.intervals > 0
+    def spared_policy(self) -> str:
+        """What decides which pairs are kept whatever their scores:
+        templates/sm90a/lib/spared_*.cuh of that name (sm_90a)."""
+        if not self.spares:
+            return "nothing"
+        return "intervals" if self.intervals else "pairs"
+
+    @property
+    def spared_sides(self) -> tuple[MaskSide, ...]:
+        """From where these come as intervals."""
+        return self.mask_sides if self.spared_policy == "intervals" else ()
+
+    @property
+    def mask_policy(self) -> str:
+        """What decides in partial tiles: templates/sm90a/lib/mask_*.cuh of that name (sm_90a)."""
+        if self.boxes is not None:
+            return "boxes"
+        if self.distances:
+            return "relative_bits"
+        if self.by_documents:
+            return "documents"
+        if not self.intervals:
+            return "data" if any(self._of_data) else "pairs"
+        return "intervals" if self.cells is None else "chosen_blocks"
+
+    @property
+    def mask_sides(self) -> tuple[MaskSide, ...]:
+        """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
+        one and the other (sm_90a)."""
+        if not self.backward:
+            return (BY_QUERY,)
+        return (BY_KEY, BY_QUERY) if getattr(self.schedule, "row_bytes", 0) else (BY_KEY,)
 
     @property
     def tests_pairs(self) -> bool:
         """Whether the predicate decides in partial tiles (sm_90a); by documents only where a tile
         has several."""
-        return self.tests_keys if self.backward else self.tests_queries
+        if self.mask_policy == "data":
+            return any(data is None or bool(data.differs) for data in self._of_data)
+        return self.mask_policy in ("pairs", "documents")
 
     @property
-    def tests_queries(self) -> bool:
-        """Whether it decides where rows are queries."""
-        return self._tests(self.by_query)
+    def data_early(self) -> bool:
+        """Whether finding a query's keys from data reads more than its own (sm_90a)."""
+        return self.by_query is None or bool(self.by_query.differs or self.by_query.columns)
 
     @property
-    def tests_keys(self) -> bool:
-        """Whether it decides where rows are keys."""
-        return self._tests(self.by_key)
-
-    def _tests(self, data: DataRows | None) -> bool:
-        if self.distances or self.boxes is not None or (data is not None and not data.differs):
-            return False
-        return self.by_documents or not self.intervals
+    def _of_data(self) -> tuple[DataRows | None, ...]:
+        """The rows of each side, where data tell."""
+        return tuple(getattr(self, side.data) for side in self.mask_sides)
 
     @property
     def filters_pairs(self) -> bool:

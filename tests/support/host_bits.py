@@ -26,7 +26,7 @@ from maskc.testing.emulator.built import library
 _SHIMS = """
 #include <stdint.h>
 #include <setjmp.h>
-#define FN static inline
+#define FN inline
 typedef uint32_t u32;
 typedef uint64_t u64;
 struct { unsigned x; } threadIdx;
@@ -71,8 +71,10 @@ extern "C" void tile(const Attention *p, int head, int row, int index, unsigned 
     for (int warp = 0; warp < TILE_Q / 16; warp++)
         run_warp([&](int lane) {
             const int q = 16 * warp + lane / 4;
-            OUTSIDE
-            const Seen seen = LOOK(*p, 0, head, row * TILE_Q + q, index * KEY_STEP);
+            const int place = row * TILE_Q + q, first = index * KEY_STEP;
+            MaskRow kept;
+            const Visible early = prefetch_mask<ByQuery>(*p, {0, head}, place, first);
+            const Visible seen = visible<ByQuery>(*p, {0, head}, place, first, kept, early);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < OWN; i++)
                     live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
@@ -86,12 +88,13 @@ extern "C" void tile(const Attention *p, int head, int row, int column, unsigned
         for (int warp = 0; warp < TILE_K / 16; warp++)
             run_warp([&](int lane) {
                 const int k = 16 * warp + lane / 4;
-                const Seen seen = seen_by(*p, {0, head}, column * TILE_K + k,
-                                          row * TILE_Q + part * QUERIES);
+                MaskRow kept;
+                const Visible seen = visible<ByKey>(*p, {0, head}, column * TILE_K + k,
+                                                    row * TILE_Q + part * QUERIES, kept, {});
                 for (int r = 0; r < 2; r++)
                     for (int i = 0; i < OWN; i++) {
                         const int q = part * QUERIES + i / 2 * 8 + lane % 4 * 2 + i % 2;
-                        live[q * TILE_K + k + 8 * r] = seen.word[r] >> i & 1;
+                        live[q * TILE_K + k + 8 * r] = word_of(seen, r, 0) >> i & 1;
                     }
             });
 }
@@ -106,8 +109,7 @@ def _between(text: str, first: str, last: str) -> str:
 def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
     text, backward = unit.text, Direction.backward in unit.directions
     own = queries // 4 if backward else unit.tile.k // 4
-    start = "FN u32 bits_from" if backward else "// The query at a row"
-    seen = _between(text, start, "FN void hide_rest")
+    seen = _between(text, "// The query at a row", "FN void apply_mask")
     seen = re.sub(r"FN u32 bits_(from|before)\(.*?\n}\n", "", seen, flags=re.DOTALL)
     mask = _between(text, "FN i32 min_i32", "FN i32 keep(")
     keep = _between(text, "FN i32 keep(", "\n}\n") + "\n}\n"
@@ -119,10 +121,6 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
         mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
-        "#define LOOK(...) seen_by(__VA_ARGS__",
-        ", blocks_by(__VA_ARGS__))\n" if "FN struct Seen blocks_by" in seen
-        else ", outside)\n" if "struct Outside {" in seen else ")\n",
-        f"#define OUTSIDE {'Outside outside;' if 'struct Outside {' in seen else ''}\n",
         _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
 
