@@ -42,6 +42,11 @@ from maskc.dsl.matrices import from_bool as from_bool
 from maskc.dsl.parser import parse as parse
 from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
+from maskc.dsl.scores import Score as Score
+from maskc.dsl.scores import ScoreMaskWarning as ScoreMaskWarning
+from maskc.dsl.scores import from_score_mod as from_score_mod
+from maskc.dsl.scores import score as score
+from maskc.dsl.scores import table as table
 from maskc.dsl.traced import n_kv as n_kv
 from maskc.dsl.traced import n_q as n_q
 from maskc.dsl.traced import param as param
@@ -51,6 +56,7 @@ from maskc.flex import flex_attention as flex_attention
 
 if TYPE_CHECKING:
     from maskc import distributed as distributed
+    from maskc import evaluate as evaluate
     from maskc import nn as nn
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
@@ -59,8 +65,8 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask, nn, distributed and the patterns on demand: importing maskc loads no torch."""
-    if name in ("nn", "distributed"):
+    """CompiledMask and whole rooms on demand: importing maskc loads no torch."""
+    if name in ("nn", "distributed", "evaluate"):
         from importlib import import_module
 
         return import_module(f"maskc.{name}")

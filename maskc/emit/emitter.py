@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
@@ -45,6 +46,7 @@ from maskc.emit.predicate import (
     reach_of,
     reach_of_data,
 )
+from maskc.emit.score_text import score_text
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import (
     Cells,
@@ -300,6 +302,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     by_query, by_key = _data(plan)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
+    score = plan.problem.score
     return KernelSpec(
         target=plan.target,
         dtype=plan.problem.dtype,
@@ -335,6 +338,10 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
+        fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
+        score=None if score is None else score_text(
+            score, plan.target.language, score.loc and score.loc.line
+        ),
     )
 
 

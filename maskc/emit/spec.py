@@ -87,6 +87,35 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskSide:
+    """How a pass looks at a mask, see templates/sm90a/lib/mask_sides.cuh."""
+
+    name: str
+    """Its type."""
+    row: str
+    columns: str
+    """What they are, for the reader."""
+    variable: str
+    """Of a row, in bounds of its columns."""
+    column: str
+    count: str
+    """Of a column, and of all columns, where data tell."""
+    bounds: str
+    spared: str
+    """Fields of `Shape`."""
+    data: str
+    """The field of `KernelSpec`."""
+
+
+BY_QUERY = MaskSide(
+    "ByQuery", "query", "keys", "ti", "k", "n_kv", "key_bounds", "spared_key_bounds", "by_query"
+)
+BY_KEY = MaskSide(
+    "ByKey", "key", "queries", "tj", "q", "n_q", "query_bounds", "spared_query_bounds", "by_key"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class DataEnds:
     """C expressions for an interval of columns, over the row (ti or tj), the first column of a run
     (`run`), n_q, n_kv, m."""
@@ -113,32 +142,41 @@ class DataRows:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskSide:
-    """How a pass looks at a mask, see templates/sm90a/lib/mask_sides.cuh."""
+class TableText:
+    """A table or a parameter, as the template prints it."""
 
-    name: str
-    """Its type."""
-    row: str
-    columns: str
-    """What they are, for the reader."""
-    variable: str
-    """Of a row, in bounds of its columns."""
-    column: str
-    count: str
-    """A column, and how many there are, in conditions on them."""
-    bounds: str
-    spared: str
-    """Fields of `Shape`."""
-    data: str
-    """Field of `KernelSpec`."""
+    slot: int
+    rank: int
+    integer: bool
 
 
-BY_QUERY = MaskSide(
-    "ByQuery", "query", "keys", "ti", "k", "n_kv", "key_bounds", "spared_key_bounds", "by_query"
-)
-BY_KEY = MaskSide(
-    "ByKey", "key", "queries", "tj", "q", "n_q", "query_bounds", "spared_query_bounds", "by_key"
-)
+@dataclass(frozen=True, slots=True)
+class EntryText:
+    """An entry that gets a share of a gradient."""
+
+    slot: int
+    index: tuple[str, ...]
+    """C expressions."""
+    slope: str
+    """d logit / d entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreText:
+    """A formula of the score in the language of a target."""
+
+    comment: tuple[str, ...]
+    tables: tuple[TableText, ...]
+    logit: str
+    slope_lines: tuple[str, ...]
+    """Values that are computed once: x0, x1, ..."""
+    slope: str
+    entry_lines: tuple[str, ...]
+    entries: tuple[EntryText, ...]
+    params: str
+    """The declaration of the argument block as a parameter."""
+    at: str
+    """What stands between it and a member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +236,8 @@ class KernelSpec:
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
     arguments: str = "Attention"
     """The argument block's name."""
+    score: ScoreText | None = None
+    """The formula of the score, where there is one."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
@@ -223,6 +263,22 @@ class KernelSpec:
         return "intervals" if self.intervals else "pairs"
 
     @property
+    def data_sides(self) -> tuple[MaskSide, ...]:
+        """From where rows come as data tell."""
+        return tuple(s for s in self.mask_sides if getattr(self, s.data) is not None)
+
+    @property
+    def tested_sides(self) -> tuple[MaskSide, ...]:
+        """From where pairs are tested."""
+        return tuple(s for s in self.mask_sides if getattr(self, s.data) is None)
+
+    @property
+    def data_early(self) -> bool:
+        """Whether that takes registers where rows are queries: columns have conditions of their
+        own, or pairs may have to be tested."""
+        return self.tests_queries or self.by_query is None or bool(self.by_query.columns)
+
+    @property
     def spared_sides(self) -> tuple[MaskSide, ...]:
         """From where these come as intervals."""
         return self.mask_sides if self.spared_policy == "intervals" else ()
@@ -236,8 +292,10 @@ class KernelSpec:
             return "relative_bits"
         if self.by_documents:
             return "documents"
+        if self.by_query is not None or self.by_key is not None:
+            return "data_rows"
         if not self.intervals:
-            return "data" if any(self._of_data) else "pairs"
+            return "pairs"
         return "intervals" if self.cells is None else "chosen_blocks"
 
     @property
@@ -252,19 +310,22 @@ class KernelSpec:
     def tests_pairs(self) -> bool:
         """Whether the predicate decides in partial tiles (sm_90a); by documents only where a tile
         has several."""
-        if self.mask_policy == "data":
-            return any(data is None or bool(data.differs) for data in self._of_data)
-        return self.mask_policy in ("pairs", "documents")
+        return self.tests_keys if self.backward else self.tests_queries
 
     @property
-    def data_early(self) -> bool:
-        """Whether finding a query's keys from data reads more than its own (sm_90a)."""
-        return self.by_query is None or bool(self.by_query.differs or self.by_query.columns)
+    def tests_queries(self) -> bool:
+        """Whether it decides where rows are queries."""
+        return self._tests(self.by_query)
 
     @property
-    def _of_data(self) -> tuple[DataRows | None, ...]:
-        """The rows of each side, where data tell."""
-        return tuple(getattr(self, side.data) for side in self.mask_sides)
+    def tests_keys(self) -> bool:
+        """Whether it decides where rows are keys."""
+        return self._tests(self.by_key)
+
+    def _tests(self, data: DataRows | None) -> bool:
+        if self.distances or self.boxes is not None or (data is not None and not data.differs):
+            return False
+        return self.by_documents or not self.intervals
 
     @property
     def filters_pairs(self) -> bool:

@@ -4,7 +4,7 @@ A class holds a message template and a hint; the base formats them. Raise as
 `NegativeWidth("left", -3, at=loc)`: positional arguments fill the template in order.
 Codes: MC1xx the mask language, MC2xx pattern files, MC3xx lengths and data at call time,
 MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command line and models
-of other libraries, MC64x caches for decoding, MC72x the explorer.
+of other libraries, MC64x caches for decoding, MC72x the explorer, MC73x evaluations.
 """
 
 from maskc.core.errors.base import MaskcError as MaskcError
@@ -47,12 +47,23 @@ from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
 from maskc.core.errors.calls import NotPicklable as NotPicklable
 from maskc.core.errors.calls import OneOfSeveral as OneOfSeveral
+from maskc.core.errors.calls import ScoreIndex as ScoreIndex
+from maskc.core.errors.calls import ScoreNotRun as ScoreNotRun
+from maskc.core.errors.calls import ScoreOption as ScoreOption
+from maskc.core.errors.calls import ScoreTable as ScoreTable
 from maskc.core.errors.calls import StalePickle as StalePickle
 from maskc.core.errors.calls import TooFewMultiprocessors as TooFewMultiprocessors
 from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork
 from maskc.core.errors.calls import WrongDevice as WrongDevice
 from maskc.core.errors.calls import WrongDType as WrongDType
+from maskc.core.errors.evaluation import BadTensors as BadTensors
+from maskc.core.errors.evaluation import BudgetUnreachable as BudgetUnreachable
+from maskc.core.errors.evaluation import NoTerms as NoTerms
+from maskc.core.errors.evaluation import OtherStudy as OtherStudy
+from maskc.core.errors.evaluation import TextTooShort as TextTooShort
+from maskc.core.errors.evaluation import TooFewValues as TooFewValues
+from maskc.core.errors.evaluation import WeightsMissing as WeightsMissing
 from maskc.core.errors.evidence import CacheCall as CacheCall
 from maskc.core.errors.evidence import CacheReadsData as CacheReadsData
 from maskc.core.errors.evidence import CacheUnbounded as CacheUnbounded
@@ -83,13 +94,17 @@ from maskc.core.errors.language import NoSuchHead as NoSuchHead
 from maskc.core.errors.language import NotAMask as NotAMask
 from maskc.core.errors.language import NotAMaskReturned as NotAMaskReturned
 from maskc.core.errors.language import NotAnInteger as NotAnInteger
+from maskc.core.errors.language import NotAScore as NotAScore
 from maskc.core.errors.language import NotConstant as NotConstant
 from maskc.core.errors.language import NotPositive as NotPositive
 from maskc.core.errors.language import NotTraceable as NotTraceable
 from maskc.core.errors.language import PatternFailed as PatternFailed
 from maskc.core.errors.language import PatternTwice as PatternTwice
 from maskc.core.errors.language import ReservedName as ReservedName
+from maskc.core.errors.language import ScoreDerivative as ScoreDerivative
+from maskc.core.errors.language import ScoreHidesPairs as ScoreHidesPairs
 from maskc.core.errors.language import ScoreModUnsupported as ScoreModUnsupported
+from maskc.core.errors.language import ScoreNotTraceable as ScoreNotTraceable
 from maskc.core.errors.language import SelectionNotCompiled as SelectionNotCompiled
 from maskc.core.errors.language import Undecided as Undecided
 from maskc.core.errors.language import WrongHeads as WrongHeads

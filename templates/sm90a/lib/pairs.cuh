@@ -66,3 +66,16 @@ FN void add_single_pairs(struct Visible &seen, const struct Attention &p, const 
         seen.word[1][0] |= (r ? live : 0) << own;
     }
 }
+
+// All of a tile, in whichever way suits the formula.
+template <class Side>
+FN void add_tested(struct Visible &seen, const struct Attention &p, const struct Mask &mask,
+                   const i32 (&rows)[2], i32 first) {
+    constexpr bool RUNS = (Side::KEY_ROWS ? QUERY_RUN : KEY_RUN) >= 8;
+    if constexpr (RUNS)
+        add_runs<Side>(seen, p, mask, rows, first);
+    else if constexpr (Side::KEY_ROWS && LONG_FORMULA)
+        add_single_pairs<Side>(seen, p, mask, rows, first);
+    else
+        add_pairs<Side>(seen, p, mask, rows, first, p.n_kv);
+}

@@ -1,9 +1,10 @@
-// Mask policy: arrays bound the columns of a row, see gen/mask_data.cuh.j2; pairs are tested only
-// in tiles whose columns have many different data. See mask_sides.cuh.
-// Needs: pairs.cuh; DATA_EARLY and see_data of the mask.
+// Mask policy: data bound a row's columns, which are a few intervals, in all of a tile or in runs
+// of columns with the same data; where runs are many, the mask's formula decides. See
+// mask_sides.cuh.
+// Needs: data_rows.cuh, pairs.cuh; DATA_EARLY, DATA_HEAVY.
 
 constexpr bool MASK_EARLY = DATA_EARLY;
-constexpr bool MASK_HEAVY = true;
+constexpr bool MASK_HEAVY = DATA_HEAVY || LONG_FORMULA || QUERY_RUN < 8;
 constexpr bool MASK_FETCHED = false;
 struct MaskRow {};
 FN void begin_row(struct MaskRow &) {}
@@ -19,12 +20,8 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
     const i32 inside[2] = {Side::inside(rows[0], n_kv), Side::inside(rows[1], n_kv)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
     struct Visible seen = {};
-    if (!see_data(Side(), seen, mask, inside, first, n_q, n_kv)) {
-        if constexpr (Side::KEY_ROWS && LONG_FORMULA)
-            add_single_pairs<Side>(seen, p, mask, rows, first);
-        else
-            add_pairs<Side>(seen, p, mask, rows, first, n_kv);
-    }
+    if (!see_data(Side(), seen.word, mask, inside, first, n_q, n_kv))
+        add_tested<Side>(seen, p, mask, rows, first);
     hide_keys_past<Side>(seen, rows, n_kv);
     return seen;
 }
