@@ -1,7 +1,8 @@
 """Which pairs Hopper's kernels hide, without a GPU: their bits, from the same text on the CPU.
 
 The functions that turn a tile into a thread's bits are plain C but for a few intrinsics, for which
-the shims below stand. Every lane's bits are put back where the lane's scores lie.
+the shims below stand. Every lane's bits are put back where the lane's scores lie. Lanes run one
+after another, so a warp is run again for each vote that its lanes take, when all have voted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from maskc.testing.emulator.built import library
 
 _SHIMS = """
 #include <stdint.h>
+#include <setjmp.h>
 #define FN inline
 typedef uint32_t u32;
 typedef uint64_t u64;
@@ -37,6 +39,28 @@ FN u32 __brev(u32 x) {
     for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);
     return y;
 }
+FN int __popc(u32 x) { return __builtin_popcount(x); }
+FN int __ffs(u32 x) { return __builtin_ffs(x); }
+static u32 votes[64], voting;
+static unsigned voted, taken;
+static jmp_buf out;
+FN u32 __ballot_sync(u32, bool own) {
+    if (taken < voted) return votes[taken++];
+    voting |= (u32)own << threadIdx.x;
+    longjmp(out, 1);
+}
+template <class Lane> FN void run_warp(Lane lane) {
+    voted = 0;
+    for (volatile bool again = true; again;) {
+        again = false, voting = 0;
+        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+            taken = 0;
+            if (setjmp(out) == 0) lane(threadIdx.x);
+            else again = true;
+        }
+        if (again) votes[voted++] = voting;
+    }
+}
 """
 _CLAMPED = """
 FN u32 bits_from(i32 first) { return first >= 32 ? 0u : ~0u << max_i32(first, 0); }
@@ -45,8 +69,8 @@ FN u32 bits_before(i32 end) { return end <= 0 ? 0u : ~0u >> max_i32(32 - end, 0)
 _FORWARD = """
 extern "C" void tile(const Attention *p, int head, int row, int index, unsigned char *live) {
     for (int warp = 0; warp < TILE_Q / 16; warp++)
-        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
-            const int lane = threadIdx.x, q = 16 * warp + lane / 4;
+        run_warp([&](int lane) {
+            const int q = 16 * warp + lane / 4;
             const int place = row * TILE_Q + q, first = index * KEY_STEP;
             MaskRow kept;
             const Visible early = prefetch_mask<ByQuery>(*p, {0, head}, place, first);
@@ -55,15 +79,15 @@ extern "C" void tile(const Attention *p, int head, int row, int index, unsigned 
                 for (int i = 0; i < OWN; i++)
                     live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
                         word_of(seen, r, i / 32) >> i % 32 & 1;
-        }
+        });
 }
 """
 _BACKWARD = """
 extern "C" void tile(const Attention *p, int head, int row, int column, unsigned char *live) {
     for (int part = 0; part < TILE_Q / QUERIES; part++)
         for (int warp = 0; warp < TILE_K / 16; warp++)
-            for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
-                const int lane = threadIdx.x, k = 16 * warp + lane / 4;
+            run_warp([&](int lane) {
+                const int k = 16 * warp + lane / 4;
                 MaskRow kept;
                 const Visible seen = visible<ByKey>(*p, {0, head}, column * TILE_K + k,
                                                     row * TILE_Q + part * QUERIES, kept, {});
@@ -72,7 +96,7 @@ extern "C" void tile(const Attention *p, int head, int row, int column, unsigned
                         const int q = part * QUERIES + i / 2 * 8 + lane % 4 * 2 + i % 2;
                         live[q * TILE_K + k + 8 * r] = word_of(seen, r, 0) >> i & 1;
                     }
-            }
+            });
 }
 """
 
