@@ -1,8 +1,9 @@
-"""maskc bench: a mask's kernel beside dense attention, masked SDPA and FlexAttention, checked."""
+"""maskc bench: a mask's kernel beside what PyTorch and cuDNN offer, every result checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,17 +13,22 @@ from maskc.cli.options import (
     HEADS,
     LENGTH,
     Asked,
+    LengthsType,
+    LengthType,
     data_options,
     json_option,
-    length_options,
     mask_source,
     problem_options,
 )
-from maskc.cli.output import echo, told, write_json, write_table
-from maskc.core.errors import CheckFailed
+from maskc.cli.output import FilePath, echo, told, unwritable, write_json, write_table
+from maskc.core.errors import CheckFailed, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
+    from maskc.cli.output import Teller
+    from maskc.core.target import Target
+    from maskc.verify.case import Case
+    from maskc.verify.sweep import Growth
 
 Row = dict[str, Any]
 
@@ -30,7 +36,14 @@ Row = dict[str, Any]
 @click.command(short_help="Time the kernel beside what torch has, checked.")
 @mask_source
 @problem_options
-@length_options("that of --data, else 4096")
+@click.option(
+    "--n", type=LengthsType(), metavar="N[,N...]",
+    help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "
+    "[default: that of --data, else 4096]",
+)  # fmt: skip
+@click.option(
+    "--n-kv", type=LengthType(), metavar="N", help="Keys; as many as queries, if not given."
+)
 @click.option(
     "--kv-heads", type=click.IntRange(1), metavar="H",
     help="Key/value heads; as --heads, if not given.",
@@ -40,66 +53,244 @@ Row = dict[str, Any]
     "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
 )
 @click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--nvtx", is_flag=True, help="Mark the calls as ranges for Nsight, on a GPU.")
+@click.option(
+    "--plot", type=FilePath(dir_okay=False), metavar="FILE",
+    help="Draw a sweep as PNG or SVG: time and memory over N.",
+)  # fmt: skip
+@click.option(
+    "--suite", type=click.Choice(("seeds",)),
+    help="Instead of FILE: tables of known masks, each met or missed; --n then caps the lengths.",
+)  # fmt: skip
 @data_options(LENGTH)
 @json_option
 def bench(
-    found: list[Entry], asked: Asked, n: int, n_kv: int, kv_heads: int | None, batch: int,
-    direction: str, repeats: int, arrays: Arrays, as_json: bool,
+    found: list[Entry], asked: Asked, n: int | tuple[int, ...], n_kv: int | None,
+    kv_heads: int | None, batch: int, direction: str, repeats: int, nvtx: bool, plot: str | None,
+    suite: str | None, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time the mask of FILE, where torch is installed beside its attention; check every result.
+    """Time the mask of FILE beside attention of PyTorch and cuDNN, where they are installed.
 
-    Exits with 3 where a result of maskc is wrong.
+    Every result is checked in the same run. Several lengths make a sweep, which also says how time
+    grows beside the count of pairs, and from which length on the mask is faster. Exits with 3
+    where a result of maskc is wrong.
     """
-    from maskc.verify.bench import RIVALS, bench_mask
-    from maskc.verify.case import Case
+    directions = ("fwd", "bwd") if direction == "both" else (direction,)
+    how = How(asked, kv_heads, batch, directions, repeats, nvtx)
+    if suite:
+        from maskc.cli.seeds import run_seeds
+
+        _refuse_beside_suite(found, plot, arrays)
+        cap = click.get_current_context().params["n"]
+        run_seeds(how, cap[-1] if cap else None, as_json)
+        return
+    lengths = n if isinstance(n, tuple) else (n,)
+    if plot is not None:
+        _check_plot(plot, lengths)
+    with told() as progress:
+        result = measured(found, how, lengths, n_kv, arrays, progress)
+    if plot is not None:
+        _draw(result, plot)
+    if as_json:
+        write_json(result.plain())
+    else:
+        write(result, len(lengths) > 1)
+    refuse_wrong(result.rows)
+
+
+@dataclass(frozen=True)
+class How:
+    """How masks are timed, whichever they are."""
+
+    asked: Asked
+    kv_heads: int | None
+    batch: int
+    directions: tuple[str, ...]
+    repeats: int
+    nvtx: bool = False
+
+    def case(self, entry: Entry, n: int, n_kv: int, data: dict[str, object]) -> Case:
+        """One mask at one length."""
+        from maskc.verify.case import Case
+
+        heads = self.asked.heads_for(entry.mask) or HEADS
+        return Case(
+            entry.name, entry.mask, self.batch, heads, self.kv_heads or heads, n, n_kv,
+            self.asked.head_dim, self.asked.problem(entry.mask).dtype, data,
+        )  # fmt: skip
+
+    def target(self, entry: Entry) -> Target:
+        """What it is compiled for."""
+        return self.asked.chosen(self.asked.problem(entry.mask))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of some masks."""
+
+    rows: list[Row]
+    notes: list[str]
+    growths: list[Growth]
+    """Of sweeps."""
+    about: dict[str, object]
+    """The machine, and the rivals."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = {
+            "environment": self.about, "rows": self.rows, "notes": self.notes
+        }  # fmt: skip
+        if self.growths:
+            found["growth"] = [each.plain() for each in self.growths]
+        return found
+
+
+def measured(
+    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
+    progress: Teller, without: Collection[str] = (),
+) -> Measured:  # fmt: skip
+    """Time and check masks at all lengths, each with as many keys unless `n_kv` is given.
+
+    Args:
+        without: rivals to leave out.
+    """
+    from maskc.verify.bench import RIVALS
     from maskc.verify.environment import environment
+    from maskc.verify.sweep import growths, order_of, sweep
     from maskc.verify.tensors import device_of
 
-    directions = ("fwd", "bwd") if direction == "both" else (direction,)
     rows: list[Row] = []
     notes: list[str] = []
+    orders: dict[str, tuple[str, int] | None] = {}
     about: dict[str, object] = {}
-    with told() as progress:
-        for entry in found:
-            heads = asked.heads_for(entry.mask) or HEADS
-            problem = asked.problem(entry.mask)
-            case = Case(
-                entry.name, entry.mask, batch, heads, kv_heads or heads, n, n_kv, asked.head_dim,
-                problem.dtype, arrays.of(entry, n, n_kv),
-            )  # fmt: skip
-            target = asked.chosen(problem)
-            about = about or environment(device_of(target))
-            timed, said = bench_mask(case, target, directions, repeats, progress)
-            rows += [row | {"target": target.name} for row in timed]
-            notes += said
-    about |= {"rivals": RIVALS, "repeats": repeats}
-    if as_json:
-        write_json({"environment": about, "rows": rows, "notes": notes})
-    else:
-        _write(rows, notes, about)
+    for entry in found:
+        target = how.target(entry)
+        about = about or environment(device_of(target))
+
+        def case_at(n: int, entry: Entry = entry) -> Case:
+            keys = n if n_kv is None else n_kv
+            return how.case(entry, n, keys, arrays.of(entry, n, keys, quiet=n != lengths[0]))
+
+        timed, said = sweep(
+            case_at, lengths, target, how.directions, how.repeats, progress, nvtx=how.nvtx,
+            without=without,
+        )  # fmt: skip
+        rows += [row | {"target": target.name} for row in timed]
+        notes += said
+        if len(lengths) > 1:
+            orders[entry.name] = order_of(case_at(lengths[0]))
+    about |= {"rivals": RIVALS, "repeats": how.repeats}
+    return Measured(rows, notes, growths(rows, orders) if orders else [], about)
+
+
+def refuse_wrong(rows: Sequence[Row]) -> None:
+    """Exit with 3 where a result of maskc is wrong.
+
+    Raises:
+        CheckFailed: it names the cases.
+    """
     wrong = [row for row in rows if row["impl"] == "maskc" and not row["ok"]]
     if wrong:
-        cases = ", ".join(f"{row['case']} {row['direction']}" for row in wrong)
+        cases = ", ".join(dict.fromkeys(f"{row['case']} {row['direction']}" for row in wrong))
         raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {cases}")
 
 
-def _write(rows: list[Row], notes: list[str], about: dict[str, object]) -> None:
-    heads = ("mask", "direction", "implementation", "ms", "live TFLOP/s", "error", "")
-    write_table(heads, [tuple(_cells(row)) for row in rows], numbers=(3, 4, 5))
+def _refuse_beside_suite(found: Sequence[Entry], plot: str | None, arrays: Arrays) -> None:
+    given = [
+        (bool(found), "FILE or --expr"), (plot is not None, "--plot"),
+        (bool(arrays.given), "--data"),
+    ]  # fmt: skip
+    for is_given, name in given:
+        if is_given:
+            hint = "leave one of them out"
+            raise UsageMistake(f"--suite brings masks of its own; {name} too", hint, at="--suite")
+
+
+def _check_plot(plot: str, lengths: Sequence[int]) -> None:
+    """Before anything is timed."""
+    from maskc.viz.canvas import format_of, style
+
+    format_of(plot)
+    with style():
+        pass  # matplotlib is there
+    if len(lengths) < 2:
+        hint = "give several lengths, such as --n 1k,2k,4k"
+        raise UsageMistake("--plot draws a sweep, and there is one length", hint, at="--plot")
+
+
+def _draw(result: Measured, plot: str) -> None:
+    from pathlib import Path
+
+    from maskc.viz.growth import growth_plot
+
+    where = result.about.get("gpu") or result.about.get("cpu")
+    try:
+        growth_plot(result.rows, plot, title=f"{where}, every result checked")
+    except OSError as error:
+        raise unwritable(Path(plot), error) from None
+
+
+# ------------------------------------------------------------------ as text
+
+
+def write(result: Measured, swept: bool) -> None:
+    """The rows as a table, then what they say, notes and the machine."""
+    lengths = ("N",) if swept else ()
+    heads = (
+        "mask", "direction", "implementation", *lengths, "ms", "tokens/s", "live TFLOP/s", "peak",
+        "x maskc", "error", "",
+    )  # fmt: skip
+    mine = {
+        (r["case"], r["direction"], r["n_q"]): r["ms"]
+        for r in result.rows if r["impl"] == "maskc"
+    }  # fmt: skip
+    ordered = sorted(result.rows, key=_place(result.rows)) if swept else result.rows
+    table = [tuple(_cells(row, mine, swept)) for row in ordered]
+    write_table(heads, table, numbers=range(3, len(heads) - 1))
+    about = dict(result.about)
     rivals = about.pop("rivals")
-    lines = [f"{name}: {text}" for name, text in rivals.items() if any(
-        row["impl"] == name for row in rows)] if isinstance(rivals, dict) else []  # fmt: skip
+    ran = {row["impl"] for row in result.rows}
+    texts = rivals.items() if isinstance(rivals, dict) else ()
+    lines = [f"{name}: {text}" for name, text in texts if name in ran]
     known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
-    lines += [*(f"note: {note}" for note in notes), known]
+    said = [line for each in result.growths for line in each.lines()]
+    lines = [*said, *lines, *(f"note: {note}" for note in result.notes), known]
     echo("\n" + "\n".join(lines))
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _place(rows: Sequence[Row]) -> Callable[[Row], tuple[int, ...]]:
+    """Masks, directions, lengths and implementations in the order in which they came."""
+    names = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _ORDER}
+    return lambda row: tuple(names[key].index(row[key]) for key in _ORDER)
+
+
+_ORDER = ("case", "direction", "n_q", "impl")
+
+
+def _cells(
+    row: Row, mine: dict[tuple[str, str, int], float], swept: bool
+) -> Iterator[str]:  # fmt: skip
     """A wrong result has no time that counts."""
+    from maskc.viz.words import scaled
+
     yield from (row["case"], row["direction"], row["impl"])
+    if swept:
+        yield f"{row['n_q']:,}"
+    own = mine.get((row["case"], row["direction"], row["n_q"]))
+    peak = row["peak_bytes"]
     numbers: tuple[Callable[[], str], ...] = (
-        lambda: f"{row['ms']:.4g}", lambda: f"{row['live_tflops']:.4g}",
+        lambda: f"{row['ms']:.4g}", lambda: _thousands(row["tokens_per_s"]),
+        lambda: f"{row['live_tflops']:.4g}", lambda: "-" if peak is None else scaled(peak, "B"),
+        lambda: f"{row['ms'] / own:.3g}" if own and row["impl"] != "maskc" else "",
     )  # fmt: skip
     yield from (number() if row["ok"] else "" for number in numbers)
     yield "-" if row["error"] is None else f"{row['error']:.1e}"
     yield "ok" if row["ok"] else "FAILED"
+
+
+def _thousands(rate: float) -> str:
+    """Four digits and a unit: 12.3k, 4.56M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if rate >= size:
+            return f"{rate / size:.3g}{unit}"
+    return f"{rate:.3g}"

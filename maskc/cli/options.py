@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import wraps
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +59,8 @@ def mask_source(command: Command) -> Command:
     ) -> Any:  # fmt: skip
         from maskc.cli.entries import entries
 
+        if rest.get("suite") and not (file or expr or settings or pattern):
+            return command(found=[], **rest)  # a suite brings masks of its own
         now(f"reading {file}" if file else "reading")
         found = entries(file, expr, settings, pattern)
         done()
@@ -103,6 +106,24 @@ class LengthType(click.ParamType[int]):
         if number < 0:
             self.fail(f"{value} is not in the range x>=0.", param, ctx)
         return number
+
+
+class LengthsType(click.ParamType[tuple[int, ...]]):
+    """One number of tokens, or several that ascend, with commas between them."""
+
+    name = "lengths"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The numbers."""
+        if isinstance(value, tuple):
+            return value
+        one = LengthType()
+        found = tuple(one.convert(part, param, ctx) for part in str(value).split(","))
+        if any(low >= high for low, high in pairwise(found)):
+            self.fail(f"{value} does not ascend", param, ctx)
+        return found
 
 
 @dataclass(frozen=True)

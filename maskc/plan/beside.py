@@ -49,6 +49,11 @@ class Pairs:
         _, factors = leading.as_coeff_Mul()
         return f"O({factors})"
 
+    @property
+    def degree(self) -> int:
+        """The power of N in it."""
+        return int(sympy.Poly(self.formula, _N).degree()) if self.formula != 0 else 0
+
 
 def pairs_of(ir: MaskIR) -> Pairs | None:
     """The pairs of one mask; of run-time selections the most that they keep. None where other data

@@ -6,7 +6,8 @@ Comparisons with more libraries, suites of masks and the cost model's fit are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from maskc import driver
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.verify import rivals
 from maskc.verify.case import Case
 from maskc.verify.judge import (
     Judge,
@@ -27,6 +29,7 @@ from maskc.verify.judge import (
     sample_rows,
 )
 from maskc.verify.mask_mod import mask_mod
+from maskc.verify.memory import peak_bytes
 from maskc.verify.pairs import Pairs
 from maskc.verify.samples import true_mask
 from maskc.verify.tensors import Tensors, device_of, has_torch, like, make_tensors
@@ -39,6 +42,9 @@ RIVALS = {
     "dense": "SDPA without a mask: what leaving the mask out would cost",
     "sdpa_masked": "SDPA with the mask as booleans",
     "flex": "compiled FlexAttention with the same formula",
+    "unfused": "scores, mask, softmax and product one after another, all of it stored",
+    "sparse": "torch.sparse in fp32: sampled product, softmax of rows, product; forward only",
+    "cudnn_flex": "cuDNN's flex attention, by runs of keys for each query, on GPUs",
 }
 """What the mask is timed beside, where PyTorch is installed."""
 
@@ -48,6 +54,7 @@ _RANKED_PAIRS = 1 << 28
 """Pairs up to which the reference ranks keys that are chosen at run time."""
 
 Row = dict[str, Any]
+Scope = Callable[[], AbstractContextManager[Any]]
 Keep = Callable[[int, int, np.ndarray], np.ndarray]
 """(batch, head, rows) -> bool [rows, n_kv]."""
 
@@ -67,7 +74,8 @@ class Runner:
 
 def bench_mask(
     case: Case, target: Target, directions: tuple[str, ...] = ("fwd", "bwd"), repeats: int = 20,
-    progress: Callable[[str], object] = lambda text: None,
+    progress: Callable[[str], object] = lambda text: None, *, nvtx: bool = False,
+    without: Collection[str] = (),
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
     """Time a mask and check it.
 
@@ -77,11 +85,15 @@ def bench_mask(
         directions: among "fwd" and "bwd"; a direction that the target lacks is left out.
         repeats: rounds of the timing, at least 1.
         progress: told, in a few words, what happens next.
+        nvtx: mark the calls of each implementation as ranges for profilers, where PyTorch has CUDA.
+        without: rivals to leave out.
 
     Returns:
-        (rows, notes). A row has case, impl, direction, ms [ms a call], live_tflops (live pairs,
-        for every implementation), error (the largest of sampled rows against fp64) and ok. Notes
-        say what was left out, and why.
+        (rows, notes). A row has case, impl, direction, n_q, n_kv, pairs (live ones of the whole
+        call), ms [ms a call], live_tflops (live pairs, for every implementation), tokens_per_s
+        (queries of all sequences), peak_bytes (see `peak_bytes`; None where that is unknown),
+        error (the largest of sampled rows against fp64) and ok. Notes say what was left out, and
+        why.
 
     Raises:
         MaskcError: the mask, its data or the sizes are refused.
@@ -101,7 +113,9 @@ def bench_mask(
         notes.append(f"{case.name} bwd: target {target.name} has no such kernels")
         directions = tuple(each for each in directions if each != "bwd")
     runners = [_maskc(case, tensors, attn, "bwd" in directions)]
-    runners += _rivals(case, tensors, pairs, "bwd" in directions, notes)
+    runners += _rivals(case, tensors, pairs, "bwd" in directions, notes, frozenset(without))
+    if nvtx and (why := _no_ranges()):
+        nvtx, _ = False, notes.append(f"{case.name}, nvtx: {why}")
     everything = np.ones((len(rows), case.n_kv), dtype=bool)
 
     @cache
@@ -124,15 +138,22 @@ def bench_mask(
                 notes.append(f"{case.name}, {runner.name}: {direction} raised {_reason(error)}")
                 continue
             checked[runner.name] = runner, verdict
-        timed = {name: _timed(runner, direction, tensors) for name, (runner, _) in checked.items()}
+        timed = {
+            name: _timed(
+                runner, direction, tensors, _range(case, name, direction) if nvtx else None
+            )
+            for name, (runner, _) in checked.items()
+        }
+        peaks = {name: peak_bytes(each.run, tensors.device) for name, each in timed.items()}
         for name, ms in take_turns(timed, repeats, tensors.device).items():
             verdict = checked[name][1]
             speed = case.flops(live, direction) / ms / 1e9
             finite = bool(np.isfinite(verdict.error))
             found.append({
-                "case": case.name, "impl": name, "direction": direction, "ms": short(ms),
-                "live_tflops": short(speed), "error": short(verdict.error) if finite else None,
-                "ok": verdict.ok,
+                "case": case.name, "impl": name, "direction": direction, "n_q": case.n_q,
+                "n_kv": case.n_kv, "pairs": live, "ms": short(ms), "live_tflops": short(speed),
+                "tokens_per_s": short(case.batch * case.n_q / ms * 1e3), "peak_bytes": peaks[name],
+                "error": short(verdict.error) if finite else None, "ok": verdict.ok,
             })  # fmt: skip
     return found, notes
 
@@ -171,11 +192,30 @@ def _judged(
     return judged_backward(judge, rows, tensors, runner.backward, out)
 
 
-def _timed(runner: Runner, direction: str, tensors: Tensors) -> Timed:
+def _timed(
+    runner: Runner, direction: str, tensors: Tensors, scope: Scope | None = None
+) -> Timed:  # fmt: skip
     gradient = runner.backward
     if direction == "fwd" or gradient is None:
-        return Timed(runner.forward)
-    return Timed(lambda: gradient(tensors.dout))
+        return Timed(runner.forward, scope or nullcontext)
+    return Timed(lambda: gradient(tensors.dout), scope or nullcontext)
+
+
+def _no_ranges() -> str:
+    """Why no NVTX range can be marked; nothing where it can."""
+    if not has_torch():
+        return "PyTorch, which marks ranges, is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "PyTorch has no GPU here, so no range is marked"
+
+
+def _range(case: Case, name: str, direction: str) -> Scope:
+    """A range around the calls of one implementation, as profilers show it."""
+    import torch
+
+    text = f"{case.name} {case.n_q}x{case.n_kv} {direction} {name}"
+    return partial(torch.cuda.nvtx.range, text)
 
 
 # ------------------------------------------------------------------ what runs
@@ -195,8 +235,9 @@ def _maskc(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> 
 
 
 def _rivals(
-    case: Case, tensors: Tensors, pairs: Pairs | None, backward: bool, notes: list[str]
-) -> Iterator[Runner]:
+    case: Case, tensors: Tensors, pairs: Pairs | None, backward: bool, notes: list[str],
+    without: Collection[str],
+) -> Iterator[Runner]:  # fmt: skip
     """Those of RIVALS that can run the case; the others become notes."""
     if not has_torch():
         notes.append(f"{case.name}, rivals: PyTorch is not installed")
@@ -204,23 +245,58 @@ def _rivals(
     from torch.nn.functional import scaled_dot_product_attention
 
     sdpa = partial(scaled_dot_product_attention, enable_gqa=case.group > 1)
-    yield _differentiated("dense", sdpa, tensors, backward, sees_all=True)
+    if "dense" not in without:
+        yield _differentiated("dense", sdpa, tensors, backward, sees_all=True)
     if pairs is None:
-        notes.append(f"{case.name}, sdpa_masked and flex: keys are chosen at run time")
+        notes.append(f"{case.name}, rivals but dense: keys are chosen at run time")
         return
+    table = _boolean_mask(case, tensors, pairs)
+    for name in RIVALS:
+        if name == "dense" or name in without:
+            continue
+        try:
+            if name == "flex":
+                yield _flex(case, tensors, pairs, backward)
+                continue
+            call, own = _call(name, case, tensors, pairs, table, backward)
+            yield _differentiated(name, call, tensors, own)
+        except rivals.Unavailable as why:
+            notes.append(f"{case.name}, {name}: {why}")
+        except Exception as error:  # its compiler may be missing, or refuse
+            notes.append(f"{case.name}, {name}: {_reason(error)}")
+
+
+def _call(
+    name: str, case: Case, tensors: Tensors, pairs: Pairs, table: Any, backward: bool
+) -> tuple[rivals.Call, bool]:
+    """(a rival as a function of q, k and v, whether it has a backward that was asked for).
+
+    Raises:
+        rivals.Unavailable: it cannot run the case here.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if name == "sparse":
+        return rivals.sparse(case, tensors, pairs), False
+    if name == "cudnn_flex":
+        return rivals.cudnn_flex(case, tensors, pairs, backward), backward
+    if table is None:
+        raise rivals.Unavailable("its boolean mask would be too large")
+    if name == "unfused":
+        return rivals.unfused(case, tensors, table), backward
+    sdpa = partial(scaled_dot_product_attention, enable_gqa=case.group > 1)
+    return partial(sdpa, attn_mask=table), backward
+
+
+def _boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
+    """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would be too large."""
     batch = case.batch if pairs.batched else 1
     heads = case.heads if pairs.by_head else 1
     if batch * heads * case.n_q * case.n_kv > _MASK_BYTES:
-        notes.append(f"{case.name}, sdpa_masked: its boolean mask would be too large")
-    else:
-        every = np.arange(case.n_q)
-        table = [[pairs.rows(b, h, every) for h in range(heads)] for b in range(batch)]
-        given = partial(sdpa, attn_mask=like(tensors.q, np.array(table)))
-        yield _differentiated("sdpa_masked", given, tensors, backward)
-    try:
-        yield _flex(case, tensors, pairs, backward)
-    except Exception as error:  # its compiler may be missing, or refuse
-        notes.append(f"{case.name}, flex: {_reason(error)}")
+        return None
+    every = np.arange(case.n_q)
+    table = [[pairs.rows(b, h, every) for h in range(heads)] for b in range(batch)]
+    return like(tensors.q, np.array(table))
 
 
 def _flex(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Runner:

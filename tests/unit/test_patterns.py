@@ -63,6 +63,13 @@ def streaming(q, k, p, n, h):
     return k <= p and (k in (0, 1, 2) or p - k < 7)
 
 
+LANDMARKS = np.isin(np.arange(48), (0, 4, 5, 11, 19, 30, 41))
+
+
+def adaptive(q, k, p, n, h):
+    return k <= p and (k in (0, 1) or k in range(p - 5, p + 1) or k in (0, 4, 5, 11, 19, 30, 41))
+
+
 def tri_shape(q, k, p, n, h):
     in_last_rows = p >= n - 4
     return k <= p and (in_last_rows or k < 2 or p - k < 5)
@@ -271,6 +278,10 @@ CASES = [
     Case("sliding_window", last(5), {"window": 5}),
     Case("sliding_window", last(1), {"window": 1}),
     Case("streaming", streaming, {"n_sinks": 3, "window": 7}),
+    Case("adaptive_local_global", adaptive, {"n_sinks": 2, "window": 6}, [(48, 48), (5, 48)],
+         {"landmarks": LANDMARKS}),
+    Case("adaptive_local_global", adaptive, {"n_sinks": 2, "window": 6, "at_most": 7}, [(48, 48)],
+         {"landmarks": LANDMARKS}),
     Case("tri_shape", tri_shape, {"n_sinks": 2, "window": 5, "last": 4}),
     Case("vertical_slash", vertical_slash, {"columns": (0, 3, 20), "slashes": (0, 1, 9)}),
     Case("block_diagonal", same_block(6), {"size": 6}),

@@ -74,6 +74,29 @@ def landmark_selection(x, h, q, p, n):
     return blocks_of({own} | best, 4, p)
 
 
+def near(p):
+    """Two sinks and the last five."""
+    return {k for k in range(p + 1) if k < 2 or p - k < 5}
+
+
+def adaptive_content(x, h, q, p, n):
+    key, far = x["k"][0, h // 2], {k // 4 for k in range(p + 1) if k not in near(p)}
+
+    def score(block):
+        return float(x["q"][0, h, q] @ key[4 * block : 4 * block + 4].mean(axis=0))
+
+    return near(p) | blocks_of(first_best(sorted(far), score, 2), 4, p)
+
+
+def adaptive_learned(x, h, q, p, n):
+    """Queries of a block open the same blocks; one that nobody of them needs is no candidate."""
+    rows = range(q // 3 * 3, min(q // 3 * 3 + 3, x["q"].shape[2]))
+    places = [row + p - q for row in rows]
+    far = {k // 4 for place in places for k in range(place + 1) if k not in near(place)}
+    best = first_best(sorted(far), lambda block: x["scores"][0, h, q // 3, block], 2)
+    return near(p) | blocks_of(best, 4, p)
+
+
 def nsa_selected(x, h, q, p, n):
     scores, own = x["scores"], p // 4
     fixed = {0} | {block for block in (own - 1, own) if block >= 0}
@@ -90,6 +113,16 @@ def splash_attention(x, h, q, p, n):
 
 
 CASES = {
+    "adaptive_local_global_content": (
+        adaptive_content,
+        {"n_sinks": 2, "window": 5, "block": 4, "top": 2},
+        "qk",
+    ),
+    "adaptive_local_global_learned": (
+        adaptive_learned,
+        {"n_sinks": 2, "window": 5, "block": 4, "q_block": 3, "top": 2},
+        "gate",
+    ),
     "splash_attention": (splash_attention, {"top": 5}, "qk"),
     "dsa": (dsa, {"top": 6}, "indexer"),
     "topk_attention": (topk_attention, {"top": 5}, "qk"),
@@ -107,6 +140,8 @@ def ranking(rng: np.random.Generator, kind: str, n_q: int, n_kv: int) -> dict[st
         }  # fmt: skip
     if kind == "given":
         return {"scores": integers(rng, 1, HEADS, n_q, -(-n_kv // 4))}
+    if kind == "gate":
+        return {"scores": integers(rng, 1, HEADS, -(-n_q // 3), -(-n_kv // 4))}
     return {}
 
 

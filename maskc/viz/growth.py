@@ -1,0 +1,84 @@
+"""Time and memory over lengths as log-log plots, one row a mask. matplotlib is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maskc.viz.canvas import FULL, INK, LINE, QUIET, Page, format_of, style
+
+COLORS = {
+    "maskc": FULL, "dense": "#f0a830", "sdpa_masked": "#8a8f98", "flex": "#3f9e8f",
+    "unfused": "#b5557f", "sparse": "#7a5fb0", "cudnn_flex": "#6b7f2a",
+}  # fmt: skip
+"""By implementation; the first is the one to look at."""
+MARKERS = {
+    "maskc": "o", "dense": "s", "sdpa_masked": "^", "flex": "D", "unfused": "v", "sparse": "P",
+    "cudnn_flex": "X",
+}  # fmt: skip
+"""Shapes, for those who see no colours."""
+_LEFT, _TOP, _WIDE, _HIGH = 0.75, 0.75, 3.1, 2.3
+_ACROSS, _DOWN = 0.8, 0.95
+_MEASURES = (("ms", "ms"), ("peak_bytes", "peak bytes"))
+
+
+def growth_plot(rows: Sequence[dict[str, Any]], path: str | Path, *, title: str) -> None:
+    """Draw a sweep into a PNG or SVG file; the same rows give the same bytes.
+
+    Args:
+        rows: of `verify.sweep`; wrong results are left out.
+        path: *.png or *.svg.
+        title: above all panels.
+
+    Raises:
+        UsageMistake: another suffix.
+        ExtraMissing: matplotlib is not installed.
+    """
+    kind = format_of(path)
+    right = [row for row in rows if row["ok"]]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    directions = list(dict.fromkeys(row["direction"] for row in rows))
+    columns = [(direction, *measure) for direction in directions for measure in _MEASURES]
+    with style():
+        page = Page.blank(
+            _LEFT + len(columns) * (_WIDE + _ACROSS), _TOP + len(cases) * (_HIGH + _DOWN)
+        )
+        page.text(0.15, 0.25, title, fontsize=10, color=INK)
+        for down, case in enumerate(cases):
+            for across, (direction, name, unit) in enumerate(columns):
+                left, top = _LEFT + across * (_WIDE + _ACROSS), _TOP + down * (_HIGH + _DOWN)
+                axes = page.axes(left, top, _WIDE, _HIGH)
+                own = [r for r in right if (r["case"], r["direction"]) == (case, direction)]
+                _panel(axes, own, name)
+                axes.set_title(f"{case} {direction}: {unit}", fontsize=8, color=INK, loc="left")
+                axes.set_xlabel("N", fontsize=8)
+                if not across and axes.lines:
+                    axes.legend(fontsize=7, frameon=False)
+        page.save(path, kind)
+
+
+def _panel(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    lengths = sorted({row["n_q"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for impl, color in COLORS.items():
+        at = {r["n_q"]: r[name] for r in rows if r["impl"] == impl and r[name]}
+        if at:
+            axes.plot(
+                sorted(at), [at[n] for n in sorted(at)], color=color, marker=MARKERS[impl],
+                markersize=4, linewidth=2 if impl == "maskc" else 1.2, label=impl,
+            )  # fmt: skip
+    axes.grid(visible=True, which="major", color=LINE, linewidth=0.4)
+    axes.tick_params(which="both", labelsize=7, colors=QUIET)
+    axes.set_xticks(lengths, [_short(n) for n in lengths])
+    axes.xaxis.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _short(n: int) -> str:
+    return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n)

@@ -1,0 +1,37 @@
+"""Adaptive Local-Global by content: sinks, a local window, and the blocks nearest to the query.
+
+After Chaojun Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an
+Efficient Context Memory", 2024. There some keys stand for each block; here the mean of its keys
+does.
+
+Definition: with near = (k < n_sinks or p - k < window) and J = k // block, k <= p and (near or J in
+the `top` best blocks by q . mean of the block's keys); a block whose keys k <= p are all near is no
+candidate; equal scores: the lower block. Every head selects for itself. With block <= window no
+mean that is ranked has a later key in it than the query.
+"""
+
+from __future__ import annotations
+
+import maskc as mc
+
+
+@mc.pattern
+def adaptive_local_global_content(
+    *, n_sinks: int = 4, window: int = 256, block: int = 64, top: int = 8
+) -> mc.Mask:
+    """The first tokens, the last `window` keys, and the `top` nearest blocks beyond."""
+    local = mc.causal() & (mc.sinks(n_sinks) | mc.window.hf(window))
+    return local | mc.topk(top, of=mc.causal() - local, score="block_mean", block=block)
+
+
+def main() -> None:
+    import numpy as np
+
+    from maskc.viz.terminal import draw
+
+    scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
+    print(draw(adaptive_local_global_content(window=24, block=16, top=3), 256, scores=scores))
+
+
+if __name__ == "__main__":
+    main()

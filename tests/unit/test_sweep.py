@@ -1,0 +1,282 @@
+"""maskc bench over several lengths: rivals that are exact, growth, crossover, memory, the suite."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.cli import bench as command
+from maskc.cli import seeds as suite
+from maskc.core.dtypes import DType
+from maskc.core.target import Target
+from maskc.verify import bench as module
+from maskc.verify import rivals
+from maskc.verify.bench import bench_mask
+from maskc.verify.case import Case
+from maskc.verify.memory import peak_bytes
+from maskc.verify.pairs import Pairs
+from maskc.verify.sweep import Crossover, crossover, exponent, growths, order_of, sweep
+from maskc.verify.tensors import make_tensors
+from tests.support.cli import maskc, maskc_json
+
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
+CPU = Target.named("cpu")
+DOC = np.repeat([0, 1, 2], [20, 3, 27])
+SMALL = ("--heads", 1, "--head-dim", 8, "--dtype", "float32", "--target", "cpu", "--repeats", 1,
+         "--direction", "fwd")  # fmt: skip
+
+MASKS: dict[str, tuple[mc.Mask, dict[str, object]]] = {
+    "streaming": (mc.causal() & (mc.sinks(2) | mc.window(5)), {}),
+    "dead rows": (mc.window(5) & mc.where(lambda q, k: q % 3 != 0), {}),
+    "nothing": (mc.causal() & mc.where(lambda q, k: k > q), {}),
+    "dilated": (mc.dilated(6, 6, stride=3), {}),
+    "by head": (mc.per_head([mc.causal(), mc.window(1), mc.full(), mc.sinks(3)]), {}),
+    "by sequence": (mc.documents("doc") & mc.causal(), {"doc": np.stack([DOC, DOC[::-1]])}),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention takes seconds to compile."""
+
+    def refuse(*given: Any) -> Any:
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr(module, "_flex", refuse)
+
+
+def case_of(name: str, n: int = 50, **more: Any) -> Case:
+    mask, data = MASKS[name]
+    sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "n_q": n, "n_kv": n, "head_dim": 8}
+    return Case(name, mask, **{**sizes, "dtype": DType.float32, **more}, data=data)
+
+
+# ------------------------------------------------------------------ rivals
+
+
+@needs_torch
+@pytest.mark.parametrize("name", MASKS)
+def test_every_rival_computes_the_same(name: str):
+    rows, _ = bench_mask(case_of(name), CPU, repeats=1)
+    found = {(row["impl"], row["direction"]) for row in rows}
+    assert {("unfused", "fwd"), ("unfused", "bwd"), ("sparse", "fwd")} <= found
+    assert all(row["ok"] for row in rows), rows
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name != "by sequence"])
+def test_runs_of_keys_are_the_mask(name: str):
+    case = case_of(name)
+    pairs = Pairs(case)
+    for head in range(case.heads if pairs.by_head else 1):
+        ends = rivals.runs(case, pairs, head)
+        assert len(ends) % 2 == 1
+        seen = np.zeros((50, 50), bool)
+        for q in range(50):
+            starts = [0, *ends[1::2, q]]
+            for start, end in zip(starts, ends[::2, q], strict=True):
+                seen[q, start:end] = True
+        assert (seen == pairs.rows(0, head, np.arange(50))).all()
+
+
+def test_too_many_runs_are_refused():
+    case = Case("m", mc.strided(2), 1, 1, 1, 80, 80, 8, DType.float32)
+    with pytest.raises(rivals.Unavailable, match="more than 16 runs"):
+        rivals.runs(case, Pairs(case), 0)
+
+
+@needs_torch
+def test_what_would_be_too_large_is_refused(monkeypatch: pytest.MonkeyPatch):
+    case = case_of("streaming")
+    pairs, tensors = Pairs(case), make_tensors(case, "cpu")
+    monkeypatch.setattr(rivals, "_LIVE", 100)
+    with pytest.raises(rivals.Unavailable, match="more than 100 entries"):
+        rivals.sparse(case, tensors, pairs)
+    monkeypatch.setattr(rivals, "_PAIRS", 100)
+    with pytest.raises(rivals.Unavailable, match="pairs are too many to list"):
+        rivals.sparse(case, tensors, pairs)
+    monkeypatch.setattr(rivals, "_SCORES", {"cpu": 10})
+    with pytest.raises(rivals.Unavailable, match=r"would store 2e\+04 scores"):
+        rivals.unfused(case, tensors, module._boolean_mask(case, tensors, pairs))
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_peak_memory_of_a_call():
+    size = 64 << 20
+    peak = peak_bytes(lambda: np.ones(size, np.uint8), "cpu")
+    none = peak_bytes(lambda: None, "cpu")
+    if peak is None or none is None:
+        pytest.skip("this system does not tell")
+    assert size * 0.9 < peak < size * 1.5
+    assert none < size / 8
+    passing = peak_bytes(lambda: np.ones(size, np.uint8).sum() and None, "cpu")
+    assert passing is not None
+    assert passing > size * 0.9  # although nothing is left of it
+
+
+# ------------------------------------------------------------------ growth
+
+
+def test_exponents():
+    lengths = [128, 256, 1024, 4096]
+    assert exponent({n: 3e-5 * n**1.5 for n in lengths}) == pytest.approx(1.5)
+    noisy = {n: 2.0 * n**2 * factor for n, factor in zip(lengths, (1, 1.1, 0.9, 1), strict=True)}
+    slope = np.polyfit(np.log(lengths), np.log([noisy[n] for n in lengths]), 1)[0]
+    assert exponent(noisy) == pytest.approx(slope, rel=1e-3)
+    assert exponent({128: 1.0}) is None
+    assert exponent({}) is None
+
+
+def test_crossovers():
+    mine, dense = {1: 4.0, 2: 4.0, 4: 4.0, 8: 4.0}, {1: 1.0, 2: 2.0, 4: 8.0, 8: 32.0}
+    assert crossover("dense", mine, dense) == Crossover("dense", 2, 4, 3)  # 2 * sqrt(2)
+    assert crossover("dense", dense, mine) == Crossover("dense", 8, None, None)
+    assert crossover("dense", {4: 1.0}, {4: 2.0, 8: 1.0}) == Crossover("dense", None, 4, None)
+    back = {1: 2.0, 2: 0.5, 4: 2.0}  # what counts is where it stays faster
+    assert crossover("dense", dict.fromkeys(back, 1.0), back) == Crossover("dense", 2, 4, 3)
+    even = dict.fromkeys((1, 2), 1.0)
+    assert crossover("dense", even, even).above is None
+
+
+def test_orders():
+    def order(mask: mc.Mask) -> tuple[str, int] | None:
+        return order_of(Case("m", mask, 1, 4, 4, 64, 64, 8, DType.float32))
+
+    assert order(mc.causal()) == ("O(N**2)", 2)
+    assert order(mc.causal() & mc.window(mc.param("w", 7))) == ("O(N*w)", 1)
+    assert order(mc.per_head([mc.window(1), mc.full(), mc.sinks(1), mc.sinks(2)]))[1] == 2
+    assert order(mc.documents("doc")) is None
+
+
+def test_rows_become_growth():
+    times = {"maskc": {64: 1.0, 128: 2.0}, "dense": {64: 1.0, 128: 4.0}}
+    rows = [
+        {"case": "m", "direction": "fwd", "impl": impl, "n_q": n, "ms": ms, "pairs": n * n,
+         "ok": True}
+        for impl, at in times.items() for n, ms in at.items()
+    ]  # fmt: skip
+    rows.append(rows[0] | {"impl": "flex", "ok": False})
+    (found,) = growths(rows, {"m": ("O(N)", 1)})
+    assert found.exponents == {"maskc": 1.0, "dense": 2.0}
+    assert found.pairs_exponent == 2.0
+    assert found.speedups == {"dense": {64: 1.0, 128: 2.0}}
+    assert list(found.lines()) == [
+        "m fwd: time grows as N^1.00 from 64 to 128, predicted pairs N^2.00, O(N) for long "
+        "sequences; dense N^2.00",
+        "m fwd: faster than dense from about N = 64 on, between 64 and 128",
+    ]
+    assert json.loads(json.dumps(found.plain()))["crossovers"][0]["above"] == 128
+
+
+@needs_torch
+def test_slow_rivals_are_left_out_of_longer_lengths(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("maskc.verify.sweep._SLOW", 0.0)
+    rows, notes = sweep(lambda n: case_of("streaming", n), (20, 30, 40), CPU, ("fwd",), 1)
+    by_length = {n: {r["impl"] for r in rows if r["n_q"] == n} for n in (20, 30, 40)}
+    assert by_length[20] > {"dense", "unfused"}
+    assert by_length[30] == by_length[40] == {"maskc"}
+    assert "dense: left out beyond N = 20, where a call took more than 0 s" in notes
+    assert "N = 20: streaming, flex: RuntimeError: not now" in notes or any(
+        note.startswith("N = 20, 30, 40: streaming, flex") for note in notes
+    )
+
+
+# ------------------------------------------------------------------ the command
+
+
+@needs_torch
+def test_a_sweep_as_json_and_as_a_picture(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "growth.svg"
+    report = maskc_json(
+        "bench", "--expr", "causal() & window(9)", *SMALL, "--n", "32,64,1k", "--plot", picture
+    )
+    assert {row["n_q"] for row in report["rows"]} == {32, 64, 1024}
+    assert all(row["ok"] for row in report["rows"])
+    (growth,) = report["growth"]
+    assert growth["order"] == "O(N)"
+    assert growth["degree"] == 1
+    counts = {n: mc.parse("causal() & window(9)").count(n) for n in (32, 64, 1024)}
+    assert growth["pairs_exponent"] == exponent(counts)
+    assert "dense" in {each["rival"] for each in growth["crossovers"]}
+    assert picture.read_text().startswith("<?xml")
+
+
+@needs_torch
+def test_a_sweep_as_text():
+    done = maskc("bench", "--expr", "window(3)", *SMALL, "--n", "16,32", "--nvtx")
+    assert "time grows as N^" in done.stdout
+    assert "predicted pairs N^1." in done.stdout
+    assert "than dense" in done.stdout
+    assert "note: N = 16, 32: mask, nvtx: PyTorch has no GPU here" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--n", "64,32"), "64,32 does not ascend"),
+        (("--n", "64,64"), "64,64 does not ascend"),
+        (("--n", "64,"), "'' is no number of tokens"),
+        (("--n", "64,1q"), "'1q' is no number of tokens"),
+        (("--n", "64", "--plot", "x.png"), "--plot draws a sweep, and there is one length"),
+        (("--n", "64,128", "--plot", "x.pdf"), "is neither *.png nor *.svg"),
+        (("--suite", "seeds"), "--suite brings masks of its own; FILE or --expr too"),
+    ],
+)
+def test_mistakes_come_before_any_timing(words: tuple[str, ...], text: str):
+    pytest.importorskip("matplotlib")
+    done = maskc("bench", "--expr", "causal()", *SMALL, *words, code=2)
+    assert text in done.stderr
+    assert "compiling" not in done.stderr
+
+
+def test_without_a_mask_or_a_suite():
+    assert "give" in maskc("bench", code=2).stderr
+
+
+# ------------------------------------------------------------------ the suite
+
+
+@needs_torch
+def test_seeds_are_judged_where_they_were_measured(monkeypatch: pytest.MonkeyPatch):
+    few = [each for each in suite.seeds() if each.name in ("streaming", "window", "10% live")]
+    monkeypatch.setattr(suite, "seeds", lambda: few)
+    report = maskc_json("bench", "--suite", "seeds", "--n", 128, *SMALL)
+    by_name = {row["mask"]: row for row in report["seeds"]}
+    assert by_name["streaming"]["met"] in (True, False)
+    assert by_name["window"]["met"] is None
+    assert by_name["window"]["measured_at"] == 128
+    assert {row["impl"] for row in report["rows"]} == {"maskc", "dense"}
+    assert all(row["ok"] for row in report["rows"])
+    text = maskc("bench", "--suite", "seeds", "--n", 128, *SMALL).stdout
+    assert "128, not 131,072" in text
+    assert "not judged" in text
+
+
+def test_speeds_are_met_or_missed():
+    seed = next(each for each in suite.seeds() if each.name == "25% live")
+    rows = [
+        {"impl": impl, "n_q": 8192, "direction": "fwd", "ms": ms, "ok": True}
+        for impl, ms in (("maskc", 1.0), ("dense", 2.4))
+    ]
+    result = command.Measured(rows, [], [], {})
+    (row,) = suite.judgements(seed, result, None)
+    assert (row["speed_over_dense"], row["met"]) == (2.4, False)
+    rows[1]["ms"] = 2.5
+    assert suite.judgements(seed, result, None)[0]["met"] is True
+    assert suite.judgements(seed, result, 512)[0]["met"] is None
+
+
+def test_tables_have_their_share():
+    for share in (0.5, 0.25, 0.1):
+        table = suite.table_of(16384, share)
+        assert table.shape == (128, 128)
+        assert table.diagonal().all()
+        assert abs(table.mean() - share) < 0.02
