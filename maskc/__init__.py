@@ -51,6 +51,7 @@ from maskc.flex import flex_attention as flex_attention
 
 if TYPE_CHECKING:
     from maskc import distributed as distributed
+    from maskc import evaluate as evaluate
     from maskc import nn as nn
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
@@ -59,8 +60,8 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask, nn, distributed and the patterns on demand: importing maskc loads no torch."""
-    if name in ("nn", "distributed"):
+    """CompiledMask and whole rooms on demand: importing maskc loads no torch."""
+    if name in ("nn", "distributed", "evaluate"):
         from importlib import import_module
 
         return import_module(f"maskc.{name}")

@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "integrations", "transformers", "api", "driver",
     },
     "patterns": {"dsl"},
+    "evaluate": {"dsl", "integrations", "transformers", "api", "runtime", "verify"},
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}
@@ -66,8 +67,12 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": ({"integrations", "transformers", "verify", "testing", "distributed"}, False),
-    "transformers": ({"transformers", "distributed"}, False),
+    "torch": (
+        {"integrations", "transformers", "verify", "testing", "distributed", "evaluate"},
+        False,
+    ),
+    "transformers": ({"transformers", "distributed", "evaluate"}, False),
+    "scipy": ({"evaluate"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),
@@ -247,6 +252,7 @@ print(",".join(loaded))
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
         ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),
         ("maskc.testing.plugin", ["torch", "hypothesis", "islpy", "sympy", "jinja2"]),
+        ("maskc.evaluate", ["torch", "transformers", "scipy", "cupy", "islpy", "sympy", "jinja2"]),
         ("maskc.distributed", ["torch", "transformers", "cupy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],

@@ -4,7 +4,7 @@ A class holds a message template and a hint; the base formats them. Raise as
 `NegativeWidth("left", -3, at=loc)`: positional arguments fill the template in order.
 Codes: MC1xx the mask language, MC2xx pattern files, MC3xx lengths and data at call time,
 MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command line and models
-of other libraries, MC64x caches for decoding, MC72x the explorer.
+of other libraries, MC64x caches for decoding, MC72x the explorer, MC73x evaluations.
 """
 
 from maskc.core.errors.base import MaskcError as MaskcError
@@ -53,6 +53,13 @@ from maskc.core.errors.calls import TooManyTiles as TooManyTiles
 from maskc.core.errors.calls import TooMuchWork as TooMuchWork
 from maskc.core.errors.calls import WrongDevice as WrongDevice
 from maskc.core.errors.calls import WrongDType as WrongDType
+from maskc.core.errors.evaluation import BadTensors as BadTensors
+from maskc.core.errors.evaluation import BudgetUnreachable as BudgetUnreachable
+from maskc.core.errors.evaluation import NoTerms as NoTerms
+from maskc.core.errors.evaluation import OtherStudy as OtherStudy
+from maskc.core.errors.evaluation import TextTooShort as TextTooShort
+from maskc.core.errors.evaluation import TooFewValues as TooFewValues
+from maskc.core.errors.evaluation import WeightsMissing as WeightsMissing
 from maskc.core.errors.evidence import CacheCall as CacheCall
 from maskc.core.errors.evidence import CacheReadsData as CacheReadsData
 from maskc.core.errors.evidence import CacheUnbounded as CacheUnbounded

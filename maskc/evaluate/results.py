@@ -1,0 +1,259 @@
+"""What an evaluation found: frozen values, which reports show and JSON keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from math import isfinite
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class Result:
+    """Base of all results: JSON with the names of the fields, and back."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, texts, lists and dicts only; what is no finite number is None."""
+        plain: dict[str, Any] = _plain(asdict(self))  # type: ignore[call-overload]
+        return plain
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The result as a JSON text that `from_json` reads."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_dict(cls: type[T], found: dict[str, Any]) -> T:
+        """The result that `to_dict` was asked of."""
+        read: T = _read(cls, found)
+        return read
+
+    @classmethod
+    def from_json(cls: type[T], text: str) -> T:
+        """The result that `to_json` was asked of."""
+        read: T = _read(cls, json.loads(text))
+        return read
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A value of JSON as the type that a field is annotated with."""
+    if get_origin(kind) in (Union, UnionType):
+        if value is None and type(None) in get_args(kind):
+            return None
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        names = {each.name for each in fields(kind)}
+        own = {name: _read(hints[name], item) for name, item in value.items() if name in names}
+        return kind(**own)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        inner = get_args(kind)
+        if inner[1:] == (...,):
+            return tuple(_read(inner[0], item) for item in value)
+        return tuple(_read(each, item) for each, item in zip(inner, value, strict=True))
+    if kind is float and value is None:
+        return float("nan")
+    return float(value) if kind is float else value
+
+
+@dataclass(frozen=True, slots=True)
+class Interval(Result):
+    """A number and the interval that holds it with some confidence."""
+
+    value: float
+    low: float
+    high: float
+    level: float = 0.95
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+# ------------------------------------------------------------------ layer 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoss(Result):
+    """What the heads of one attention layer lose; each tuple has a number per query head."""
+
+    layer: int
+    retained: tuple[float, ...]
+    """Mean over queries of the dense attention probability that lies on kept keys, 0 to 1."""
+    output_error: tuple[float, ...]
+    """Mean over queries of |o_sparse - o_dense| / |o_dense|."""
+    cosine: tuple[float, ...]
+    """Mean over queries of the cosine of the two outputs."""
+    kl: tuple[float, ...]
+    """Mean of KL(sparse || dense) in nats, which is -log(retained), over queries with a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class InformationLoss(Result):
+    """What a mask drops of dense attention, on given q, k and v; nothing is trained or sampled.
+
+    Intervals come from moving blocks of 64 queries, drawn inside of sequences that are drawn too.
+    """
+
+    layers: tuple[LayerLoss, ...]
+    retained: Interval
+    """Mean over queries, heads and layers of the retained probability."""
+    output_error: Interval
+    """Mean of the relative L2 error of the outputs."""
+    cosine: Interval
+    kl: float
+    """Mean KL(sparse || dense) in nats over queries with a key."""
+    floor: float
+    """What as many keys in each row, drawn at random, retain in expectation."""
+    ceiling: float
+    """What as many keys in each row retain at most: those with the highest probabilities."""
+    bound_used: float
+    """Largest |o_sparse - o_dense| / (2 (1 - retained) max |v|): never above 1 but by rounding."""
+    rows: int
+    """Queries that were looked at, times heads and layers."""
+    empty_rows: int
+    """Those without a kept key: they retain 0, their output is 0 and they have no KL."""
+
+
+# ------------------------------------------------------------------ layer 2
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity(Result):
+    """A language model on the same tokens with and without the mask; nothing is trained."""
+
+    tokens: int
+    documents: int
+    perplexity: float
+    dense: float
+    """Perplexity without the mask."""
+    difference: Interval
+    """Mean over tokens of the loss with the mask minus that without, in nats."""
+    ratio: Interval
+    """perplexity / dense."""
+    p_value: float
+    """Of no difference, from the bootstrap; not below 1 / (resamples + 1)."""
+    p_holm: float
+    """After Holm's correction for all patterns of the evaluation."""
+    detectable: float
+    """The smallest difference in nats that would be found with a power of 80 %."""
+    margin: float
+    """Differences below this many nats count as none."""
+    equivalent: bool
+    """Whether the 90 % interval lies inside of +- margin (two one-sided tests at 5 %)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval(Result):
+    """How often the model repeats a number that stood at some place of a long text."""
+
+    trials: int
+    found: int
+    rate: Interval
+    """found / trials with Wilson's interval."""
+    dense_found: int
+    only_dense: int
+    """Trials that succeed without the mask only."""
+    only_masked: int
+    p_value: float
+    """McNemar's exact test on the trials where the two differ."""
+    p_holm: float
+    by_depth: tuple[tuple[float, int, int], ...]
+    """(place of the number in the text, 0 to 1; trials; found)."""
+
+
+# ------------------------------------------------------------------ layer 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trained(Result):
+    """Small models trained with the mask beside models trained without, on the same batches."""
+
+    task: str
+    measure: str
+    """What `masked` and `dense` are, and in which unit."""
+    steps: int
+    tokens: int
+    seeds: tuple[int, ...]
+    masked: tuple[float, ...]
+    """One number per seed."""
+    dense: tuple[float, ...]
+    difference: Interval
+    """Mean of masked - dense over seeds, with Student's interval."""
+    p_value: float
+    margin: float
+    p_equivalence: float
+    """Of a difference of at least the margin (two one-sided paired t-tests)."""
+    chance: float
+    """The measure of a model that knows nothing."""
+
+
+# ------------------------------------------------------------------ together
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Result):
+    """All that is known about one mask."""
+
+    name: str
+    mask: str
+    """The mask as text."""
+    role: str
+    """"pattern", "ablation", "control" or "ceiling"."""
+    of: str
+    """The name of the pattern that an ablation or a control belongs to, else ""."""
+    pairs: int
+    """Live pairs of one head at the length of the evaluation, by `Mask.count`; of masks that
+    differ by head the mean, rounded down."""
+    share: float
+    """pairs divided by those of the base mask."""
+    budget: float | None = None
+    """The share that was asked for, where a parameter was solved for one."""
+    information: InformationLoss | None = None
+    perplexity: Perplexity | None = None
+    retrieval: Retrieval | None = None
+    trained: tuple[Trained, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Result):
+    """Evidence about several masks on the same inputs."""
+
+    source: str
+    """What q, k and v, or the texts and the model, are."""
+    n: int
+    """Tokens of each sequence."""
+    sequences: int
+    base: str
+    """What dense attention means here: causal() for language models."""
+    patterns: tuple[Evaluated, ...]
+    cannot_show: tuple[str, ...]
+    """What nobody may conclude from these numbers."""
+    command: str = ""
+    """What makes the numbers again."""
+    seed: int = 0
+    resamples: int = 0
+    environment: tuple[tuple[str, str], ...] = field(default=())
+
+    def named(self, name: str) -> Evaluated:
+        """The pattern of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for each in self.patterns:
+            if each.name == name:
+                return each
+        raise KeyError(name)

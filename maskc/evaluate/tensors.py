@@ -1,0 +1,187 @@
+"""q, k and v of attention layers: given, read from a file, or captured from a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maskc.core.errors import BadTensors, ExtraMissing
+from maskc.dsl.combinators import causal
+from maskc.dsl.mask import Mask
+
+
+def torch_module() -> Any:
+    """PyTorch.
+
+    Raises:
+        ExtraMissing: it is not installed (MC507).
+    """
+    try:
+        import torch
+    except ImportError:
+        raise ExtraMissing("maskc.evaluate", "torch", "evaluate") from None
+    return torch
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """What one attention layer computes with."""
+
+    layer: int
+    q: Any
+    """Tensor [B, Hq, N, D], any float type."""
+    k: Any
+    """Tensor [B, Hkv, N, D]; Hkv divides Hq."""
+    v: Any
+    """Tensor [B, Hkv, N, Dv]."""
+    scale: float
+    base: Mask = field(default_factory=causal)
+    """What the layer sees without a pattern."""
+    data: Mapping[str, object] = field(default_factory=dict)
+    """Arrays that the base mask reads."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The layers of one model on the same sequences."""
+
+    layers: tuple[LayerTensors, ...]
+    source: str
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are."""
+        return int(self.layers[0].q.shape[0])
+
+    @property
+    def n(self) -> int:
+        """Tokens of a sequence."""
+        return int(self.layers[0].q.shape[2])
+
+
+def tensors(
+    q: object, k: object, v: object = None, *, base: Mask | None = None,
+    scale: float | None = None, source: str = "tensors", device: object = None,
+) -> Tensors:  # fmt: skip
+    """Layers of q, k and v, checked.
+
+    Args:
+        q: [layers, B, Hq, N, D] or [B, Hq, N, D], torch, NumPy or anything that torch reads.
+        k: as q with Hkv heads, which divide Hq.
+        v: as k with any last dimension; k itself when None, so that outputs mean little.
+        base: what every layer sees without a pattern; causal() when None.
+        scale: factor of q . k; D^-1/2 when None.
+        source: where they are from, for reports.
+        device: where to compute; where the tensors are when None.
+
+    Raises:
+        BadTensors: shapes do not fit (MC730).
+        ExtraMissing: PyTorch is not installed (MC507).
+    """
+    torch = torch_module()
+    found = {}
+    for name, given in (("q", q), ("k", k), ("v", k if v is None else v)):
+        if given is None:
+            raise BadTensors(source, f"{name} is missing", at=name)
+        x = torch.as_tensor(given) if device is None else torch.as_tensor(given, device=device)
+        if x.ndim == 4:
+            x = x[None]
+        if x.ndim != 5 or 0 in x.shape:
+            raise BadTensors(source, f"{name} has shape {list(x.shape)}", at=name)
+        if not x.is_floating_point():
+            raise BadTensors(source, f"{name} holds {x.dtype}, which is no float", at=name)
+        found[name] = x
+    _check(source, *found.values())
+    dim = found["q"].shape[-1]
+    layers = tuple(
+        LayerTensors(
+            index, *(found[name][index] for name in "qkv"), dim**-0.5 if scale is None else scale,
+            causal() if base is None else base,
+        )
+        for index in range(len(found["q"]))
+    )  # fmt: skip
+    return Tensors(layers, source)
+
+
+def _check(source: str, q: Any, k: Any, v: Any) -> None:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    same = all(len({x.shape[axis] for x in (q, k, v)}) == 1 for axis in (0, 1, 3))
+    if not same or k.shape[2] != v.shape[2] or q.shape[4] != k.shape[4]:
+        raise BadTensors(source, f"shapes do not fit: {shapes}", at="q, k, v")
+    if q.shape[2] % k.shape[2]:
+        raise BadTensors(
+            source, f"{k.shape[2]} key heads do not divide {q.shape[2]} query heads", at="k"
+        )
+
+
+def read_npz(path: str | Path, *, base: Mask | None = None, device: object = None) -> Tensors:
+    """Tensors of a file with arrays q, k and, for outputs, v; `scale` where it is not D^-1/2.
+
+    Args:
+        path: *.npz, as `numpy.savez` writes it; nothing in it is unpickled.
+        base: what every layer sees without a pattern; causal() when None.
+        device: where to compute; the CPU when None.
+
+    Raises:
+        BadTensors: the file cannot be read, or arrays are missing or do not fit (MC730).
+    """
+    from zipfile import BadZipFile
+
+    import numpy as np
+
+    name = str(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key in ("q", "k", "v", "scale")}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
+        raise BadTensors(name, f"it cannot be read as *.npz: {error}", at=name) from None
+    for key in ("q", "k"):
+        if key not in arrays:
+            raise BadTensors(name, f"it has no array {key}", at=name)
+    scale = float(arrays["scale"]) if "scale" in arrays else None
+    q, k, v = (_readable(arrays.get(key)) for key in "qkv")
+    return tensors(q, k, v, base=base, scale=scale, source=name, device=device)
+
+
+def _readable(array: Any) -> Any:
+    """NumPy's float16 as it is; bfloat16 of ml_dtypes, which torch does not read, as float32."""
+    import numpy as np
+
+    if array is None or array.dtype in (np.float16, np.float32, np.float64):
+        return array
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def capture(model: Any, input_ids: Any, layers: Sequence[int] | None = None) -> Tensors:
+    """q, k and v of a model of transformers, as its attention function gets them.
+
+    Rotary embeddings and the scale are the model's; the mask of each layer is what the model says.
+
+    Args:
+        model: any model that uses transformers' attention interface.
+        input_ids: [B, N] tokens, without padding.
+        layers: which layers to keep; all of them when None.
+
+    Raises:
+        ModelNotServed: the model computes attention by itself (MC605).
+        BadTensors: no such layer called its attention (MC730).
+        ExtraMissing: transformers is not installed (MC507).
+    """
+    from maskc.evaluate.models import attention_of
+
+    torch = torch_module()
+    wanted = None if layers is None else set(layers)
+    found: list[LayerTensors] = []
+
+    def note(number: int, layer: Any, q: Any, k: Any, v: Any, scale: float) -> None:
+        if wanted is None or number in wanted:
+            found.append(LayerTensors(number, q, k, v, scale, layer.mask, layer.data))
+
+    with attention_of(model, note), torch.no_grad():
+        model(input_ids=input_ids, use_cache=False)
+    if not found:
+        asked = "none" if wanted is None else ", ".join(map(str, sorted(wanted)))
+        raise BadTensors(type(model).__name__, f"no attention layer of {asked} ran", at="layers")
+    return Tensors(tuple(found), type(model).__name__)
