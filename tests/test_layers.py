@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "integrations", "transformers", "api", "driver",
     },
     "patterns": {"dsl"},
-    "evaluate": {"dsl", "integrations", "transformers", "api", "runtime", "verify"},
+    "evaluate": {"dsl", "ir", "runtime", "integrations", "transformers", "api", "driver", "verify"},
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["__main__"] = {"cli"}

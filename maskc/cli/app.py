@@ -12,6 +12,7 @@ from maskc import __version__
 from maskc.cli.bench import bench
 from maskc.cli.compile import compile_command
 from maskc.cli.doctor import doctor
+from maskc.cli.evaluate import evaluate
 from maskc.cli.explain import explain
 from maskc.cli.explore import explore
 from maskc.cli.output import done
@@ -67,8 +68,8 @@ def main() -> None:
 
 
 for command in (
-    compile_command, visualize, explore, explain, verify, test, bench, plan, doctor, patterns,
-    init,
+    compile_command, visualize, explore, explain, verify, test, bench, evaluate, plan, doctor,
+    patterns, init,
 ):  # fmt: skip
     main.add_command(command)
 
