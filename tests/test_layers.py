@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluate": {"dsl", "ir", "runtime", "integrations", "transformers", "api", "driver", "verify"},
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
+ALLOWED["report"] = ALLOWED["viz"] | {"viz", "verify", "evaluate"}
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
 

@@ -41,9 +41,7 @@ def map_of(shown: Picture, panel: Panel, label: str) -> str:
     )
     span = shown.span
     ticks = _ticks(span.q0, span.q1, height, False) + _ticks(span.k0, span.k1, width, True)
-    edge = (
-        f'<rect class="edge" x="{_LEFT}" y="{_TOP}" width="{width:.0f}" height="{height:.0f}"/>'
-    )
+    edge = f'<rect class="edge" x="{_LEFT}" y="{_TOP}" width="{width:.0f}" height="{height:.0f}"/>'
     return _svg(_LEFT + width + 24, _TOP + height + 8, label, inner + edge + ticks)
 
 

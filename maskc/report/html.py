@@ -11,7 +11,7 @@ from importlib.resources import files
 from maskc.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
 from maskc.viz.explorer.page import source
 
-_UNSHOWN = {code: "\ufffd" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_UNSHOWN = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 """Characters that control and show nothing; tabs and ends of lines stay."""
 _TURNING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 """Characters that turn the direction of what follows: shown as what they are."""
@@ -96,9 +96,7 @@ def _table(table: Table) -> Iterator[str]:
         yield f'<th scope="col"{_side(table, column)}>{shown(head)}</th>'
     yield "</tr></thead><tbody>"
     for row in table.rows:
-        cells = (
-            f"<td{_side(table, column)}>{shown(cell)}</td>" for column, cell in enumerate(row)
-        )
+        cells = (f"<td{_side(table, column)}>{shown(cell)}</td>" for column, cell in enumerate(row))
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
 

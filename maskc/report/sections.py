@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from maskc import driver
+from maskc.core.coefficients import card_of
+from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError
 from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
@@ -16,6 +18,7 @@ from maskc.dsl.mask import Mask
 from maskc.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
 from maskc.report.drawings import growth_chart, map_of
 from maskc.report.evidence import ablation_blocks, quality_blocks, significance_blocks
+from maskc.verify.samples import sample_data
 from maskc.viz import words
 from maskc.viz.explorer.sources import pattern_text
 from maskc.viz.lengths import showing
@@ -142,8 +145,9 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
         if first.information is not None:
             yield "Attention retained", f"{first.information.retained} of the dense probability"
         if first.perplexity is not None:
-            yield "Perplexity without training", (
-                f"{first.perplexity.perplexity:.4g}, dense {first.perplexity.dense:.4g}"
+            yield (
+                "Perplexity without training",
+                (f"{first.perplexity.perplexity:.4g}, dense {first.perplexity.dense:.4g}"),
             )
 
 
@@ -268,7 +272,8 @@ def _complexity(subject: Subject) -> Iterator[Block]:
         "Of one head, with as many keys as queries. FLOPs count the two products of the forward "
         "pass; the backward pass has 2.5 times as many."
     )
-    yield Code("\n".join(driver.beside_dense(subject.mask, subject.plan())), "Beside dense")
+    lines = [*driver.beside_dense(subject.mask, subject.plan()), *_wins_elsewhere(subject)]
+    yield Code("\n".join(lines), "Beside dense attention")
     yield Words(
         "Time: every live pair is computed once, and pairs of a live tile that are not live are "
         "computed and thrown away (the column `run`). Memory of a call: q, k, v, out and one "
@@ -279,6 +284,21 @@ def _complexity(subject: Subject) -> Iterator[Block]:
              "FLOP", "bytes moved", "scores of naive attention")  # fmt: skip
     yield Table(heads, rows, frozenset({0, *range(2, len(heads))}))
     yield Command(f"maskc explain {subject.words} --n {_at(subject)} {_options(subject)}")
+
+
+def _wins_elsewhere(subject: Subject) -> list[str]:
+    """The predicted break-even on the card whose costs are known, where the target has none."""
+    if card_of(subject.target.name) is not None:
+        return []
+    known = Target.named("sm_90a")
+    try:
+        problem = replace(subject.problem, dtype=DType.bfloat16)
+        plan = driver.plan_kernel(subject.mask, problem, known)
+        lines = driver.beside_dense(subject.mask, plan)
+    except MaskcError:
+        return []
+    starts = [i for i, line in enumerate(lines) if line.startswith("wins")]
+    return lines[starts[0] :] if starts else []
 
 
 def _cache(subject: Subject) -> str:
@@ -385,8 +405,9 @@ def _verification(subject: Subject) -> Iterator[Block]:
             for row in found.rows if row["impl"] == "maskc"
         ]  # fmt: skip
         yield Table(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
-    yield Words("More cases, random ones and probes with keys of NaN:")
-    yield Command(f"maskc verify {subject.words} {_options(subject)}")
+        yield Command(found.command)
+    yield Words("More lengths, probes with keys of NaN, and random cases:")
+    yield Code(f"maskc verify {subject.words} {_options(subject)}\nmaskc test {subject.words}")
 
 
 def _speed(subject: Subject) -> Iterator[Block]:
@@ -469,14 +490,14 @@ def _quality(subject: Subject) -> Iterator[Block]:
 def _ablations(subject: Subject) -> Iterator[Block]:
     yield from _terms(subject)
     if subject.evaluation is None:
-        yield from _not_evaluated(subject)
+        yield Words("What each term does for quality was not run: see the section on quality.")
     else:
         yield from ablation_blocks(subject.evaluation)
 
 
 def _significance(subject: Subject) -> Iterator[Block]:
     if subject.evaluation is None:
-        yield from _not_evaluated(subject)
+        yield Words("Nothing was tested: see the section on quality.")
     else:
         yield from significance_blocks(subject.evaluation)
 
@@ -491,57 +512,30 @@ def _not_evaluated(subject: Subject) -> Iterator[Block]:
 
 def _terms(subject: Subject) -> Iterator[Block]:
     """What each term of the mask adds to it, in pairs: a cost that needs no model."""
-    n = min(_at(subject), 4096)
-    data = {k: v for k, v in subject.data_at(n).items() if k not in _RANKED}
-    terms = list(_without_each(subject.mask))
-    if not terms or driver.selects(subject.mask):
+    from maskc.evaluate import ablations
+
+    if driver.selects(subject.mask):
         return
-    heads = subject.problem.n_heads
-    whole = _count(subject.mask, n, heads, data)
+    n = min(_at(subject), 4096)
+    try:
+        others = ablations(subject.mask)
+    except MaskcError as refusal:
+        yield Words(f"No term can be left out: {refusal.finding}.")
+        return
+    whole = _count(subject, subject.mask, n)
     rows = []
-    for term, rest in terms:
-        left = _count(rest, n, heads, data)
-        rows.append((f"without {term}", f"{left:,}", f"{whole - left:,}",
-                     words.percent((whole - left) / max(1, whole))))  # fmt: skip
-    yield Words(f"Pairs that only one term of the union sees, at N = {n:,}:")
-    yield Table(("mask", "live pairs", "fewer", "of the mask's"), rows, frozenset({1, 2, 3}))
+    for name, other in others.items():
+        found = _count(subject, other, n)
+        change = f"{found - whole:+,}"
+        rows.append((name, f"{found:,}", change, words.percent(found / max(1, whole))))
+    yield Words(f"Live pairs at N = {n:,}; the mask has {whole:,}.")
+    yield Table(("mask", "live pairs", "change", "of the mask's"), rows, frozenset({1, 2, 3}))
 
 
-def _count(mask: Mask, n: int, heads: int | None, data: Mapping[str, object]) -> int:
-    read = driver.names_of_data(mask)
-    own = {name: value for name, value in data.items() if name in read}
-    return int(driver.count(mask, n, n_heads=heads, **own))
-
-
-def _without_each(mask: Mask) -> list[tuple[Mask, Mask]]:
-    """(a term, the mask without it) for each term of the outermost union."""
-    from maskc.dsl.nodes import Algebra
-
-    if not isinstance(mask, Algebra):
-        return []
-    if mask.op == "|":
-        terms = _union(mask)
-        found = []
-        for index, term in enumerate(terms):
-            rest = [each for place, each in enumerate(terms) if place != index]
-            joined = rest[0]
-            for each in rest[1:]:
-                joined = joined | each
-            found.append((term, joined))
-        return found
-    if mask.op == "&":
-        left, right = mask.left, mask.right
-        found = [(term, rest & right) for term, rest in _without_each(left)]
-        return found + [(term, left & rest) for term, rest in _without_each(right)]
-    return []
-
-
-def _union(mask: Mask) -> list[Mask]:
-    from maskc.dsl.nodes import Algebra
-
-    if isinstance(mask, Algebra) and mask.op == "|":
-        return _union(mask.left) + _union(mask.right)
-    return [mask]
+def _count(subject: Subject, mask: Mask, n: int) -> int:
+    read = sample_data(mask, 1, 1)
+    data = {name: value for name, value in subject.data_at(n).items() if name in read}
+    return int(driver.count(mask, n, n_heads=subject.problem.n_heads, **data))
 
 
 def _environment(subject: Subject) -> Iterator[Block]:
