@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def report(
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, None, 1, directions, repeats)
     with told() as progress:
-        subject = _subject(entry, how, n, arrays, read, progress)
+        subject = _subject(entry, how, n, arrays, read, _command(output), progress)
         from maskc.report import document
 
         page = document(subject, progress)
@@ -95,6 +96,22 @@ def report(
         echo(output)
     if subject.measurement is not None:
         refuse_wrong(subject.measurement.rows)
+
+
+def _command(output: str) -> str:
+    """What was typed, with the names of files alone."""
+    typed = sys.argv[1:] if Path(sys.argv[0]).name in ("maskc", "__main__.py") else []
+    if not typed:
+        return f"maskc report ... -o {shlex.quote(Path(output).name)}"
+    return shlex.join(["maskc", *map(_without_folder, typed)])
+
+
+def _without_folder(word: str) -> str:
+    """An argument in which an absolute path, or NAME= and one, is the file's name alone."""
+    name, equals, path = word.partition("=")
+    if equals and path.startswith("/"):
+        return f"{name}={Path(path).name}"
+    return Path(word).name if word.startswith("/") else word
 
 
 def _writer(output: str) -> Any:
@@ -136,7 +153,7 @@ def read_evaluation(path: str) -> Evaluation:
 
 def _subject(
     entry: Entry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
-    evaluation: Evaluation | None, progress: Teller,
+    evaluation: Evaluation | None, command: str, progress: Teller,
 ) -> Subject:  # fmt: skip
     """The mask with all that was measured of it."""
     from maskc.cli.given import names
@@ -156,7 +173,7 @@ def _subject(
         return arrays.of(entry, length, length, quiet=True)
 
     return Subject(
-        entry.name, entry.mask, entry.title, words, problem, target, data_at,
+        entry.name, entry.mask, entry.title, words, command, problem, target, data_at,
         _parameters(entry), measurement, why, evaluation, made_up,
     )  # fmt: skip
 

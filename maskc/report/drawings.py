@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import log
 
@@ -76,8 +76,9 @@ _WIDE, _HIGH, _BESIDE = 470, 300, 110
 
 
 def growth_chart(
-    series: Mapping[str, Mapping[int, float]], order: Sequence[str], unit: str, label: str
-) -> str:
+    series: Mapping[str, Mapping[int, float]], order: Sequence[str], unit: str, label: str,
+    say: Callable[[float], str],
+) -> str:  # fmt: skip
     """Lines over lengths, both axes logarithmic.
 
     Args:
@@ -85,6 +86,7 @@ def growth_chart(
         order: all names there are; a name's place decides its colour.
         unit: of the values.
         label: what a screen reader says.
+        say: a value as it stands at the axis.
     """
     points = {name: {n: v for n, v in at.items() if v > 0} for name, at in series.items()}
     points = {name: at for name, at in points.items() if at}
@@ -107,9 +109,8 @@ def growth_chart(
     level = bottom
     while level <= top * 1.001:
         place = f'x="{_LEFT - 6}" y="{y(level) + 4:.1f}" text-anchor="end"'
-        parts.append(f"<text {place}>{level:g}</text>")
-        line = f'x="{_LEFT}" y="{y(level):.1f}" width="{_WIDE}" height="0"'
-        parts.append(f'<rect class="edge" {line}/>')
+        parts.append(f"<text {place}>{escape(say(level))}</text>")
+        parts.append(f'<path class="edge" d="M{_LEFT} {y(level):.1f}h{_WIDE}"/>')
         level *= 10
     parts.append(f'<text x="{_LEFT + _WIDE}" y="{_TOP + _HIGH + 32}" text-anchor="end">N</text>')
     parts.append(f'<text x="{_LEFT}" y="{_TOP - 7}">{escape(unit)}</text>')

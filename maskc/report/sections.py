@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,8 @@ class Subject:
     title: str
     words: str
     """What names it on a command line, with its settings."""
+    command: str
+    """What makes the report again."""
     problem: Problem
     target: Target
     data_at: Callable[[int], Mapping[str, object]]
@@ -420,15 +423,17 @@ def _speed(subject: Subject) -> Iterator[Block]:
     names = ["maskc", *texts]
     for growth in found.growths:
         own = [r for r in found.rows if r["direction"] == growth.direction and r["ok"]]
-        for measure, unit in (("ms", "ms a call"), ("peak_bytes", "bytes at the peak")):
+        for measure, unit, say in _MEASURES:
             series = {
                 name: {r["n_q"]: r[measure] for r in own if r["impl"] == name and r[measure]}
                 for name in names
             }  # fmt: skip
             label = f"{unit} over N, {growth.direction}"
-            if svg := growth_chart(series, names, unit, label):
+            if svg := growth_chart(series, names, unit, label, say):
                 yield Figure(svg, f"{label}; both axes are logarithmic.", _twin(series))
-        yield Code("\n".join(growth.lines()))
+        yield Code("\n".join(
+            textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines()
+        ))  # fmt: skip
     yield Table(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
                 frozenset(range(2, 8)))  # fmt: skip
     yield Words("; ".join(f"{name}: {text}" for name, text in texts.items()) + ".")
@@ -437,6 +442,10 @@ def _speed(subject: Subject) -> Iterator[Block]:
     yield Command(found.command)
 
 
+_MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("ms", "ms a call", lambda value: f"{value:g}"),
+    ("peak_bytes", "memory at the peak", lambda value: words.scaled(value, "B")),
+)
 _SPEED = ("pass", "implementation", "N", "ms", "tokens/s", "peak", "times maskc's", "error", "")
 
 
@@ -552,7 +561,7 @@ def _environment(subject: Subject) -> Iterator[Block]:
     if subject.evaluation is not None:
         yield Words("Of the evaluation:")
         yield Table(("what", "which"), [*subject.evaluation.environment])
-    yield Command(f"maskc report {subject.words} {_options(subject)} -o report.html")
+    yield Command(subject.command)
 
 
 _SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[Block]]], ...] = (
