@@ -26,9 +26,11 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import DataRange, SelectionNotCompiled
 from maskc.core.expr import NEVER
 from maskc.core.problem import Problem
+from maskc.core.score import Formula, Inputs
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
+from maskc.dsl.scores import Score
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
@@ -53,19 +55,28 @@ def compile(
     dtype: object = "bfloat16",
     target: str | None = None,
     name: str = "mask",
+    score: Score | None = None,
 ) -> CompiledMask:
     """All stages; see Mask.compile."""
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
+    from maskc.runtime.scored import ScoredMask
 
+    if score is not None and score.mask is not None:
+        mask = mask & score.mask
     mask, held = emptied(mask)  # 1 capture
-    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
+    formula = None if score is None else score.formula
+    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
     chosen = Target.named(target or default_target(wanted)).serving(wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
+    if formula is not None:
+        inputs = (*inputs, formula.loc)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
+    if score is not None:
+        return ScoredMask(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
 
 
@@ -107,9 +118,12 @@ def _places(mask: Mask) -> Iterator[object]:
         yield from _places(child)
 
 
-def problem(head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object) -> Problem:
+def problem(
+    head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
+    score: Formula | None = None,
+) -> Problem:  # fmt: skip
     """The problem a call of compile describes."""
-    return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads)
+    return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score)
 
 
 class Recipe:
@@ -141,9 +155,11 @@ class Recipe:
     def compile(self) -> CompiledMask:
         """The same mask compiled by the package as it is now."""
         mask, wanted, target, name = self._made_of
+        formula = wanted.score
+        score = formula and Score(Inputs(formula, tuple(slot.name for slot in formula.slots)))
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
-            dtype=wanted.dtype, target=target.name, name=name,
+            dtype=wanted.dtype, target=target.name, name=name, score=score,
         )  # fmt: skip
 
 
@@ -258,14 +274,17 @@ def dense(
 
 def explained(
     mask: Mask, *, head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
-    target: str | None,
+    target: str | None, score: Score | None = None,
 ) -> str:  # fmt: skip
     """See Mask.explain."""
     from maskc.ir.heads import heads_of
     from maskc.runtime.device import default_target
 
+    if score is not None and score.mask is not None:
+        mask = mask & score.mask
     mask, _ = emptied(mask)
-    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype)
+    formula = None if score is None else score.formula
+    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
     chosen = Target.named(target or default_target(wanted)).serving(wanted)
     return Recipe(mask, wanted, chosen, "mask")()
 

@@ -6,6 +6,8 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
+from maskc.core.score import MAX_RANK, MAX_SLOTS
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -17,6 +19,8 @@ class Field:
     count: int = 1
     """Length of an array member; 1 for a scalar."""
 
+
+_AXES = MAX_SLOTS * MAX_RANK
 
 MAX_ARRAYS = 8
 """The most data arrays that a mask may read."""
@@ -81,6 +85,19 @@ FIELDS: tuple[Field, ...] = (
     Field("further", "i32", "deterministic: most further tiles of dq of a list"),
     Field("row_sums", "const i32 *", "[lists][tile_rows + 1] of them before a row, or null: none"),
 )  # fmt: skip
+
+SCORE_FIELDS: tuple[Field, ...] = (
+    Field("score_table", "const void *", "tables, or null: a number", MAX_SLOTS),
+    Field("score_gradient", "float *", "backward: to add to, or null", MAX_SLOTS),
+    Field("score_sums", "i64 *", "backward: exact sums [entries][SUM_WORDS], or null", MAX_SLOTS),
+    Field("score_entries", "i64", "of each gradient", MAX_SLOTS),
+    Field("score_step", "i64", "elements along each dimension; 0: one for all", _AXES),
+    Field("score_gradient_step", "i64", "likewise of gradients", _AXES),
+    Field("score_size", "i32", "entries along each dimension", _AXES),
+    Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
+    Field("score_integer", "i32", "likewise", MAX_SLOTS),
+)  # fmt: skip
+"""What `struct Attention` has behind FIELDS in sources with a formula of the score."""
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column"),
@@ -308,6 +325,9 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 
 ATTENTION = structure()
+SCORE = structure(SCORE_FIELDS)
+SCORED = structure(FIELDS + SCORE_FIELDS)
+"""ATTENTION with SCORE behind it."""
 
 
 POINTERS = (

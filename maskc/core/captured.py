@@ -256,6 +256,11 @@ class Held:
             here.__dict__["_of_call"] = known
         return known[1]
 
+    @cached_property
+    def sources(self) -> tuple[Any, ...]:
+        """The torch tensors that hold the arrays, in order; None where nobody changes one."""
+        return tuple(values.source for _, _, values in self.tables)
+
     def source_of(self, name: str) -> Any:
         """The torch tensor that holds an array; None where there is none."""
         return next((values.source for own, _, values in self.tables if own == name), None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from maskc.core.dtypes import DType
+from maskc.core.score import Formula
 
 
 class Feature(Enum):
@@ -52,6 +53,8 @@ class Problem:
     """Storage type of q, k, v and out."""
     n_heads: int | None = None
     """Query heads; needed only where heads have different masks."""
+    score: Formula | None = None
+    """The formula of the score; None: s itself, with the features that a call asks for."""
 
 
 @dataclass(frozen=True, slots=True)

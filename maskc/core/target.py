@@ -39,6 +39,8 @@ class Target:
     """CUDA: bytes that rows are read in, to whose multiples rows must be aligned; 0: elements."""
     oldest: int = 0
     """CUDA: the least compute capability, where the name does not say it."""
+    scores: bool = False
+    """Whether its kernels take formulas of the score."""
 
     @property
     def suffix(self) -> str:
@@ -69,7 +71,9 @@ class Target:
         return TARGETS[name]
 
     def lacks(self, problem: Problem) -> bool:
-        """Whether it has no kernels for this dtype or these head dimensions."""
+        """Whether it has no kernels for this dtype, these head dimensions or formulas of scores."""
+        if problem.score is not None and not self.scores:
+            return True
         dims = (problem.head_dim, problem.head_dim_v)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         unequal = self.equal_head_dims and dims[0] != dims[1]
@@ -109,6 +113,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             "cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0, least_block=1,
+            scores=True,
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
@@ -120,7 +125,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,
-            least_block=1, vectors=0, oldest=70,
+            least_block=1, vectors=0, oldest=70, scores=True,
         ),
     )
 }  # fmt: skip

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from maskc.core.layout import BlockLayout
     from maskc.questions.cache import KVCache
+    from maskc.dsl.scores import Score
     from maskc.runtime.compiled import CompiledMask
 
 
@@ -303,13 +304,13 @@ class Mask:
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,
-        dtype: object = "bfloat16", target: str | None = None,
+        dtype: object = "bfloat16", target: str | None = None, score: Score | None = None,
     ) -> str:  # fmt: skip
         """What was proved about the mask, which kernel it gets and why, and what it costs beside
         dense attention.
 
         Args:
-            head_dim, head_dim_v, n_heads, dtype, target: as in `compile`; nothing is built.
+            head_dim, head_dim_v, n_heads, dtype, target, score: as in `compile`; nothing is built.
 
         Returns:
             Lines of text.
@@ -318,10 +319,11 @@ class Mask:
             MaskcError: as `compile`.
         """
         from maskc import driver
+        from maskc.dsl.scores import as_score
 
         return driver.explained(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
-            target=target,
+            target=target, score=None if score is None else as_score(score),
         )  # fmt: skip
 
     def compile(
@@ -331,6 +333,7 @@ class Mask:
         n_heads: int | None = None,
         dtype: object = "bfloat16",
         target: str | None = None,
+        score: Score | None = None,
     ) -> CompiledMask:
         """Make a callable attention kernel of this mask.
 
@@ -343,8 +346,10 @@ class Mask:
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
                 dtype of torch or NumPy. Sums are fp32.
             target: "cpu", "simt", "sm_80" or "sm_90a"; None is what this machine has. "simt", on
-                CUDA cores, takes the place of a CUDA target that has no kernels for the dtype or
-                the head dimensions; the result's `target` tells.
+                CUDA cores, takes the place of a CUDA target that has no kernels for the dtype,
+                the head dimensions or formulas of scores; the result's `target` tells.
+            score: what softmax sees in place of scale * q . k, from `mc.score` and the like. Calls
+                give its tables and parameters by name.
 
         Returns:
             The compiled mask, which may be called at all lengths.
@@ -356,11 +361,14 @@ class Mask:
             DTypeUnsupported: the target lacks this dtype (MC505).
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
             HeadsUnknown: heads differ, and nobody says how many there are (MC114).
+            NotAScore: `score` is no formula of the score (MC132).
+            ScoreNotRun: no kernel has both the mask and a formula of the score (MC419).
             MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver
+        from maskc.dsl.scores import as_score
 
         return driver.compile(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
-            target=target,
+            target=target, score=None if score is None else as_score(score),
         )  # fmt: skip

@@ -8,7 +8,7 @@ among its globals, its closure, its defaults, in containers and in the attribute
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -39,8 +39,13 @@ _BUILTINS: dict[str, Any] = {"min": traced_min, "max": traced_max, "type": _type
 class Rebinder:
     """Copies functions, objects and containers, each of them once."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, watched: type[np.ndarray] = Watched, builtins_of: Mapping[str, Any] | None = None
+    ) -> None:
+        """`watched`: what NumPy's arrays become; `builtins_of`: what stands in for builtins."""
         self._done: dict[int, tuple[object, Any]] = {}  # originals stay alive: ids are unique
+        self._watched = watched
+        self._builtins = _BUILTINS if builtins_of is None else builtins_of
 
     def function(self, fn: Callable[..., object]) -> Callable[..., object]:
         """The copy of a function, a method, a partial function or a callable object."""
@@ -65,8 +70,8 @@ class Rebinder:
         for name in _names(fn.__code__):
             if name in scope:
                 scope[name] = self.value(scope[name])
-            elif name in _BUILTINS and hasattr(builtins, name):
-                scope[name] = _BUILTINS[name]
+            elif name in self._builtins and hasattr(builtins, name):
+                scope[name] = self._builtins[name]
         copy.__defaults__ = tuple(map(self.value, fn.__defaults__ or ())) or None
         copy.__kwdefaults__ = {n: self.value(v) for n, v in (fn.__kwdefaults__ or {}).items()}
         for cell, original in zip(cells, fn.__closure__ or (), strict=True):
@@ -79,14 +84,16 @@ class Rebinder:
         kind = type(value)
         if kind in (int, float, str, bool, bytes, type(None), Traced):
             return value
+        if getattr(kind, "of_score", False):
+            return value
         if kind in (FunctionType, MethodType, partial):
             return self.function(value)
         if id(value) in self._done:
             return self._done[id(value)][1]
         if isinstance(value, np.ndarray):
-            return self._kept(value, value.view(Watched) if value.ndim else value[()])
+            return self._kept(value, value.view(self._watched) if value.ndim else value[()])
         if hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
-            return self._kept(value, value.get().view(Watched))
+            return self._kept(value, value.get().view(self._watched))
         if kind in (list, tuple, dict):
             return self._container(value)
         if isinstance(value, ModuleType):

@@ -164,6 +164,8 @@ _Binary = Callable[["Traced", object], "Traced"]
 
 def _arithmetic(symbol: str, build: _Build) -> tuple[_Binary, _Binary]:
     def forward(self: Traced, other: object) -> Traced:
+        if getattr(type(other), "of_score", False):  # a formula of the score goes on with it
+            return NotImplemented
         return Traced(build(lift_int(self, symbol), lift_int(other, symbol)))
 
     def backward(self: Traced, other: object) -> Traced:
@@ -416,18 +418,19 @@ n_q = Traced(E.N_Q)
 n_kv = Traced(E.N_KV)
 
 
-def param(name: str, default: int) -> Traced:
-    """A named integer that may be changed at every call without recompiling.
+def param(name: str, default: int | float) -> Any:
+    """A named number that may be changed at every call without recompiling.
 
     Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
-    `attn(q, k, v, name=value)` gives another value.
+    `attn(q, k, v, name=value)` gives another value. With a float it is a real number, with which
+    formulas of the score compute (`mc.score`); torch tensors that require grad get their gradient.
 
     Args:
         name: the keyword under which calls give the value.
         default: the value where a call gives none.
 
     Returns:
-        A formula with which masks and `where` may compute.
+        A formula with which masks and `where` may compute, or formulas of the score.
 
     Raises:
         NotAnInteger: the default is no integer (MC103).
@@ -435,6 +438,10 @@ def param(name: str, default: int) -> Traced:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
     """
     at = caller()
+    if isinstance(default, float):
+        from maskc.dsl.score_values import Parameter
+
+        return Parameter(check_name(name, at), default)
     try:
         value = operator.index(default)
     except TypeError:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
@@ -36,7 +37,16 @@ from maskc.emit.boxes import box_text
 from maskc.emit.data_lists import data_lists_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
-from maskc.emit.predicate import bounds_text, comment_of, predicate_lines, range_text, reach_of
+from maskc.emit.predicate import (
+    bounds_text,
+    comment_of,
+    data_rows,
+    predicate_lines,
+    range_text,
+    reach_of,
+    reach_of_data,
+)
+from maskc.emit.score_text import score_text
 from maskc.emit.selecting import select_unit
 from maskc.emit.spec import (
     Cells,
@@ -48,6 +58,7 @@ from maskc.emit.spec import (
     PredicateLine,
     Shape,
 )
+from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
@@ -190,6 +201,16 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
     for each in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
         for span in (each.keys, each.queries):
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
+    for data in filter(None, _data(plan)):
+        yield from reach_of_data(data)
+
+
+def _data(plan: KernelPlan) -> tuple[DataIntervals | None, DataIntervals | None]:
+    """The keys of a query and the queries of a key where data tell, of kernels that use them."""
+    others = plan.thresholds or plan.documents or plan.distances or plan.chosen is not None
+    if others or plan.boxes is not None or plan.gathering is not None:
+        return None, None
+    return plan.by_query, plan.by_key
 
 
 def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
@@ -279,7 +300,9 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         if _formulas(mask) not in shapes:
             shapes[_formulas(mask)] = _shape(mask, plan, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
+    by_query, by_key = _data(plan)
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
+    score = plan.problem.score
     return KernelSpec(
         target=plan.target,
         dtype=plan.problem.dtype,
@@ -299,6 +322,8 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
             if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
         ),
         cells=_cells(plan, reads),
+        by_query=None if by_query is None else data_rows(by_query, reads, "k"),
+        by_key=None if by_key is None else data_rows(by_key, reads, "q"),
         distances=plan.distances,
         document_arrays=tuple(map(reads.index, plan.masks[0].ir.data[0].arrays))
         if plan.documents
@@ -313,6 +338,10 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
+        fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
+        score=None if score is None else score_text(
+            score, plan.target.language, score.loc and score.loc.line
+        ),
     )
 
 

@@ -8,6 +8,7 @@ static files (`lib/*.cuh`, `lib/*.h`), which Jinja does not read: a line
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import cache
 
@@ -55,9 +56,35 @@ def inlined(text: str) -> str:
     return _INCLUDE.sub(lambda line: static(line[1]).rstrip("\n"), text)
 
 
+def resolved(lines: Iterable[str], name: str, defined: bool) -> Iterator[str]:
+    """The lines without `#if NAME`, `#else` and `#endif`, and without what these leave out.
+
+    What shapes a source once and for all needs no macro in it, and sources without it stay as
+    they are.
+    """
+    depth: list[bool | None] = []  # of every #if: whether its lines stay; None: not ours
+    for line in lines:
+        word = line.split("//")[0].strip()
+        if word.startswith("#if"):
+            depth.append(defined if word == f"#if {name}" else None)
+            if depth[-1] is not None:
+                continue
+        elif word in ("#else", "#endif") and depth and depth[-1] is not None:
+            if word == "#else":
+                depth[-1] = not depth[-1]
+            else:
+                depth.pop()
+            continue
+        elif word == "#endif":
+            depth.pop()
+        if False not in depth:
+            yield line
+
+
 def render(template: str, spec: object) -> str:
     """The text of one source."""
     text = inlined(environment().get_template(template).render(spec=spec))
-    lines = [line.rstrip() for line in text.splitlines()]
+    scored = getattr(spec, "score", None) is not None
+    lines = [line.rstrip() for line in resolved(text.splitlines(), "WITH_SCORE", scored)]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"

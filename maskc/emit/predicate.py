@@ -12,9 +12,10 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
 from maskc.core.widths import magnitude, reach
 from maskc.emit.c_printer import c_printer
-from maskc.emit.spec import PredicateLine
+from maskc.emit.spec import DataEnds, DataRows, PredicateLine
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR, Origin
+from maskc.plan.data_intervals import RUN, DataIntervals, tamed
 from maskc.plan.ranges import RowRange, TileRange
 
 
@@ -86,6 +87,33 @@ def reach_of(span: TileRange) -> Iterator[Expr]:
         yield from reach(formula)
     for end in (span.first, span.last):  # kernels subtract a token, or the other end
         yield E.add(magnitude(end), E.maximum(E.N_Q, E.N_KV))
+
+
+def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> DataRows:
+    """C text of intervals whose ends data tell; `column` is the name of a column, k or q."""
+    printer = c_printer(arrays, counts=frozenset({"run", "before"}))
+    columns = data.columns
+    before = {E.Sym(column): E.Sym("before")}
+    return DataRows(
+        tuple(
+            DataEnds(
+                "" if each.span.guard == E.ALWAYS else wrapped(printer(each.span.guard)),
+                wrapped(printer(each.span.first)), wrapped(printer(each.span.last)),
+                columns.index(each.column) if each.column in columns else -1,
+            )
+            for each in data.intervals
+        ),
+        tuple(wrapped(printer(each)) for each in columns),
+        wrapped(" || ".join(printer(E.ne(x, E.substitute(x, before))) for x in data.alike)),
+    )  # fmt: skip
+
+
+def reach_of_data(data: DataIntervals) -> Iterator[Expr]:
+    """Bounds on everything that is computed of these ends, beyond what the mask's formula does."""
+    tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K, RUN: E.ZERO}
+    for each in data.intervals:
+        ends = (E.substitute(tamed(end), tokens) for end in (each.span.first, each.span.last))
+        yield from reach_of(TileRange(E.ALWAYS, *ends))
 
 
 def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:

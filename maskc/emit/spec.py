@@ -87,6 +87,70 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
+class DataEnds:
+    """C expressions for an interval of columns, over the row (ti or tj), the first column of a run
+    (`run`), n_q, n_kv, m."""
+
+    guard: str
+    """Whether it has columns in the run; empty: it has."""
+    first: str
+    last: str
+    """Past the end."""
+    column: int
+    """Which of the conditions on columns must hold as well; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataRows:
+    """Rows of a mask that reads data as intervals (sm_90a), see maskc/plan/data_intervals.py."""
+
+    intervals: tuple[DataEnds, ...]
+    columns: tuple[str, ...]
+    """C conditions over a column (k or q), n_q, n_kv, m."""
+    differs: str
+    """C condition over a column and the one `before`: whether a run begins; empty: a tile is one
+    run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableText:
+    """A table or a parameter, as the template prints it."""
+
+    slot: int
+    rank: int
+    integer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EntryText:
+    """An entry that gets a share of a gradient."""
+
+    slot: int
+    index: tuple[str, ...]
+    """C expressions."""
+    slope: str
+    """d logit / d entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreText:
+    """A formula of the score in the language of a target."""
+
+    comment: tuple[str, ...]
+    tables: tuple[TableText, ...]
+    logit: str
+    slope_lines: tuple[str, ...]
+    """Values that are computed once: x0, x1, ..."""
+    slope: str
+    entry_lines: tuple[str, ...]
+    entries: tuple[EntryText, ...]
+    params: str
+    """The declaration of the argument block as a parameter."""
+    at: str
+    """What stands between it and a member."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -111,6 +175,10 @@ class KernelSpec:
     """Run-time selections among the data arrays."""
     cells: Cells | None = None
     """The selection that intervals ask for (sm_90a), if any does."""
+    by_query: DataRows | None = None
+    """The keys of a query where data tell, if these are intervals."""
+    by_key: DataRows | None = None
+    """The queries of a key, likewise."""
     distances: bool = False
     """Whether rows of a tile come as bits by k - q, from memory, instead of testing pairs."""
     document_arrays: tuple[int, ...] = ()
@@ -139,6 +207,8 @@ class KernelSpec:
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
     arguments: str = "Attention"
     """The argument block's name."""
+    score: ScoreText | None = None
+    """The formula of the score, where there is one."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
@@ -164,8 +234,22 @@ class KernelSpec:
     def tests_pairs(self) -> bool:
         """Whether the predicate decides in partial tiles (sm_90a); by documents only where a tile
         has several."""
-        bits = self.distances or self.boxes is not None
-        return not bits and (self.by_documents or not self.intervals)
+        return self.tests_keys if self.backward else self.tests_queries
+
+    @property
+    def tests_queries(self) -> bool:
+        """Whether it decides where rows are queries."""
+        return self._tests(self.by_query)
+
+    @property
+    def tests_keys(self) -> bool:
+        """Whether it decides where rows are keys."""
+        return self._tests(self.by_key)
+
+    def _tests(self, data: DataRows | None) -> bool:
+        if self.distances or self.boxes is not None or (data is not None and not data.differs):
+            return False
+        return self.by_documents or not self.intervals
 
     @property
     def filters_pairs(self) -> bool:
@@ -181,7 +265,7 @@ class KernelSpec:
     def pairs_at_once(self) -> int:
         """Columns that a thread tests at a time: fewer where formulas are long, which need the
         registers, and where few tiles are tested."""
-        if self.thresholds or (self.by_documents and self.intervals):
+        if self.thresholds or self.by_query or (self.by_documents and self.intervals):
             return 4
         return 16 if self.short_formulas else 4 if self.crowded else 8
 

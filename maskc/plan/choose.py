@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from maskc.analysis.heads import Heads
+from maskc.core.errors import ScoreNotRun
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS, Target
@@ -29,6 +30,10 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     """
     target.check(problem)
     one = by_threshold(heads, target)
+    scored = problem.score is not None
+    if scored and (one is not None or chooses_keys(heads.masks, target)):
+        found = f"{target.name} chooses single keys, and knows no formula there"
+        raise ScoreNotRun(found, "choose blocks of keys, or target='cpu'", at="score")
     if one is not None:
         return plan_by_threshold(heads, one, problem, target)
     if chooses_keys(heads.masks, target):
@@ -38,7 +43,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
     also = list(filter(None, (forward, *also, *others)))
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
-    parts = planned_parts(heads, partial(_part, problem=problem, target=target))
+    parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main):
         main = device_documents.listed(main)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import sympy
 
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
+from maskc.analysis.score_slopes import slope
 from maskc.core.coefficients import card_of
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
+from maskc.core.score import Formula, to_score_text
 from maskc.core.selection import Score, Selection, Share
 from maskc.dispatch.residue_split import obstacle
 from maskc.ir.types import Piece
@@ -108,6 +110,8 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
             heads = [h for h, which in enumerate(plan.of_head) if which == index]
             yield f"heads    {', '.join(map(str, heads))}"
         yield from _mask_lines(plan, index, mask)
+    if problem.score is not None:
+        yield from _score_lines(problem.score)
     for selection in selections(plan.masks):
         yield from wrapped("chosen", _selection_text(selection))
     for reason in plan.reasons:
@@ -116,6 +120,16 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
     yield from _part_lines(plan)
     if n_q is not None and n_kv is not None:
         yield from _cost_lines(plan, n_q, n_kv)
+
+
+def _score_lines(formula: Formula) -> Iterator[str]:
+    """The formula of the score, where it was written, and its derivative."""
+    place = "" if formula.loc is None else f"  (line {formula.loc.line})"
+    yield from wrapped("score", f"{to_score_text(formula.logit)}{place}")
+    found = slope(formula.logit)
+    text = to_score_text(found.results[0])
+    shared = ", ".join(f"x{n} = {to_score_text(x)}" for n, x in enumerate(found.shared))
+    yield from wrapped("slope", f"{text}, with {shared}" if shared else text)
 
 
 def _mask_lines(plan: KernelPlan, index: int, mask: PlannedMask) -> Iterator[str]:

@@ -11,6 +11,7 @@ from maskc.core.problem import TileShape
 from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance
+from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import difficulty, layout_recipe
@@ -73,8 +74,13 @@ def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
 
 
-def why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...]) -> str:
+def why_partial(
+    masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...],
+    data: DataIntervals | None = None,
+) -> str:  # fmt: skip
     """How Hopper's kernels treat partial tiles."""
+    if data is not None:
+        return _why_data(data)
     if distances:
         most = max(len(mask.intervals or ()) for mask in masks)
         more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
@@ -87,6 +93,16 @@ def why_partial(masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int
     more = " and of the chosen blocks" if told else ""
     several = f"{most} interval{'s' * (most != 1)} per row"
     return f"partial tiles: bits of {several}{more}, no pair is tested"
+
+
+def _why_data(data: DataIntervals) -> str:
+    most = len(data.intervals)
+    said = f"partial tiles: bits of {most} interval{'s' * (most != 1)} per row, from the data"
+    if data.columns:
+        said += ", and of data by column"
+    if not data.alike:
+        return f"{said}; no pair is tested"
+    return f"{said}, run by run where these are alike; pairs are tested where runs are many"
 
 
 def why_layout(mask: PlannedMask) -> str:

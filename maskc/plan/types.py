@@ -17,6 +17,7 @@ from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
+from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
 
@@ -127,6 +128,11 @@ class KernelPlan:
     or the family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
+    by_query: DataIntervals | None = None
+    """Of a mask that reads data: the keys of a query in partial tiles, where kernels need not test
+    pairs to find them (sm_90a)."""
+    by_key: DataIntervals | None = None
+    """The same of the queries of a key, for backward passes."""
     data_lists: bool = False
     """Whether tile lists may be made on the device, from any data that are given there."""
     selecting: bool = False

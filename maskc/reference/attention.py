@@ -3,6 +3,7 @@
 For query q at position p = q + n_kv - n_q and the keys k it sees, in this order:
 
     s_k = scale * q . k
+    s_k = formula(s_k, q, k, h, b)             with a formula of the score (see `scores`)
     s_k = softcap * tanh(s_k / softcap)        with softcap
     s_k = s_k - slope[h] * |p - k|             with ALiBi
     lse = log(exp(sink[h]) + sum exp(s_k))     the sink only with sink logits
@@ -18,11 +19,12 @@ weight 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from maskc.reference.entmax import entmax
+from maskc.reference.scores import ScoreOf, Share
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class _Options:
     softcap: float | None
     slopes: np.ndarray | None
     sinks: np.ndarray | None
+    score: ScoreOf | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,11 @@ class _Row:
     """float64 [seen]: d lse / d score."""
     lse: float
     slope_of_cap: np.ndarray | float
-    """d softcap(x) / dx at each score."""
+    """d softcap(x) / dx at each score, or of the formula."""
     distance: np.ndarray
     """int64 [seen]: |p - k|."""
+    shares: tuple[Share, ...] = ()
+    """What the formula read of tables, [seen] each."""
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -69,6 +74,7 @@ def attention(
     alibi_slopes: np.ndarray | None = None,
     sink_logits: np.ndarray | None = None,
     alpha: float = 1.0,
+    score: ScoreOf | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """softmax, or entmax, of (scale * q k^T restricted to the set), times v.
 
@@ -80,11 +86,13 @@ def attention(
         softcap: None or 0 is none.
         alibi_slopes, sink_logits: [Hq]; sinks with softmax only.
         alpha: 1 is softmax; up to 2, alpha-entmax.
+        score: a formula of the score with what it reads.
 
     Returns:
         out float64 [B, Hq, Nq, Dv] and lse float64 [B, Hq, Nq].
     """
     q, k, v, options = _prepared(q, k, v, scale, alpha, softcap, alibi_slopes, sink_logits)
+    options = replace(options, score=score)
     out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.full(q.shape[:3], -np.inf)
     for row in _rows(q, k, mask, options):
@@ -106,6 +114,7 @@ def gradients(
     alibi_slopes: np.ndarray | None = None,
     sink_logits: np.ndarray | None = None,
     alpha: float = 1.0,
+    score: ScoreOf | None = None,
 ) -> dict[str, np.ndarray]:
     """The gradients of sum(out * dout).
 
@@ -114,12 +123,15 @@ def gradients(
 
     Returns:
         "dq", "dk", "dv" with the shapes of q, k, v; "dsink" [Hq] with sink logits and "dalibi"
-        [Hq] with slopes; all float64.
+        [Hq] with slopes; all float64. With a formula also the gradients of the real tables that it
+        reads, by "d " and their names.
     """
     q, k, v, options = _prepared(q, k, v, scale, alpha, softcap, alibi_slopes, sink_logits)
+    options = replace(options, score=score)
     dout = np.asarray(dout).astype(np.float64)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     dsink, dalibi = np.zeros(q.shape[1]), np.zeros(q.shape[1])
+    tables: dict[str, np.ndarray] = {}
     for row in _rows(q, k, mask, options):
         head = row.at[1]
         dweights = v[row.kv][row.keys] @ dout[row.at]
@@ -128,6 +140,11 @@ def gradients(
         if options.sinks is not None and row.lse > -np.inf:
             dsink[head] -= np.exp(options.sinks[head] - row.lse) * delta
         dalibi[head] -= dscores @ row.distance
+        for share in row.shares:
+            shape = score.shape(share.name) if score is not None else ()
+            into = tables.setdefault(share.name, np.zeros(shape))
+            shares = dscores * share.slope
+            np.add.at(into, share.index, shares if share.index else shares.sum())
         dproducts = options.scale * dscores * row.slope_of_cap
         dq[row.at] = dproducts @ k[row.kv][row.keys]
         dk[row.kv][row.keys] += np.outer(dproducts, q[row.at])
@@ -137,7 +154,7 @@ def gradients(
         found["dsink"] = dsink
     if alibi_slopes is not None:
         found["dalibi"] = dalibi
-    return found
+    return found | {f"d {name}": gradient for name, gradient in tables.items()}
 
 
 def _prepared(
@@ -161,12 +178,28 @@ def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> 
         distance = abs(i + n_kv - n_q - keys)
         scores = options.scale * (k[b, h // group][keys] @ q[b, h, i])
         slope_of_cap: np.ndarray | float = 1.0
+        shares: tuple[Share, ...] = ()
+        if options.score is not None:
+            made = options.score(scores, i, keys, h, b)
+            scores, slope_of_cap, shares = made.value, made.slope, made.shares
         if options.softcap is not None:
             bent = np.tanh(scores / options.softcap)
             scores, slope_of_cap = options.softcap * bent, 1.0 - bent**2
         if options.slopes is not None:
             scores = scores - options.slopes[h] * distance
-        yield _row((b, h, i), (b, h // group), keys, scores, slope_of_cap, distance, options)
+        row = _row((b, h, i), (b, h // group), keys, scores, slope_of_cap, distance, options)
+        yield replace(row, shares=_of_keys(shares, keys, row.keys)) if shares else row
+
+
+def _of_keys(
+    shares: tuple[Share, ...], keys: np.ndarray, kept: np.ndarray
+) -> tuple[Share, ...]:
+    """The shares of the keys that have a weight."""
+    used = np.isin(keys, kept)
+    return tuple(
+        replace(x, index=tuple(place[used] for place in x.index), slope=x.slope[used])
+        for x in shares
+    )
 
 
 def _row(

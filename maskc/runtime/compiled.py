@@ -23,13 +23,21 @@ from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.device_lists.call import DeviceListedPlan, Unlisted
+from maskc.runtime.device_lists.call import (
+    Asked,
+    DeviceListedPlan,
+    RememberedPlan,
+    Repeat,
+    Unlisted,
+)
 from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
 
 _NOTHING: Mapping[str, Any] = {}
+_MOST_REPEATS = 16
+"""Kinds of calls whose latest one is remembered."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -86,6 +94,8 @@ class CompiledMask:
         self._whole = self._planner.whole
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
+        self._repeats: dict[CallOptions, Repeat] = {}
+        """The latest call with data on a device, for each kind of call."""
         self._lock = threading.Lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
@@ -97,7 +107,9 @@ class CompiledMask:
         known = self._holding
         if known is None or known.held is not held:
             known = object.__new__(type(self))
-            vars(known).update(vars(self), held=held, _last=(None, None), _holding=None)
+            vars(known).update(
+                vars(self), held=held, _last=(None, None), _repeats={}, _holding=None
+            )
             self._holding = known
         return known
 
@@ -336,6 +348,11 @@ class CompiledMask:
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
+            repeat = self._repeats.get(options)
+            if repeat is not None and not low_bits(places) & self._unaligned:
+                again = repeat.again(kinds, data, self.held)
+                if again is not None:
+                    return again, lib, places
             listed = listed and not (options.alpha_minus_1 or options.nan_safe)
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
@@ -351,6 +368,10 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
+        if isinstance(plan, RememberedPlan) and bound.given.watched is not None:
+            if len(self._repeats) >= _MOST_REPEATS:
+                self._repeats = {}
+            self._repeats[options] = Repeat(kinds, plan, bound.given)
         if isinstance(plan, DeviceListedPlan) or (
             bound.given is not None and isinstance(plan, ListedRowsPlan)
         ):
@@ -375,27 +396,8 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
-        rows, lister = self._planner.listed, self._planner.lister
-        if self.held is not None:
-            sizes, device = self._sound.sizes(given, kinds, places)
-            if listed and lister.active and lister.reads_captured:
-                bound = lister.bind({**data, HELD: self.held}, sizes, device)
-                if bound is not None:
-                    return bound
-                listed = False
-            data = {**data, HELD: self.held.of_call(sizes.batch, sizes.heads_q)}
-        if listed and rows.on_device:
-            bound = rows.bind(options, data, *self._sound.sizes(given, kinds, places))
-            if bound is not None:
-                return bound
-        if listed and lister.active:
-            bound = lister.bind(data, *self._sound.sizes(given, kinds, places))
-            if bound is not None:
-                return bound
-        if self.bundle.selections:
-            return self._planner.selected(options, given, data)
-        sizes, _ = self._sound.sizes(given, kinds, places)
-        return self._binder.bind(data, sizes.n_q, sizes.n_kv)
+        sizes, device = self._sound.sizes(given, kinds, places)
+        return self._planner.bind(Asked(options, given, data, self.held, sizes, device), listed)
 
     # -------------------------------------------------------------- kernels
 

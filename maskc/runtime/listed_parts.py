@@ -22,11 +22,11 @@ from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, pays, tokens_of
-from maskc.dispatch.options import CallOptions
 from maskc.dispatch.packing import packed
 from maskc.dispatch.selector import Arrays
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
+from maskc.runtime.device_lists.call import Asked
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import CudaKernel, host_word
 from maskc.runtime.launch.listed import (
@@ -116,21 +116,19 @@ class ListedParts:
         self._report = cache(host_word)  # of a device
         self._open: dict[int, BuiltBundle] = {}
 
-    def bind(
-        self, options: CallOptions, keywords: Mapping[str, Any], sizes: Sizes, device: Device
-    ) -> Bound | None:
+    def bind(self, asked: Asked) -> Bound | None:
         """Parameters of a call, and its flags; None where the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
         """
-        if options.features & _WHOLE or os.environ.get("MASKC_CHECK") == "1":
+        whole = asked.options.features & _WHOLE
+        if whole or asked.empty or os.environ.get("MASKC_CHECK") == "1":
             return None
-        if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
-            return None
+        keywords = asked.keywords
         found: dict[str, Array | None] = dict.fromkeys(_SIDES)
         for side, decl in self._flags.items():
-            found[side] = _flags_on(device, keywords.get(decl.name), side, decl, sizes)
+            found[side] = _flags_on(asked.device, keywords.get(decl.name), side, decl, asked.sizes)
             if found[side] is None:
                 return None
         given = Flags(found["q"], found["k"])

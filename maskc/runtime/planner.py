@@ -36,7 +36,7 @@ from maskc.dispatch.selector import Arrays, Form
 from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import DeviceListedPlan, DeviceLists, Unlisted
+from maskc.runtime.device_lists.call import Asked, DeviceListedPlan, DeviceLists, Unlisted
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.documents import DocumentLists
 from maskc.runtime.device_lists.gathered import Gatherer
@@ -95,6 +95,13 @@ class CallPlanner:
         self._on_host = TopKOnHost(bundle, target)
         self.listed = ListedParts(self.whole, self.parts, binder, in_parts)
         """Makes plans in parts over the rows of listed tokens."""
+        self._device_readers = [
+            maker.bind
+            for maker, reads in (
+                (self.listed, self.listed.on_device), (self.lister, self.lister.active),
+            ) if reads
+        ]  # fmt: skip
+        """Who may leave data where they are, in the order in which they are asked."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
@@ -137,22 +144,32 @@ class CallPlanner:
             if others is not None:
                 others.wait_as_long_again()
 
-    def selected(
-        self, options: CallOptions, given: Sequence[Any], data: Mapping[str, Any]
-    ) -> Bound:
-        """Parameters and data of a call, with what its run-time selections chose on the host.
+    def bind(self, asked: Asked, on_device: bool) -> Bound:
+        """Parameters and data of a call, by the first that can read them.
 
         Args:
-            options: of the call.
-            given: q and k, then what else the call has.
-            data: the caller's keywords.
+            on_device: whether tile lists may be made there.
+
+        Raises:
+            MC3xx for data, MC4xx for q, k and v.
         """
+        for bind in self._device_readers if on_device else ():
+            bound = bind(asked)
+            if bound is not None:
+                return bound
+        return self._on_host_bound(asked)
+
+    def _on_host_bound(self, asked: Asked) -> Bound:
+        """What the host reads, and what run-time selections choose there."""
+        keywords, sizes = asked.keywords_of_call, asked.sizes
+        if not self.bundle.selections:
+            return self._binder.bind(keywords, sizes.n_q, sizes.n_kv)
         if self.gatherer is not None:
-            return self.gatherer.bound(self._binder, options, given, data)
-        built, features = self.whole, options.features
+            return self.gatherer.bound(self._binder, asked.options, asked.given, keywords)
+        built, features = self.whole, asked.options.features
         unit = built.selector.source(Direction.forward, features)
         rank = partial(built.kernels.ranking, unit, features)
-        return self._on_host.bound(self._binder, given, data, rank)
+        return self._on_host.bound(self._binder, asked.given, keywords, rank)
 
     def build_all(self, features: Iterable[Feature | str]) -> None:
         """See CompiledMask.warmup."""

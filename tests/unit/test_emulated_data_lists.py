@@ -7,7 +7,9 @@ import pytest
 
 import maskc as mc
 from maskc.runtime.device_lists.call import RememberedPlan
+from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.data_launch import DataPlan
+from maskc.runtime.device_lists.watched import Watched, leaves_of
 from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
@@ -176,6 +178,63 @@ def test_unchanged_documents_make_no_lists(hopper, launched):
     changed = attn(*given[:3], x=mc.cu_seqlens(ends, max_seqlen=60))
     assert launched["data_bounds"] == 2
     assert torch.equal(changed, attn(*given[:3], x=mc.cu_seqlens(ends.numpy(), max_seqlen=60)))
+
+
+def test_a_call_like_the_last_one_is_known_again(hopper, monkeypatch):
+    """By the arrays themselves: data are read anew only where any is another one."""
+    read, bind = [], DataLists.bind
+    monkeypatch.setattr(DataLists, "bind", lambda *args: read.append(1) or bind(*args))
+    w = mc.param("w", 40)
+    mask = mc.intervals("x") & mc.flags("f") & mc.where(lambda q, k: q - k < w) & CAUSAL
+    attn, given = mask.compile(head_dim=64, target="sm_90a"), made()
+    low, high = (torch.full((2, N), each, dtype=torch.int32) for each in (0, N - 1))
+    flags = torch.ones(N, dtype=torch.bool)
+
+    def called(reads, **data):
+        data = {"x": (low, high), "f": flags, "w": 40} | data
+        found = attn(*given[:3], **data)
+        assert len(read) == reads
+        on_host = {name: value if name == "w" else _on_host(value) for name, value in data.items()}
+        want = exact(*given[:3], dense(mask, on_host))
+        torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)
+
+    called(1)
+    called(1)
+    low[1] = 30  # written into
+    called(1)
+    flags[100:120] = False
+    called(1)
+    called(2, w=50)
+    called(2, w=50)
+    called(3, x=(high, low))  # the other way round: nothing is seen
+    called(4, x=(low, high.clone()), w=50)
+
+
+def _on_host(value):
+    return tuple(map(_on_host, value)) if isinstance(value, tuple) else value.numpy()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_captured_arrays_that_are_written_into(hopper, launched, written):
+    keys = torch.tensor([N // 2, N])
+    mask = mc.from_mask_mod(lambda b, h, q, k: (k < keys[b]) & (k <= q))
+    attn, given = mask.compile(head_dim=64, target="sm_90a"), made()
+    first = attn(*given[:3])
+    if written:
+        keys[1] = 40
+    again = attn(*given[:3])
+    assert launched["data_bounds"] == 1 + written
+    assert torch.equal(first[1], again[1]) is not written
+    assert torch.equal(first[0], again[0])
+
+
+def test_what_holds_arrays_is_told_apart():
+    x = torch.zeros(4)
+    held = [(x,), [x], mc.cu_seqlens(x, max_seqlen=1), x, (x, x), mc.cu_seqlens(x)]
+    told = [Watched.of(leaves_of([each])) for each in held]
+    for number, mine in enumerate(told):
+        again = [mine.again(leaves_of([each])) for each in held]
+        assert [found is mine for found in again] == [each is held[number] for each in held]
 
 
 def test_arrays_that_are_gone_are_not_mistaken(hopper):

@@ -21,7 +21,6 @@ torch = pytest.importorskip("torch")
 from maskc import driver  # noqa: E402
 from maskc.analysis import heads  # noqa: E402
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.core.problem import Direction  # noqa: E402
 from maskc.dispatch import selector as making  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402

@@ -213,3 +213,35 @@ class StalePickle(MaskcError):
     code = "MC415"
     message = "{0} was pickled by another version of maskc, and nothing says which mask it is of"
     hint = "compile the mask again, or generate the module again"
+
+
+class ScoreTable(MaskcError):
+    """A table or parameter of a formula of the score is not what the formula reads."""
+
+    code = "MC416"
+    message = "{0!r} is {1}, expected {2}"
+    hint = "the formula is {3}"
+
+
+class ScoreIndex(MaskcError):
+    """An index of a formula of the score leaves its table, whatever the mask keeps."""
+
+    code = "MC417"
+    message = "{0!r} has {1} entries along dimension {2}, and {3} runs over {4}"
+    hint = "give a larger table, or one with a single entry there, which all share"
+
+
+class ScoreOption(MaskcError):
+    """An option of a call does what a formula of the score is for."""
+
+    code = "MC418"
+    message = "{0} beside score=: the order of the two is not settled"
+    hint = "write it in the formula: {1}"
+
+
+class ScoreNotRun(MaskcError):
+    """A formula of the score meets a mask, a target or a machine without such kernels."""
+
+    code = "MC419"
+    message = "no kernel runs this formula of the score: {0}"
+    hint = "{1}"

@@ -222,6 +222,38 @@ class ScoreModUnsupported(MaskcError):
     hint = "{1}"
 
 
+class ScoreNotTraceable(MaskcError):
+    """A formula of the score does something that cannot be followed exactly."""
+
+    code = "MC129"
+    message = "this formula of the score cannot be followed: {0}"
+    hint = "{1}"
+
+
+class ScoreDerivative(MaskcError):
+    """A formula of the score has no finite derivative at some score."""
+
+    code = "MC130"
+    message = "this formula of the score has no finite derivative: {0}"
+    hint = "{1}"
+
+
+class ScoreHidesPairs(MaskcError):
+    """A formula of the score gives pairs no weight, which is what masks are for."""
+
+    code = "MC131"
+    message = "this formula of the score hides pairs: {0}"
+    hint = "{1}"
+
+
+class NotAScore(MaskcError, TypeError):
+    """Something else stands where a formula of the score is expected."""
+
+    code = "MC132"
+    message = "score= expects mc.score(...), found {0}"
+    hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
+
+
 # ---------------------------------------------------------------- pattern files
 
 

@@ -73,6 +73,8 @@ def backward_schedule(problem: Problem) -> SimtSchedule:
         launch("_sinks", Grid.heads, Feature.sinks),
         launch("_slopes", Grid.heads, Feature.alibi),
     )
+    if problem.score is not None:
+        launches = (*launches, launch("_tables", Grid.rows))
     shared = f"; {parts} blocks share a tile column" if parts > 1 else ""
     return SimtSchedule(
         TILE,

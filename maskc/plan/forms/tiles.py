@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
+from maskc.core.data import DataKind
 from maskc.core.errors import SelectionNotCompiled, TooManyArrays
 from maskc.core.forms import TINY
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.ir.selecting import place_of
+from maskc.plan.data_intervals import DataIntervals, data_intervals
 from maskc.plan.families.table import family_of
+from maskc.plan.intervals import CELL
 from maskc.plan.masks import (
     masks_for,
     why_layout,
@@ -20,7 +25,7 @@ from maskc.plan.masks import (
     without_chosen,
 )
 from maskc.plan.runs import run_length
-from maskc.plan.types import KernelPlan
+from maskc.plan.types import KernelPlan, PlannedMask
 
 
 def plan_tiles(
@@ -48,13 +53,39 @@ def plan_tiles(
     if family.intervals and form != TINY:  # whose partial tiles test pairs
         by_distance = with_distances(masks)
     masks, distances = by_distance or masks, by_distance is not None
+    by_query, by_key = None, None
+    if family.intervals and form != TINY:
+        by_query = _of_data(masks, 0, gcd(of_k, schedule.tile.k))
+        if direction is Direction.backward:
+            by_key = _of_data(masks, 1, gcd(of_q, schedule.tile.q))
+    data = by_key if direction is Direction.backward else by_query
     return KernelPlan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
             schedule.reason, why_lists(masks, use_ranges), *map(why_layout, masks),
-            *([why_partial(masks, distances, runs)] if family.intervals else []),
-        ), distances, runs, direction, form,
+            *([why_partial(masks, distances, runs, data)] if family.intervals else []),
+        ), distances, runs, direction, form, by_query=by_query, by_key=by_key,
     )  # fmt: skip
+
+
+def _of_data(
+    masks: tuple[PlannedMask, ...], along: int, run: int
+) -> DataIntervals | None:  # fmt: skip
+    """The intervals of masks that read data, where all heads share a formula; None where one pair
+    stands for many anyway, or where data differ from token to token.
+
+    Args:
+        along: see `data_intervals`.
+        run: aligned columns that the mask treats alike.
+    """
+    ir, shape = masks[0].ir, masks[0].lifted.shape
+    if ir.selections or run >= CELL or any(mask.lifted.shape != shape for mask in masks):
+        return None
+    found = data_intervals(shape, along)
+    walks = {name for decl in ir.data if decl.kind is DataKind.tree for name in decl.arrays}
+    if found is None or any(walks.intersection(E.arrays(each)) for each in found.alike):
+        return None
+    return found
 
 
 def _check_blocks(heads: Heads, target: Target) -> None:

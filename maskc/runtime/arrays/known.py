@@ -83,7 +83,7 @@ class _Torch:
     ordered = True
 
     def read(self, x: Any) -> tuple[object, int]:
-        return (x.shape, x.stride(), x.dtype, x.device), x.data_ptr()
+        return (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device), x.data_ptr()
 
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         # Shape and contiguity imply all strides that count.

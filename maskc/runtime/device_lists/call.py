@@ -7,21 +7,23 @@ CUDA graphs have nothing in common.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, WORK_FIELDS, Pointers
 from maskc.core.bundle import SourceUnit
+from maskc.core.captured import HELD, Held
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.options import CallOptions
 from maskc.layout import Work
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.device_lists.watched import Watched
+from maskc.runtime.device_lists.watched import Watched, leaves_of
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.runtime.launch.prepared import PER_THREAD, PreparedLaunch, Sent
 
@@ -40,15 +42,60 @@ class Unlisted(Exception):
     """The host must make the lists of this call."""
 
 
+class Asked(NamedTuple):
+    """A call whose mask reads data."""
+
+    options: CallOptions
+    given: Sequence[Any]
+    """q, k and v, then what else it has."""
+    data: Mapping[str, Any]
+    """The caller's keywords."""
+    held: Held | None
+    """What formulas of the mask captured."""
+    sizes: Sizes
+    device: Device
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no pair to ask about."""
+        sizes = self.sizes
+        return 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv)
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """The data of the mask by name, captured arrays as they are."""
+        return self.data if self.held is None else {**self.data, HELD: self.held}
+
+    @property
+    def keywords_of_call(self) -> Mapping[str, Any]:
+        """The same with the contents of captured arrays, cut to the call's sequences and heads.
+
+        Raises:
+            DataShape: an array has fewer rows for sequences or heads than there are.
+        """
+        if self.held is None:
+            return self.data
+        return {**self.data, HELD: self.held.of_call(self.sizes.batch, self.sizes.heads_q)}
+
+    @property
+    def leaves(self) -> list[Any]:
+        """What the call's mask depends on beside sizes; see `leaves_of`."""
+        return call_leaves(self.data, self.held)
+
+
+def call_leaves(data: Mapping[str, Any], held: Held | None) -> list[Any]:
+    """The keywords in order, their values, and the captured arrays."""
+    leaves = [*data, *leaves_of(data.values())]
+    return leaves if held is None else [*leaves, *held.sources]
+
+
 class DeviceLists(Protocol):
     """Makes such plans for one bundle; safe to use from several threads."""
 
     active: bool
     """Whether the device can make the lists of this mask."""
-    reads_captured: bool
-    """Whether it reads arrays that formulas captured where they are."""
 
-    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+    def bind(self, asked: Asked) -> Bound | None:
         """Parameters of a call, and what stays on the device; None where the host must read it."""
 
     def plan(
@@ -206,6 +253,35 @@ class RememberedCall(DeviceListedCall):
         plan.enqueue_with(self._given, made, fresh, sent, every, scale, softcap, stream)
         if fresh and made.watched is not None:
             plan.keep(stream, made)
+
+
+class Repeat:
+    """The latest call of its kind, by which the next one is known again: the same arrays of data,
+    whether or not somebody has written into them, with q, k and v alike."""
+
+    __slots__ = ("_given", "_kinds", "_plan")
+
+    def __init__(self, kinds: tuple[Any, ...], plan: RememberedPlan, given: Any) -> None:
+        """`kinds` tells what q, k, v and the others are; `given` has `watched`."""
+        self._kinds, self._plan, self._given = kinds, plan, given
+
+    def again(
+        self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None
+    ) -> DeviceListedCall | None:
+        """The call, where it is one more of these.
+
+        Raises:
+            DataRange: something was wrong with the data of an earlier call.
+        """
+        if kinds != self._kinds:
+            return None
+        given = self._given
+        watched = given.watched.again(call_leaves(data, held))
+        if watched is None:
+            return None
+        if watched is not given.watched:
+            given = self._given = given._replace(watched=watched)
+        return self._plan.called(given)
 
 
 def pack_parts(

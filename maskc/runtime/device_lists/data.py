@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
 from maskc.core.abi import ATTENTION, WORK_FIELDS
 from maskc.core.bundle import PACKED, Bundle, Grid, Launch, SourceUnit
-from maskc.core.captured import HELD
 from maskc.core.cost import Tally
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
-from maskc.core.tensors import Device, Output
+from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import launch_plan, mode_of
 from maskc.dispatch.packing import packed
@@ -33,7 +30,13 @@ from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import MAX_ITEMS, heads_per_group
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import Unlisted, pack_parts, unknown_work, words_of_results
+from maskc.runtime.device_lists.call import (
+    Asked,
+    Unlisted,
+    pack_parts,
+    unknown_work,
+    words_of_results,
+)
 from maskc.runtime.device_lists.data_given import Given, Reader
 from maskc.runtime.device_lists.data_launch import ARRAYS, LISTED, PARTS, DataPlan
 from maskc.runtime.launch.built import BuiltBundle
@@ -217,8 +220,6 @@ def strides_of(shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
 class DataLists:
     """Makes such plans for one bundle; safe to use from several threads."""
 
-    reads_captured = True
-
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder = built, binder
         bundle = built.bundle
@@ -226,45 +227,24 @@ class DataLists:
         self._reader = Reader(bundle.data, bundle.arrays)
         self._readings = readings_of(bundle.variants[0].keep, bundle.arrays)
         self._names = ", ".join(decl.name for decl in bundle.data)
-        self._data = frozenset(decl.name for decl in bundle.data) | {HELD}
-        captures = any(decl.held for decl in bundle.data)
-        self._count = len({decl.name for decl in bundle.data if not decl.held}) + captures
-        self._latest: tuple[Any, Bound] | None = None
         self._tables: Recent[Tables] = Recent()
         self._report = cache(host_word)  # of a device
         self._lock = threading.Lock()
         self.active = self._unit is not None
         """Whether a source makes the lists of this mask."""
 
-    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+    def bind(self, asked: Asked) -> Bound | None:
         """Parameters and data of a call; None where the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
         """
-        others: list[tuple[str, Any]] = []
-        if len(keywords) != self._count:  # parameters, too
-            others = [pair for pair in keywords.items() if pair[0] not in self._data]
-        place = (sizes, device, others)
-        known = self._latest
-        if known is not None and known[0] == place:
-            bound, watched = known[1], known[1].given.watched
-            now = watched.again(self._reader.arrays(keywords))
-            if now is watched:
-                return bound
-            if now is not None:
-                bound = replace(bound, given=bound.given._replace(watched=now))
-                self._latest = place, bound
-                return bound
-        given = self._reader.read(device, keywords, sizes)
+        given = self._reader.read(asked) if self.active else None
         if given is None:
             return None
-        params = self._binder.parameters(keywords)
+        params = self._binder.parameters(asked.keywords)
         key = tuple(params.values()), tuple(source.key for source in given.sources)
-        bound = Bound(params, None, key, given)
-        if given.watched is not None:
-            self._latest = place, bound
-        return bound
+        return Bound(params, None, key, given)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.captured import HELD, Held
+from maskc.core.captured import Held
 from maskc.core.data import CuSeqlens, DataDecl, DataKind
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
 from maskc.layout.inputs.captured import reads_inside
 from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.device_lists.call import Asked
 from maskc.runtime.device_lists.watched import Watched
 
 CODES = {
@@ -71,10 +72,9 @@ class Reader:
     def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
         """`arrays`: names that formulas use, in the order of the kernels' slots."""
         self._decls, self._arrays = decls, arrays
-        self._names = [(decl.name, decl.held) for decl in decls]
         self._sound: object = None
 
-    def read(self, device: Device, keywords: Mapping[str, Any], sizes: Sizes) -> Given | None:
+    def read(self, asked: Asked) -> Given | None:
         """What a call gives, where kernels can read it as it is.
 
         Returns:
@@ -86,29 +86,21 @@ class Reader:
             NotAnArray: a tensor without memory.
             DataType, DataRange: a promise that is no length.
         """
-        if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+        if asked.empty:
             return None
+        sizes, keywords, held = asked.sizes, asked.data, asked.held
         found: dict[str, Source] = {}
-        held = keywords.get(HELD)
         try:
             for decl in self._decls:
                 given = held if decl.held else keywords.get(decl.name)
-                sources = _READERS[decl.kind](_Call(device, sizes, decl), given)
+                sources = _READERS[decl.kind](_Call(asked.device, sizes, decl), given)
                 found |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
-        if isinstance(held, Held) and not self._inside(held, found, keywords, sizes):
+        if held is not None and not self._inside(held, found, keywords, sizes):
             return None
-        watched = Watched.of(self.arrays(keywords))
+        watched = Watched.of(asked.leaves)
         return Given(tuple(found[name] for name in self._arrays), watched)
-
-    def arrays(self, keywords: Mapping[str, Any]) -> list[Any]:
-        """What the caller gives, and the mask holds, declaration by declaration."""
-        held = keywords.get(HELD)
-        return [
-            held.source_of(name) if captured and held is not None else keywords.get(name)
-            for name, captured in self._names
-        ]
 
     def _inside(
         self, held: Held, found: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes

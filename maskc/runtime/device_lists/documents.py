@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
-from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION, WORK_FIELDS
@@ -20,7 +18,7 @@ from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
-from maskc.core.tensors import Device, Output
+from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import launch_plan, mode_of
 from maskc.dispatch.recent import Recent
@@ -35,6 +33,7 @@ from maskc.layout import (
 )
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import (
+    Asked,
     Unlisted,
     pack_parts,
     unknown_work,
@@ -183,8 +182,6 @@ class Making:
 class DocumentLists:
     """Makes such plans for one bundle; safe to use from several threads."""
 
-    reads_captured = False
-
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder = built, binder
         self._unit = built.bundle.list_source(built.target.name)
@@ -194,23 +191,24 @@ class DocumentLists:
         self.active = self._unit is not None
         """Whether the mask is documents and something that reads no data."""
 
-    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+    def bind(self, asked: Asked) -> Bound | None:
         """Parameters and documents of a call; None where the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
         """
-        if not self.active:
+        if not self.active or asked.empty:
             return None
         (decl,) = self._built.bundle.data
-        given = given_on(device, keywords.get(decl.name), sizes, decl)
+        keywords = asked.keywords
+        given = given_on(asked.device, keywords.get(decl.name), asked.sizes, decl)
         if given is None:
             return None
         params = self._binder.parameters(keywords)
         longest = longest_promised(decl.name, keywords[decl.name])
         shared = given[0] is given[1]
         key = tuple(params.values()), tuple(source.key for source in given), longest, shared
-        watched = Watched.of([keywords[decl.name]])
+        watched = Watched.of(asked.leaves)
         return Bound(params, None, key, Documents(given, watched), longest)
 
     def plan(

@@ -88,7 +88,7 @@ def given_on(device: Device, value: Any, sizes: Sizes, decl: DataDecl) -> Given 
     Args:
         device: of the call's tensors.
         value: the caller's: an array, mc.cu_seqlens of one, or a pair of such.
-        sizes: of the call.
+        sizes: of the call; none is 0.
         decl: of the documents.
 
     Returns:
@@ -100,8 +100,6 @@ def given_on(device: Device, value: Any, sizes: Sizes, decl: DataDecl) -> Given 
         NotAnArray: a tensor without memory.
         DataType, DataRange: a promise that is no length.
     """
-    if 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
-        return None
     name = decl.name
     if type(value) is not tuple:
         one = _source(device, value, max(sizes.n_q, sizes.n_kv), sizes.batch, name)

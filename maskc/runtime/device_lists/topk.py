@@ -40,7 +40,7 @@ from maskc.layout import (
 )
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import Unlisted, with_room
+from maskc.runtime.device_lists.call import Asked, Unlisted, with_room
 from maskc.runtime.device_lists.topk_launch import Given, Ranked, SelectedPlan
 from maskc.runtime.device_lists.topk_sizes import TYPES, Choosing, Vote, cases_of
 from maskc.runtime.launch.built import BuiltBundle
@@ -61,27 +61,26 @@ def _one(_: str) -> int:
 class TopKLists:
     """Makes such plans for one bundle; safe to use from several threads."""
 
-    reads_captured = False
-
     def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         self._built, self._binder, self._target = built, binder, built.target.name
         self._unit = built.bundle.list_source(self._target)
         self.active = self._unit is not None and built.selector.chooses(self._target)
         """Whether the device can choose for this mask."""
 
-    def bind(self, keywords: Mapping[str, Any], sizes: Sizes, device: Device) -> Bound | None:
+    def bind(self, asked: Asked) -> Bound | None:
         """Parameters of a call and what it ranks by; None where the host is to choose.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
         """
-        if not self.active or 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv):
+        if not self.active or asked.empty:
             return None
+        sizes, keywords = asked.sizes, asked.keywords
         tiles = -(-sizes.n_q // _LEAST_TILE) * -(-sizes.n_kv // _LEAST_TILE)
         if tiles * len(self._built.bundle.variants) > _MOST_TILES:
             return None  # for both passes alike, whose choices must not differ by a rounding
         params = self._binder.parameters(keywords)
-        given = _given_on(device, keywords, self._built.bundle.selections, sizes)
+        given = _given_on(asked.device, keywords, self._built.bundle.selections, sizes)
         if given is None or not all(vote.turn for vote in self._votes(sizes, given)):
             return None
         key = tuple(params.values()), tuple(x.key if x else None for x in given)

@@ -1,93 +1,106 @@
-"""Whether the arrays of a call are those of an earlier one, with the same content."""
+"""Whether the data of a call are those of an earlier one, with the same content."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from maskc.core.data import CuSeqlens
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import LIBRARIES, Library
+
+_NESTED = {tuple, list, CuSeqlens}
+_PLAIN = {type(None), type, str, bool, int, np.int32, np.int64}
+"""Told apart by what they are."""
 
 
-def leaves_of(given: Any) -> Iterator[Any]:
-    """The arrays, and the numbers beside them, of the caller's keywords."""
-    kind = type(given)
-    if kind is tuple or kind is list:
-        yield len(given)
-        for each in given:
-            yield from leaves_of(each)
-    elif kind is CuSeqlens:
-        yield given.max_seqlen
-        yield from leaves_of(given.array)
-    else:
-        yield given
+def leaves_of(given: Iterable[Any]) -> list[Any]:
+    """The arrays, and the numbers beside them, of what a caller gives; what holds several is told
+    by its type."""
+    found: list[Any] = []
+    for one in given:
+        kind = type(one)
+        if kind not in _NESTED:
+            found.append(one)
+        elif kind is CuSeqlens:
+            found += (kind, one.max_seqlen, *leaves_of((one.array,)))
+        else:
+            found += (kind, len(one), *leaves_of(one))
+    return found
 
 
 class Watched:
-    """Arrays of a call, as long as they live: the same ones, which nobody has written into since,
-    are told from all others. Torch counts what is written into its tensors."""
+    """Data of a call, as long as its arrays live: the same arrays, which nobody has written into
+    since, are told from all others. Torch counts what is written into its tensors."""
 
-    __slots__ = ("_arrays", "_flat", "places", "versions")
+    __slots__ = ("_leaves", "_versions")
 
     def __init__(
-        self, arrays: tuple[Any, ...], places: tuple[Any, ...], versions: tuple[int, ...],
-        flat: bool = False,
-    ) -> None:  # fmt: skip
-        self._arrays, self.places, self.versions = arrays, places, versions
-        self._flat = flat
-        """Whether these are the arrays as they were given: neither pairs nor wrappers."""
+        self, leaves: tuple[tuple[Any, Library | None, object], ...], versions: tuple[int, ...]
+    ) -> None:
+        """Of `of` and `again`.
+
+        Args:
+            leaves: (reference to an array, its library, where and how it lies), or (a plain value,
+                None, None).
+            versions: of the arrays; 0 for plain values.
+        """
+        self._leaves, self._versions = leaves, versions
 
     @classmethod
-    def of(cls, given: Sequence[Any]) -> Watched | None:
-        """None where an array is of another library, or made where nothing is counted."""
-        arrays: list[Any] = []
-        places: list[Any] = []
-        versions: list[int] = []
-        for one in chain.from_iterable(map(leaves_of, given)):
-            if one is None or type(one) is int:
-                arrays.append(one)
-                continue
-            library = LIBRARIES[type(one)]
-            version = library.version(one)
-            if version is None:
-                return None
-            arrays.append(weakref.ref(one))
-            places.append(library.read(one))
-            versions.append(version)
-        flat = all(type(one) in LIBRARIES for one in given)
-        return cls(tuple(arrays), tuple(places), tuple(versions), flat)
-
-    def again(self, given: Sequence[Any]) -> Watched | None:
-        """The same arrays, where they are still, as they are now; None where any is another one."""
-        places: list[Any] = []
-        versions: list[Any] = []
-        leaves = given if self._flat else list(chain.from_iterable(map(leaves_of, given)))
-        if len(leaves) != len(self._arrays):
-            return None
-        for mine, one in zip(self._arrays, leaves, strict=True):
-            if type(mine) is weakref.ref:
-                if mine() is not one:
+    def of(cls, leaves: Iterable[Any]) -> Watched | None:
+        """None where an array is of a library that counts nothing, or made where nothing is
+        counted."""
+        found: list[tuple[Any, Library | None, object]] = []
+        versions = []
+        for one in leaves:
+            library = LIBRARIES.get(type(one))
+            if library is not None:
+                version = library.version(one)
+                if version is None:
                     return None
-                library = LIBRARIES[type(one)]
-                places.append(library.read(one))
-                versions.append(library.version(one))
-            elif type(mine) is not type(one) or mine != one:
+                found.append((weakref.ref(one), library, library.read(one)))
+            elif type(one) in _PLAIN:
+                version = 0
+                found.append((one, None, None))
+            else:
                 return None
-        if tuple(places) != self.places:
+            versions.append(version)
+        return cls(tuple(found), tuple(versions))
+
+    def again(self, leaves: list[Any]) -> Watched | None:
+        """The same arrays, where they are still, as they are now: this object where nothing was
+        written; None where any is another one."""
+        known = self._leaves
+        if len(leaves) != len(known):
             return None
-        if tuple(versions) == self.versions:
+        versions: list[Any] = []
+        for one, (mine, library, place) in zip(leaves, known, strict=True):
+            if library is None:
+                if type(mine) is not type(one) or mine != one:
+                    return None
+                versions.append(0)
+                continue
+            if mine() is not one or library.read(one) != place:
+                return None
+            versions.append(library.version(one))
+        now = tuple(versions)
+        if now == self._versions:
             return self
-        if None in versions:
-            return None
-        return Watched(self._arrays, self.places, tuple(versions), self._flat)
+        return None if None in now else Watched(known, now)
 
     def same(self, other: Watched | None) -> bool:
         """Whether another call gave the same arrays, with the same content."""
-        if other is None or other.versions != self.versions or other.places != self.places:
+        if other is None or other._versions != self._versions:
             return False
-        pairs = zip(self._arrays, other._arrays, strict=False)
-        return len(self._arrays) == len(other._arrays) and all(
-            (a is b and a() is not None) if type(a) is weakref.ref else a == b for a, b in pairs
-        )
+        if len(self._leaves) != len(other._leaves):
+            return False
+        for mine, its in zip(self._leaves, other._leaves, strict=True):
+            if mine[1] is None or its[1] is None:
+                if mine != its:
+                    return False
+            elif mine[0] is not its[0] or mine[0]() is None or mine[2] != its[2]:
+                return False
+        return True

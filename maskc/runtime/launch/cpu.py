@@ -87,7 +87,7 @@ class CpuKernel(HostKernel):
         self._functions = {}
         for entry in binary.entries:
             function = getattr(library, entry)
-            function.argtypes = (ctypes.POINTER(ATTENTION), ctypes.c_int32)
+            function.argtypes = (ctypes.c_void_p, ctypes.c_int32)  # ATTENTION, or SCORED
             function.restype = None
             self._functions[Direction(entry.removeprefix("attention_"))] = function
 

@@ -120,11 +120,13 @@ class Memory:
     """Arguments of one launch: `struct Attention`, behind it tensor maps, both aligned."""
 
     def __init__(self, maps: int, template: bytes) -> None:
-        held = ctypes.create_string_buffer(_MAPS + maps + _LINE)
+        room = max(_MAPS, len(template))  # sources with a formula of the score take no maps
+        held = ctypes.create_string_buffer(room + maps + _LINE)
         base = -(-ctypes.addressof(held) // _LINE) * _LINE
         first = base - ctypes.addressof(held)
-        self.view = memoryview(held).cast("B")[first : first + _MAPS + maps]
-        self._pointers = (ctypes.c_void_p * 2)(base, base + _MAPS)
+        self.view = memoryview(held).cast("B")[first : first + room + maps]
+        self._pointers = (ctypes.c_void_p * 2)(base, base + room)
+        self._sizes = len(template), maps
         self.address = ctypes.addressof(self._pointers)
         """Of the array of addresses that a launch takes."""
         self.view[: len(template)] = template
@@ -141,8 +143,8 @@ class Memory:
 
     def arguments(self) -> tuple[bytes, ...]:
         """What the addresses point to."""
-        maps = (bytes(self.view[_MAPS:]),) if len(self.view) > _MAPS else ()
-        return bytes(self.view[: ctypes.sizeof(ATTENTION)]), *maps
+        block, maps = self._sizes
+        return bytes(self.view[:block]), *((bytes(self.view[-maps:]),) if maps else ())
 
 
 class CudaKernel:

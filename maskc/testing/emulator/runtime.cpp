@@ -68,10 +68,20 @@ struct Meeting {
     u64 generation = 0;
     u64 slots[2][32];
 };
+// An instruction on matrices of a whole warp: what lanes bring, and where they want their results.
+struct Matrices {
+    u64 done = 0;  // the meeting of the last one, whose lanes have their results
+    u32 address[32], a[32][4], b[32][2];
+    u32 *words[32][4];
+    float *sums[32][4];
+};
 struct Warp {
     u32 live = 0;
     int asleep = 0;  // for so many rounds
-    std::map<u32, Meeting> meetings;  // by mask
+    Meeting whole;                    // of all lanes
+    std::map<u32, Meeting> meetings;  // of fewer, by mask
+    Matrices matrices;
+    Meeting &meeting(u32 mask) { return mask == ~0u ? whole : meetings[mask]; }
 };
 struct Product {
     float *d[128];
@@ -166,6 +176,7 @@ void leave() {
     release(block.all, block.live);
     Warp &own = warp();
     own.live &= ~(1u << me->thread % 32);
+    release(own.whole, __builtin_popcount(own.live));
     for (auto &[mask, at] : own.meetings) release(at, __builtin_popcount(mask & own.live));
     progress = true;
     suspend();
@@ -462,13 +473,13 @@ bool block_any(bool mine) {
     return found;
 }
 u64 *warp_slots(u32 mask) {
-    Meeting &at = warp().meetings[mask];
+    Meeting &at = warp().meeting(mask);
     return at.slots[at.generation % 2];
 }
 void warp_sync(u32 mask) {
     Warp &own = warp();
     if (!(mask >> me->thread % 32 & 1)) fail("a lane outside of its own mask %08x", mask);
-    meet(own.meetings[mask], __builtin_popcount(mask & own.live), "its warp");
+    meet(own.meeting(mask), __builtin_popcount(mask & own.live), "its warp");
 }
 void named_sync(int name, int threads) { meet(me->block->named[name], threads, "a named barrier"); }
 void named_arrive(int name, int threads) {
@@ -588,63 +599,76 @@ void copy_arrive(u32 barrier) {
     });
 }
 
+// One meeting for each instruction: whoever goes on first does the work of all lanes.
+template <class Work>
+static void all_lanes(Warp &own, const Work &work) {
+    const u64 now = own.whole.generation + 1;
+    warp_sync(~0u);
+    if (own.matrices.done == now) return;
+    if (own.live != ~0u) fail("an instruction of a whole warp, of which some threads have left");
+    own.matrices.done = now;
+    work(own.matrices);
+}
+// Where lane l keeps its pair of numbers of a matrix of 8 x 8: (row, column) of the first or second.
+static u32 place_of(u32 l, int j, bool transposed, const u32 *rows) {
+    const u32 along = l / 4, across = l % 4 * 2 + j;
+    return transposed ? rows[across] + 2 * along : rows[along] + 2 * across;
+}
 void matrices_load(u32 *const (&x)[4], u32 from, int count, bool transposed) {
     if (from % 16 || from + 16 > me->block->bytes) fail("a matrix row at %u", from);
+    Warp &own = warp();
+    own.matrices.address[lane()] = from;
+    std::copy(x, x + count, own.matrices.words[lane()]);
     const unsigned char *const memory = arena();
-    exchange(~0u, from, [&](const auto &of) {
-        const u32 l = lane();
-        for (int i = 0; i < count; i++) {
-            uint16_t pair[2];
-            for (int j = 0; j < 2; j++) {
-                const u32 row = transposed ? l % 4 * 2 + j : l / 4;
-                const u32 column = transposed ? l / 4 : l % 4 * 2 + j;
-                memcpy(pair + j, memory + of(8 * i + row) + 2 * column, 2);
+    all_lanes(own, [=](Matrices &of) {
+        for (u32 l = 0; l < 32; l++)
+            for (int i = 0; i < count; i++) {
+                uint16_t pair[2];
+                for (int j = 0; j < 2; j++)
+                    memcpy(pair + j, memory + place_of(l, j, transposed, of.address + 8 * i), 2);
+                *of.words[l][i] = pair[0] | (u32)pair[1] << 16;
             }
-            *x[i] = pair[0] | (u32)pair[1] << 16;
-        }
-        return 0;
     });
-    warp_sync(~0u);
 }
 void matrices_store(u32 to, const u32 (&x)[4], int count, bool transposed) {
     if (to % 16 || to + 16 > me->block->bytes) fail("a matrix row at %u", to);
+    Warp &own = warp();
+    own.matrices.address[lane()] = to;
+    memcpy(own.matrices.a[lane()], x, sizeof x);
     unsigned char *const memory = arena();
-    exchange(~0u, to, [&](const auto &of) {
-        const u32 l = lane();
-        for (int i = 0; i < count; i++)
-            for (int j = 0; j < 2; j++) {
-                const u32 row = transposed ? l % 4 * 2 + j : l / 4;
-                const u32 column = transposed ? l / 4 : l % 4 * 2 + j;
-                const uint16_t half = x[i] >> 16 * j;
-                memcpy(memory + of(8 * i + row) + 2 * column, &half, 2);
-            }
-        return 0;
+    all_lanes(own, [=](Matrices &of) {
+        for (u32 l = 0; l < 32; l++)
+            for (int i = 0; i < count; i++)
+                for (int j = 0; j < 2; j++) {
+                    const uint16_t half = of.a[l][i] >> 16 * j;
+                    memcpy(memory + place_of(l, j, transposed, of.address + 8 * i), &half, 2);
+                }
     });
-    warp_sync(~0u);
 }
 
 void mma(float *const (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bool half) {
-    float row[2][16], column[2][16];  // of a; of b
-    const u32 l = lane();
-    for (int r = 0; r < 4; r++)
-        exchange(~0u, a[r], [&](const auto &of) {
-            for (u32 k = 0; k < 8; k++)
-                row[r % 2][r / 2 * 8 + k] = widen(of(l / 4 * 4 + k / 2) >> k % 2 * 16, half);
-            return 0;
-        });
-    for (int r = 0; r < 2; r++)
-        exchange(~0u, b[r], [&](const auto &of) {
-            for (u32 j = 0; j < 2; j++)
-                for (u32 k = 0; k < 8; k++)
-                    column[j][r * 8 + k] =
-                        widen(of((l % 4 * 2 + j) * 4 + k / 2) >> k % 2 * 16, half);
-            return 0;
-        });
-    for (int i = 0; i < 4; i++) {
-        float sum = 0.0f;
-        for (int k = 0; k < 16; k++) sum += row[i / 2][k] * column[i % 2][k];
-        *c[i] += sum;
-    }
+    Warp &own = warp();
+    Matrices &mine = own.matrices;
+    memcpy(mine.a[lane()], a, sizeof a), memcpy(mine.b[lane()], b, sizeof b);
+    std::copy(c, c + 4, mine.sums[lane()]);
+    all_lanes(own, [=](Matrices &of) {
+        float rows[16][16], columns[16][8];  // by row and k; by k and column
+        for (u32 l = 0; l < 32; l++)
+            for (u32 j = 0; j < 2; j++) {
+                const u32 k = l % 4 * 2 + j, along = l / 4;
+                for (u32 r = 0; r < 4; r++)
+                    rows[r % 2 * 8 + along][r / 2 * 8 + k] = widen(of.a[l][r] >> 16 * j, half);
+                for (u32 r = 0; r < 2; r++)
+                    columns[r * 8 + k][along] = widen(of.b[l][r] >> 16 * j, half);
+            }
+        for (u32 row = 0; row < 16; row++) {
+            float sum[8] = {};
+            for (int k = 0; k < 16; k++)
+                for (int n = 0; n < 8; n++) sum[n] += rows[row][k] * columns[k][n];
+            for (u32 n = 0; n < 8; n++)
+                *of.sums[row % 8 * 4 + n / 2][row / 8 * 2 + n % 2] += sum[n];
+        }
+    });
 }
 
 // A thread's part of a product; the last thread begins it.

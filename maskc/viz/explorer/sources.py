@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,14 +49,18 @@ def sources(
 
 
 def pattern_text(mask: Mask) -> str | None:
-    """The file in which a mask was written; None where it cannot be read, or there are several."""
+    """The file in which a mask was written; None where it cannot be read, or there are several.
+
+    A cell of a notebook is no file on disk: Python remembers its lines for tracebacks.
+    """
     found = {loc.file for loc in _places(mask)}
     if len(found) != 1:
         return None
+    file = found.pop()
     try:
-        return Path(found.pop()).read_text("utf-8")
+        return Path(file).read_text("utf-8")
     except (OSError, ValueError):
-        return None
+        return "".join(linecache.getlines(file)) or None
 
 
 def _places(mask: Mask) -> Iterator[Any]:

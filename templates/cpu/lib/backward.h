@@ -154,6 +154,21 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct P
     return sum_lanes(slope);
 }
 
+#if WITH_SCORE
+// From gradients of logits to those of scores, which `tanhs` holds, and to those of tables.
+FN void formula_gradients(const struct Attention *p, struct Backward *b, struct Visit t) {
+    for (i32 k = 0; k < t.at.keys; k++) {
+        for (i32 q = 0; q < t.at.queries; q++) {
+            const float d = b->dscores[k][q], s = b->tanhs[k][q];
+            if (d == 0.0f) continue;  // a dead pair, whose score may be anything
+            const i32 query = t.at.q0 + q, key = t.at.k0 + k;
+            score_table_gradient(d, s, query, key, t.head, t.batch, p);
+            b->dscores[k][q] = d * score_slope(s, query, key, t.head, t.batch, p);
+        }
+    }
+}
+
+#endif
 FN void store_gradient(const struct Attention *p, void *tensor, const i64 *stride, i32 batch,
                        i32 head, i32 token, const float *from, i32 ld, i32 rows, i32 columns,
                        float factor) {
@@ -203,6 +218,9 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     clear(&b->dscores[0][0], keys * TILE_Q);
     multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, keys, t.at.vectors, HEAD_DIM_V);
     const float slope = score_gradients(p, b, t.at);
+#if WITH_SCORE
+    formula_gradients(p, b, t);
+#endif
 #if WITH_ENTMAX
     if (!finite) live_weights(t.at, b->weights, b->live);
     const i32 *live = finite ? 0 : &b->live[0][0];
@@ -254,6 +272,18 @@ FN void sum_shares(const struct Attention *p, float *to, const float *shares, i3
     to[head] += factor * sum;
 }
 
+#if WITH_SCORE
+// Exact sums of tables become gradients: every head takes its part of the entries.
+FN void take_sums(const struct Attention *p, i32 head) {
+    for (i32 slot = 0; slot < SCORE_SLOTS; slot++) {
+        if (!p->score_gradient[slot] || !p->score_sums[slot]) continue;
+        const i64 entries = p->score_entries[slot];
+        for (i64 i = head; i < entries; i += p->heads_q)
+            p->score_gradient[slot][i] = score_sum(p->score_sums[slot] + i * SUM_WORDS);
+    }
+}
+
+#endif
 // Columns are handed out from left to right, so that whoever waits in add_dq() waits for a column
 // already under way; neighbours of one list go to different heads first, so that few wait.
 void attention_backward(const struct Attention *p, i32 threads) {
@@ -277,6 +307,9 @@ void attention_backward(const struct Attention *p, i32 threads) {
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (i32 head = 0; head < p->heads_q; head++) {
+#if WITH_SCORE
+            take_sums(p, head);
+#endif
             if (WITH_SINKS && p->dsink) sum_shares(p, p->dsink, w.dsink, head, 1.0f);
             if (WITH_ALIBI && p->dalibi) sum_shares(p, p->dalibi, w.dalibi, head, p->spacing);
         }

@@ -56,7 +56,11 @@ FN float score_gradients(float (&x)[R][C], float (&dp)[R][C], const struct Atten
             const struct Weight w = weigh(p, made.value, own.lse);
             const bool sees = seen >> (C * r + c) & 1;
             const float d = w.u == 0.0f ? 0.0f : w.u * (dp[r][c] - own.delta);
+#if WITH_SCORE
+            if (!TURNED && sees && d != 0.0f) add_to_tables(kind, d, x[r][c], q, k);
+#else
             if (WITH_ALIBI && sees) slope -= d * distance(kind, q, k);
+#endif
             x[r][c] = sees ? w.p : hidden;
             dp[r][c] = sees ? d * made.slope + 0.0f : hidden;
         }

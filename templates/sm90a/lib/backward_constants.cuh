@@ -15,7 +15,7 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 #define ZEROES (STAGED && !DETERMINISTIC)
 // lse and delta are one more step of the products that make scores and dp, instead of numbers that
 // are read: with plain softmax, whose scores nothing else looks at.
-#define FOLDED (!(THRESHOLDS || WITH_SOFTCAP || WITH_ALIBI || WITH_ENTMAX))
+#define FOLDED (!(THRESHOLDS || BENT || WITH_ENTMAX))
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension
 constexpr int OWN = QUERIES / 4;      // queries of a tile that a thread has for each of two keys
@@ -29,10 +29,10 @@ constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 
 // A tile of dq in memory is in shares: one for each warpgroup, or as many as a warpgroup alone
 // makes one after another. They are in the order of its threads: DQ_PIECES times four numbers each
-// (fewer in share 1 if the columns are no whole slabs), and a sum for ALiBi's slope.
+// (fewer in share 1 if the columns are no whole slabs), and a sum for the head's own gradient.
 constexpr int OWN_SHARES = SHARES / GROUPS;
 constexpr bool CROWDED = OWN_SHARES > 1;  // registers: fewer numbers wait in them
-constexpr int SLOPE_SUMS = WITH_ALIBI ? 128 : 0;
+constexpr int SLOPE_SUMS = HEAD_GRADIENT ? 128 : 0;
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
 constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // where share 1 begins
 constexpr u32 ZERO_BYTES = TILE_FLOATS;  // a quarter of a tile

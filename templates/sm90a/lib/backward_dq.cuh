@@ -85,7 +85,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             const int place = group * SHARE;
             float *const to = dq + (i64)row * TILE_FLOATS + place;
             const u32 from = shared_address(shared.dq + place);
-            const u32 bytes = 2048 * dq_pieces(group) + (WITH_ALIBI ? 4 * SLOPE_SUMS : 0);
+            const u32 bytes = 2048 * dq_pieces(group) + 4 * SLOPE_SUMS;
             if (DETERMINISTIC && rank_in(shared.dq_turn) == 0) put_floats(to, from, bytes);
             else add_floats(to, from, bytes);
             commit_stores();
@@ -209,7 +209,7 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
         if (first) *own = four;
         else atomicAdd(own, four);
     }
-    if (WITH_ALIBI) {
+    if (HEAD_GRADIENT) {
         float *const own = to + 512 * dq_pieces(share) + thread;
         if (first) *own = slope;
         else atomicAdd(own, slope);

@@ -70,7 +70,7 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
 }
 
 // As with softmax; see EARLY.
-constexpr bool MEAN_EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
+constexpr bool MEAN_EARLY = !LONG_LOGITS && (!BENT || QUERIES <= 64);
 
 // What a thread adds up for each of its queries.
 struct Mean {
@@ -131,8 +131,8 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     products_wait<MEAN_EARLY ? 1 : 0>();
     pin(s);
     if (leader) arrive(shared.k_free[at]);
-    const struct Logit logit = logit_of(p, place.head);
-    make_logits(s, p, logit, distance(step, p, tile, group));
+    const struct Logit logit = logit_of(p);
+    bend(s, p, where_of(place, step, p, tile, group));
     if (word & MASKED) hide_rest(s, seen, logit.hidden);
     pin(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));

@@ -227,7 +227,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
                    dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
                    p.joins);
     }
-#if WITH_ALIBI
+#if HEAD_GRADIENT
     const i32 share = thread / 128;
     const i32 place = share * SHARE + 512 * dq_pieces(share) + thread % 128;
     float slope = sum.count && share < SHARES ? tile[place] : 0.0f;
@@ -236,7 +236,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     slope = block_sum(slope);
     if (thread == 0) w.control[row * TILE_Q + SLOPE_SUM] = slope;
 #endif
-#if WITH_ALIBI || WITH_SINKS
+#if HEAD_GRADIENT || WITH_SINKS
     __shared__ bool last;
     if (thread == 0) {
         __threadfence();
@@ -245,7 +245,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     }
     __syncthreads();
     if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink, 1.0f);
-    if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
+    if (last && HEAD_GRADIENT && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
 #endif
 }
 #endif

@@ -69,7 +69,7 @@ FN i64 zeroed_before(const struct Attention &p) {
 // The unit of scores, in powers of two; with entmax, times alpha - 1.
 FN float score_unit(const struct Attention &p) {
     const float whole = WITH_ENTMAX ? p.alpha_minus_1 : LOG2E;
-    const float unit = WITH_SOFTCAP || WITH_ALIBI ? whole : p.scale * whole;
+    const float unit = left_scale(p) * whole;
     return fabsf(unit) < 1e-30f ? 1e-30f : unit;  // zero must not turn infinity into NaN
 }
 

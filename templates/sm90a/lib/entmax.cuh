@@ -12,7 +12,7 @@ enum Pass { DONE = 0, LISTED = 1, UNLISTED = 2, VALUES = 3, SUMS = 7, START = 8 
 
 // Of scores, as finish_scores leaves them, in units of a * score.
 FN float unit_of_entmax(const struct Attention &p) {
-    return p.alpha_minus_1 * (WITH_SOFTCAP || WITH_ALIBI ? 1.0f : fmaxf(fabsf(p.scale), 1e-30f));
+    return p.alpha_minus_1 * fmaxf(fabsf(left_scale(p)), 1e-30f);
 }
 
 typedef Scores RowScores;

@@ -93,7 +93,7 @@ FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct
 
 // The scores of a tile are computed before the product of the last one's weights, under which they
 // become weights themselves: but not where logits need the registers.
-constexpr bool CROWDED = GROUPS == 3 && (WITH_SOFTCAP || WITH_ALIBI);
+constexpr bool CROWDED = GROUPS == 3 && BENT;
 FN void pass_over_values(Output &o, struct Shared &shared, const struct Attention &p,
                          struct Rows &w) {
     Scores s;

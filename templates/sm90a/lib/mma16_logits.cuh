@@ -1,40 +1,34 @@
 // What scores become: logits in powers of two, and minus infinity.
-// Needs: mma16_rows.cuh; keep of the mask.
+// Needs: logit.cuh, mma16_rows.cuh; keep of the mask.
 
-struct Logit {
-    float unit;       // of a score, or of what the soft cap makes of it
-    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
-    float slope;      // of ALiBi
+// Which pairs a lane's scores of a tile are of, element e of eight keys n being number 4 n + e; see
+// logit.cuh.
+struct Where {
+    i32 query_place, key_place, own_head, own_batch;  // of the first element
+    float far;                                        // the query's position minus the key's
+    FN float distance(int i) const {
+        return fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+    }
+    FN i32 query(const struct Attention &p, int i) const {
+        return min_i32(query_place + i / 2 % 2 * 8, p.n_q - 1);
+    }
+    FN i32 key(const struct Attention &p, int i) const {
+        return min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1);
+    }
+    FN i32 head(int) const { return own_head; }
+    FN i32 batch() const { return own_batch; }
 };
-FN struct Logit logit_of(const struct Attention &p, i32 head) {
-    struct Logit logit;
-    logit.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
-    logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
-    logit.slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing * LOG2E : 0.0f;
-    return logit;
+// Of queries first_q + lane / 4, and + 8.
+FN struct Where where_of(const struct Attention &p, i32 head, i32 batch, i32 first_q,
+                         i32 first_k) {
+    const i32 q = first_q + lane_row(), k = first_k + lane_column();
+    return {q, k, head, batch, (float)(q + (p.n_kv - p.n_q) - k)};
 }
 
-// Of queries first_q + lane / 4, and + 8.
-FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &logit, i32 first_q,
-                    i32 first_k) {
-    const i32 q = first_q + lane_row(), k = first_k + lane_column();
-    const float distance = (float)(q + (p.n_kv - p.n_q) - k);
-    (void)distance;
+FN void make_logits(Scores &s, const struct Log2Logit &logit, const struct Attention &p,
+                    const struct Where &where) {
 #pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            float x = s[n][e];
-#if WITH_SOFTCAP
-            // tanh by one exponential: the approximate instruction is too coarse for logits.
-            x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
-#endif
-            x *= logit.unit;
-#if WITH_ALIBI
-            x -= logit.slope * fabsf(distance + (8 * (e / 2) - 8 * n - e % 2));
-#endif
-            s[n][e] = x;
-        }
+    for (int i = 0; i < 8; i++) s[i / 4][i % 4] = log2_logit(s[i / 4][i % 4], logit, p, where, i);
 }
 
 // Whether some pairs of a tile are dead, or lie past the end.

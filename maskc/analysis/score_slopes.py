@@ -1,0 +1,231 @@
+"""Derivatives of a formula of the score by sympy, with what they have in common computed once.
+
+sympy sees the functions of `core/score` as functions of its own, whose derivatives are below: its
+rules for real and complex numbers, and its habit to rewrite, stay out of what kernels compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sympy as sp
+
+from maskc.core import score as S
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Derivatives of the logit, ready to be printed."""
+
+    shared: tuple[S.Real, ...]
+    """Values that the others read as `Shared(0)`, `Shared(1)`, ..., each over those before."""
+    results: tuple[S.Real, ...]
+    """One for each that was asked for."""
+
+
+class _Function(sp.Function):
+    """A function of real numbers; the name in `core/score` is that of the class, in lower case."""
+
+
+class Exp(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return self
+
+
+class Log(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return 1 / self.args[0]
+
+
+class Tanh(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return 1 - self**2
+
+
+class Sqrt(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return sp.Rational(1, 2) / self
+
+
+class Sigmoid(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return self * (1 - self)
+
+
+class Sign(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return sp.Integer(0)
+
+
+class Floor(Sign):
+    pass
+
+
+class Step(Sign):
+    pass
+
+
+class Abs(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        return Sign(self.args[0])
+
+
+class Min(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        here, other = self.args[argindex - 1], self.args[2 - argindex]
+        return Step(other - here)
+
+
+class Max(_Function):
+    def fdiff(self, argindex: int = 1) -> Any:
+        here, other = self.args[argindex - 1], self.args[2 - argindex]
+        return Step(here - other)
+
+
+class Choice(_Function):
+    """The second argument where the first, a symbol, says so, else the third."""
+
+    def _eval_derivative(self, symbol: Any) -> Any:
+        condition, then, other = self.args
+        one, two = then.diff(symbol), other.diff(symbol)
+        return one if one == two else Choice(condition, one, two)
+
+
+_CLASSES = {
+    kind.__name__.lower(): kind
+    for kind in (Exp, Log, Tanh, Sqrt, Sigmoid, Sign, Floor, Step, Abs, Min, Max)
+}
+
+
+class _Algebra:
+    """A formula as sympy sees it: everything but the arithmetic is a symbol."""
+
+    def __init__(self, logit: S.Real) -> None:
+        self._symbols: dict[object, Any] = {}
+        self._meanings: dict[Any, object] = {}
+        self.score = self._symbol("s", S.Score())
+        self.logit = self.of(logit)
+
+    def _symbol(self, letter: str, node: object) -> Any:
+        if node not in self._symbols:
+            made = sp.Symbol(f"{letter}{len(self._symbols)}", real=True)
+            self._symbols[node], self._meanings[made] = made, node
+        return self._symbols[node]
+
+    def of(self, node: S.Real) -> Any:
+        """The formula in sympy."""
+        match node:
+            case S.Number(value):
+                return sp.Integer(int(value)) if value == int(value) else sp.Float(value, 17)
+            case S.Whole():
+                return self._symbol("w", node)
+            case S.Read():
+                return self._symbol("r", node)
+            case S.Choice(condition, then, other):
+                return Choice(self._symbol("c", condition), self.of(then), self.of(other))
+            case S.Call(function, args):
+                left, *rest = map(self.of, args)
+                match function:
+                    case "add":
+                        return left + rest[0]
+                    case "sub":
+                        return left - rest[0]
+                    case "mul":
+                        return left * rest[0]
+                    case "div":
+                        return left / rest[0]
+                    case "neg":
+                        return -left
+                return _CLASSES[function](left, *rest)
+        return self._symbol("s", node)
+
+    def by(self, read: S.Read | None) -> Any:
+        """The derivative by an entry of a table, or by the score."""
+        return self.logit.diff(self.score if read is None else self._symbol("r", read))
+
+
+    def shared(self, found: list[Any]) -> Slopes:
+        """The formulas with what they have in common taken out."""
+        parts, results = sp.cse(found, symbols=sp.numbered_symbols("x"), order="canonical")
+        for number, (symbol, _) in enumerate(parts):
+            self._meanings[symbol] = S.Shared(number)
+        return Slopes(
+            tuple(self.back(part) for _, part in parts), tuple(map(self.back, results))
+        )  # fmt: skip
+
+    def back(self, found: Any) -> S.Real:
+        """A formula of sympy as one of ours.
+
+        Raises:
+            TypeError: it holds something that has no counterpart.
+        """
+        if found.is_Number:
+            return S.Number(float(found))
+        if found.is_Symbol:
+            node = self._meanings[found]
+            if not isinstance(node, S.Real):
+                raise TypeError(f"a condition stands for a number: {found}")
+            return node
+        if found.is_Add:
+            return self._sum(found)
+        if found.is_Mul:
+            return self._product(found)
+        if found.is_Pow and found.exp.is_Integer:
+            return self._power(found.base, int(found.exp))
+        if isinstance(found, Choice):
+            condition = self._meanings[found.args[0]]
+            then, other = map(self.back, found.args[1:])
+            return S.Choice(condition, then, other)  # type: ignore[arg-type]
+        if isinstance(found, _Function):
+            name = type(found).__name__.lower()
+            return S.Call(name, tuple(map(self.back, found.args)))
+        raise TypeError(f"no formula of the score for {found!r}")
+
+    def _sum(self, found: Any) -> S.Real:
+        first, *rest = sorted(found.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key()))
+        total = self.back(first)
+        for term in rest:
+            if term.could_extract_minus_sign():
+                total = S.Call("sub", (total, self.back(-term)))
+            else:
+                total = S.Call("add", (total, self.back(term)))
+        return total
+
+    def _product(self, found: Any) -> S.Real:
+        above, below = [], []
+        for factor in found.args:
+            power = factor.is_Pow and factor.exp.is_Integer and factor.exp < 0
+            (below if power else above).append(1 / factor if power else factor)
+        if above and above[0] == -1:
+            return S.Call("neg", (self.back(found / -1),))
+        top = self._times(above) if above else S.Number(1.0)
+        return S.Call("div", (top, self._times(below))) if below else top
+
+    def _times(self, factors: list[Any]) -> S.Real:
+        first, *rest = map(self.back, factors)
+        for factor in rest:
+            first = S.Call("mul", (first, factor))
+        return first
+
+    def _power(self, base: Any, exponent: int) -> S.Real:
+        one = self.back(base)
+        found = one
+        for _ in range(abs(exponent) - 1):
+            found = S.Call("mul", (found, one))
+        return found if exponent > 0 else S.Call("div", (S.Number(1.0), found))
+
+
+@lru_cache(maxsize=64)
+def slope(logit: S.Real) -> Slopes:
+    """d logit / d s."""
+    algebra = _Algebra(logit)
+    return algebra.shared([algebra.by(None)])
+
+
+@lru_cache(maxsize=64)
+def table_slopes(logit: S.Real) -> Slopes:
+    """d logit / d (entry of a table), one for each of `reads(logit)`."""
+    algebra = _Algebra(logit)
+    return algebra.shared([algebra.by(read) for read in S.reads(logit)])

@@ -1,0 +1,434 @@
+"""Formulas of the score: real numbers over the score of a pair, its place and the call's tables.
+
+A formula turns s = scale * q . k into the logit that softmax sees. `dsl/scores` traces it from the
+user's function, `analysis/score_slopes` differentiates it, `emit/score_text` prints it for kernels.
+What passes between these stages is `Formula`: a tree of frozen nodes and the slots that it reads.
+
+Indices and conditions on places are the integer formulas of `core/expr`, here also over the
+sequence b; four nodes that masks lack join them (`Trunc`, `Pick`, `Product`, `Entry`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+from maskc.core.expr_text import PYTHON, Printer
+
+from maskc.core.source import SourceLoc
+from maskc.core.widths import INDEX
+
+B = E.Sym("b")
+"""The sequence of a pair, beside q, k and h of core/expr."""
+MAX_SLOTS = 8
+"""The most tables and parameters that a formula may read."""
+MAX_RANK = 4
+"""The most dimensions of a table."""
+
+
+class Real:
+    """A formula whose value is a real number. Subclasses are frozen; equality is structural."""
+
+
+class Test:
+    """A condition that is not one on integers alone."""
+
+
+# ------------------------------------------------------------------ real numbers
+
+
+@dataclass(frozen=True)
+class Score(Real):
+    """s: scale * q . k of the pair."""
+
+
+@dataclass(frozen=True)
+class Number(Real):
+    """A literal."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Whole(Real):
+    """An integer formula as a real number."""
+
+    number: Expr
+
+
+@dataclass(frozen=True)
+class Read(Real):
+    """An entry of a table; without indices, a parameter."""
+
+    slot: str
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Call(Real):
+    """One of FUNCTIONS of one or two real numbers."""
+
+    function: str
+    args: tuple[Real, ...]
+
+
+@dataclass(frozen=True)
+class Choice(Real):
+    """`then` where the condition holds, `other` elsewhere."""
+
+    condition: Expr | Test
+    then: Real
+    other: Real
+
+
+@dataclass(frozen=True)
+class Shared(Real):
+    """A value that was computed before, by its number."""
+
+    number: int
+
+
+FUNCTIONS = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "min": 2, "max": 2, "neg": 1, "abs": 1, "exp": 1,
+    "log": 1, "tanh": 1, "sqrt": 1, "sigmoid": 1, "floor": 1, "sign": 1, "step": 1,
+}  # fmt: skip
+"""Names and numbers of arguments. step is 0 below 0, 1 above, and a half at 0."""
+
+
+# ------------------------------------------------------------------ conditions
+
+
+@dataclass(frozen=True)
+class Less(Test):
+    """left < right."""
+
+    left: Real
+    right: Real
+
+
+@dataclass(frozen=True)
+class Logic(Test):
+    """`and` or `or` of two conditions, or `not` of one."""
+
+    word: str
+    parts: tuple[Expr | Test, ...]
+
+
+# ------------------------------------------------------------------ integers that masks lack
+
+
+@dataclass(frozen=True)
+class Trunc(Expr):
+    """A real number rounded towards zero."""
+
+    value: Real
+
+
+@dataclass(frozen=True)
+class Pick(Expr):
+    """An integer that a condition chooses."""
+
+    condition: Expr | Test
+    then: Expr
+    other: Expr
+
+
+@dataclass(frozen=True)
+class Product(Expr):
+    """The product of two integers that vary."""
+
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True)
+class Entry(Expr):
+    """An entry of a table of integers; without indices, an integer parameter."""
+
+    slot: str
+    index: tuple[Expr, ...]
+
+
+# ------------------------------------------------------------------ the formula
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A table or a parameter that calls give."""
+
+    name: str
+    rank: int
+    """Dimensions; 0 is a parameter."""
+    integer: bool = False
+    """Whether it holds integers, which only indices and conditions read."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The logit of a pair. Equal formulas share their kernels, so names here are plain numbers."""
+
+    logit: Real
+    slots: tuple[Slot, ...] = ()
+    loc: SourceLoc | None = field(default=None, compare=False, repr=False)
+    """Where the user wrote it."""
+
+
+def children(node: Real | Test | Expr) -> tuple[Real | Test | Expr, ...]:
+    """The direct subformulas, of all kinds."""
+    match node:
+        case Whole(number):
+            return (number,)
+        case Read(_, index) | Entry(_, index):
+            return index
+        case Call(_, args):
+            return args
+        case Choice(condition, then, other) | Pick(condition, then, other):
+            return condition, then, other
+        case Less(left, right) | Product(left, right):
+            return left, right
+        case Logic(_, parts):
+            return parts
+        case Trunc(value):
+            return (value,)
+        case Expr():
+            return node.parts
+    return ()
+
+
+def walk(node: Real | Test | Expr) -> Iterator[Real | Test | Expr]:
+    """The formula and all its subformulas, outermost first."""
+    yield node
+    for part in children(node):
+        yield from walk(part)
+
+
+def reads(node: Real) -> tuple[Read, ...]:
+    """The entries of tables of real numbers that a formula reads, each once, in order."""
+    return tuple(dict.fromkeys(each for each in walk(node) if isinstance(each, Read)))
+
+
+def by_score(node: Real | Test | Expr) -> bool:
+    """Whether the value depends on the score."""
+    return any(isinstance(each, Score) for each in walk(node))
+
+
+def rebuilt(node: Real, change: Callable[[Any], Any]) -> Real:
+    """The formula with some subformulas replaced: `change` sees each one first, outermost first,
+    and gives what replaces it, or None."""
+
+    def inner(part: Any) -> Any:
+        found = change(part)
+        if found is not None:
+            return found
+        match part:
+            case Whole(number):
+                return Whole(inner(number))
+            case Read(slot, index) | Entry(slot, index):
+                return type(part)(slot, tuple(map(inner, index)))
+            case Call(function, args):
+                return Call(function, tuple(map(inner, args)))
+            case Choice(condition, then, other) | Pick(condition, then, other):
+                return type(part)(inner(condition), inner(then), inner(other))
+            case Less(left, right) | Product(left, right):
+                return type(part)(inner(left), inner(right))
+            case Logic(word, parts):
+                return Logic(word, tuple(map(inner, parts)))
+            case Trunc(value):
+                return Trunc(inner(value))
+            case Expr():
+                return E.transform(part, leaf)
+        return part
+
+    def leaf(part: Expr) -> Expr | None:
+        if isinstance(part, (Trunc, Pick, Product, Entry)):
+            return inner(part)
+        return change(part)
+
+    found: Real = inner(node)
+    return found
+
+
+def numbered(formula: Formula) -> tuple[Formula, dict[str, str]]:
+    """The formula with slots called table0, table1, ..., and the new names by the old ones."""
+    names = {slot.name: f"table{number}" for number, slot in enumerate(formula.slots)}
+
+    def change(part: Any) -> Any:
+        if isinstance(part, (Read, Entry)):
+            index = tuple(_index(each, change) for each in part.index)
+            return type(part)(names[part.slot], index)
+        return None
+
+    slots = tuple(replace(slot, name=names[slot.name]) for slot in formula.slots)
+    return Formula(rebuilt(formula.logit, change), slots, formula.loc), names
+
+
+def _index(index: Expr, change: Callable[[Any], Any]) -> Expr:
+    found = rebuilt(Whole(index), change)
+    if not isinstance(found, Whole):
+        raise TypeError("an index became something else than an integer")
+    return found.number
+
+
+# ------------------------------------------------------------------ ranges
+
+Range = tuple[float, float]
+_EVERYTHING: Range = (-math.inf, math.inf)
+_EXTENTS: Mapping[str, int] = {}
+
+
+def of_whole(expr: Expr, extents: Mapping[str, int] = _EXTENTS) -> Range:
+    """The values that an integer formula may have.
+
+    Args:
+        extents: how many queries (q), keys (k), heads (h) and sequences (b) there are, and the
+            lengths n_q and n_kv; those that are not known are at most INDEX.
+    """
+
+    def of(part: Expr) -> Range:
+        return of_whole(part, extents)
+
+    match expr:
+        case E.Sum(constant, terms):
+            low = high = float(constant)
+            for factor, term in terms:
+                ends = [factor * end for end in of(term)]
+                low, high = low + min(ends), high + max(ends)
+            return low, high
+        case E.Sym(name):
+            most = extents.get(name, INDEX)
+            return (0.0, float(most - 1)) if name in "qkhb" else (float(extents.get(name, 0)), most)
+        case E.FloorDiv(num, den):
+            low, high = of(num)
+            return low // den, high // den
+        case E.Mod(_, den):
+            return 0.0, float(den - 1)
+        case E.Max(args):
+            ranges = list(map(of, args))
+            low = max(low for low, _ in ranges)
+            if any(E.add(a, b) == E.ZERO for a in args for b in args):
+                low = max(low, 0.0)  # |x|
+            return low, max(high for _, high in ranges)
+        case E.Min(args):
+            ranges = list(map(of, args))
+            return min(low for low, _ in ranges), min(high for _, high in ranges)
+        case Pick(_, then, other):
+            (a, b), (c, d) = of(then), of(other)
+            return min(a, c), max(b, d)
+        case Product(left, right):
+            ends = [x * y if x and y else 0.0 for x in of(left) for y in of(right)]
+            return min(ends), max(ends)
+    return _EVERYTHING
+
+
+# ------------------------------------------------------------------ what belongs to slots
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a formula reads, as calls give it."""
+
+    formula: Formula
+    names: tuple[str, ...]
+    """Of the slots."""
+    defaults: Mapping[str, float | int] = field(default_factory=dict)
+    """Values of parameters that calls leave out."""
+    captured: Mapping[str, Any] = field(default_factory=dict)
+    """Arrays that the user's function holds, by name; calls do not give them."""
+    text: str = "s"
+    """The formula with the user's names."""
+
+
+# ------------------------------------------------------------------ text
+
+_ATOM, _PRODUCT, _SUM, _COMPARE, _AND, _OR, _CHOICE = 7, 6, 5, 4, 2, 1, 0
+
+
+class ScorePrinter(Printer):
+    """Prints formulas of the score as Python; languages of kernels derive from it."""
+
+    infix = {"add": ("+", _SUM), "sub": ("-", _SUM), "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT)}
+    words = {"and": "&", "or": "|", "not": "~"}
+    joint = _ATOM
+    """How tightly operands of & and | must bind."""
+
+    def __init__(self) -> None:
+        super().__init__(PYTHON)
+
+    def __call__(self, node: Real | Test | Expr) -> str:
+        return self._print(node)[0]
+
+    def real(self, node: Real, strength: int = _CHOICE) -> str:
+        """The text, in parentheses where it binds less than `strength`."""
+        return self.at(node, strength)
+
+    def _print(self, node: Real | Test | Expr) -> tuple[str, int]:
+        match node:
+            case Score():
+                return "s", _ATOM
+            case Number(value):
+                text = self.number(value)
+                return text, _SUM if text.startswith("-") else _ATOM
+            case Whole(number):
+                return self.whole(number)
+            case Read(slot, index):
+                return self.read(slot, index, False), _ATOM
+            case Entry(slot, index):
+                return self.read(slot, index, True), _ATOM
+            case Call("neg", (value,)):
+                return f"-{self.at(value, _PRODUCT)}", _SUM
+            case Call(function, (left, right)) if function in self.infix:
+                sign, own = self.infix[function]
+                tighter = own + (function in ("sub", "div"))
+                return f"{self.at(left, own)} {sign} {self.at(right, tighter)}", own
+            case Call(function, args):
+                return self.call(function, [self(arg) for arg in args]), _ATOM
+            case Choice(condition, then, other) | Pick(condition, then, other):
+                return self.choice(condition, then, other, isinstance(node, Pick))
+            case Shared(number):
+                return f"x{number}", _ATOM
+            case Less(left, right):
+                return f"{self.at(left, _SUM)} < {self.at(right, _SUM)}", _COMPARE
+            case Logic("not", (part,)):
+                return f"{self.words['not']}({self(part)})", _ATOM
+            case Logic(word, parts):
+                own = _AND if word == "and" else _OR
+                sign = f" {self.words[word]} "
+                return sign.join(self.at(part, self.joint) for part in parts), own
+            case Trunc(value):
+                return self.trunc(value), _ATOM
+            case Product(left, right):
+                return f"{self.at(left, _PRODUCT)} * {self.at(right, _ATOM)}", _PRODUCT
+        return super()._print(node)
+
+    def number(self, value: float) -> str:
+        """A literal."""
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e6 else repr(value)
+
+    def whole(self, number: Expr) -> tuple[str, int]:
+        """An integer as a real number."""
+        return self._print(number)
+
+    def read(self, slot: str, index: tuple[Expr, ...], integer: bool) -> str:
+        """An entry of a table."""
+        return f"{slot}[{', '.join(map(self, index))}]" if index else slot
+
+    def call(self, function: str, args: list[str]) -> str:
+        """A function."""
+        return f"{function}({', '.join(args)})"
+
+    def choice(
+        self, condition: Expr | Test, then: Real | Expr, other: Real | Expr, integers: bool
+    ) -> tuple[str, int]:
+        """`then` or `other`."""
+        return f"where({self(condition)}, {self(then)}, {self(other)})", _ATOM
+
+    def trunc(self, value: Real) -> str:
+        """A real number rounded towards zero."""
+        return f"int({self(value)})"
+
+
+to_score_text = ScorePrinter()

@@ -1,0 +1,227 @@
+"""Whether a formula of the score is smooth enough, and which pairs it hides.
+
+Ranges of values come from interval arithmetic: q, k, h and b count tokens, tables and parameters
+may hold anything. A derivative by the score must be finite for every score; what a formula makes of
+places and tables alone is the user's own matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NoReturn
+
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.errors import ScoreDerivative, ScoreHidesPairs
+from maskc.core.expr import Expr, is_condition
+from maskc.core.score import Range, of_whole
+from maskc.core.source import SourceLoc
+
+_ALL: Range = (-math.inf, math.inf)
+_TINY = 5e-324
+"""The least positive number: the end of a range that is open at 0."""
+_HIDDEN = -1e30
+"""What is added to a score, or replaces it, to leave a pair no weight."""
+
+
+# ------------------------------------------------------------------ ranges
+
+
+def of_real(node: S.Real) -> Range:
+    """The values that a formula may have."""
+    match node:
+        case S.Number(value):
+            return value, value
+        case S.Whole(number):
+            return of_whole(number)
+        case S.Choice(_, then, other):
+            return _joined(of_real(then), of_real(other))
+        case S.Call("mul", (left, right)) if left == right:
+            low, high = of_real(left)
+            ends = sorted((low * low, high * high))
+            return (0.0 if low <= 0 <= high else ends[0]), ends[1]
+        case S.Call(function, args):
+            return _of_call(function, [of_real(arg) for arg in args])
+    return _ALL
+
+
+def _joined(a: Range, b: Range) -> Range:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def _product(a: float, b: float) -> float:
+    return 0.0 if 0.0 in (a, b) else a * b
+
+
+def _times(a: Range, b: Range) -> Range:
+    ends = [_product(x, y) for x in a for y in b]
+    return min(ends), max(ends)
+
+
+def _exp(x: float) -> float:
+    return math.inf if x > 709 else max(math.exp(x), _TINY)
+
+
+def _log(x: float) -> float:
+    return -math.inf if x <= 0 else math.log(x) if math.isfinite(x) else x
+
+
+def _of_call(function: str, args: list[Range]) -> Range:
+    low, high = args[0]
+    match function:
+        case "add":
+            return low + args[1][0], high + args[1][1]
+        case "sub":
+            return low - args[1][1], high - args[1][0]
+        case "mul":
+            return _times(*args)
+        case "div":
+            below, above = args[1]
+            if below <= 0 <= above:
+                return _ALL
+            ends = (0.0 if math.isinf(above) else 1 / above, 0.0 if math.isinf(below) else 1 / below)
+            found = _times(args[0], ends)
+            positive = low > 0 and below > 0
+            return (max(found[0], _TINY), found[1]) if positive else found
+        case "min":
+            return min(low, args[1][0]), min(high, args[1][1])
+        case "max":
+            return max(low, args[1][0]), max(high, args[1][1])
+        case "neg":
+            return -high, -low
+        case "abs":
+            least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+            return least, max(abs(low), abs(high))
+        case "exp":
+            return _exp(low), _exp(high)
+        case "log":
+            return _log(low), _log(high)
+        case "tanh":
+            return math.tanh(low), math.tanh(high)
+        case "sqrt":
+            return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
+        case "sigmoid":
+            return _TINY, 1.0
+        case "sign":
+            return -1.0, 1.0
+        case "step":
+            return 0.0, 1.0
+    return _ALL
+
+
+# ------------------------------------------------------------------ derivatives
+
+
+def check_derivative(
+    node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc | None
+) -> None:
+    """Refuse a formula whose derivative by the score may be infinite or undefined.
+
+    Args:
+        node: the formula.
+        places: where its parts were written.
+        at: where it was written.
+
+    Raises:
+        ScoreDerivative: with the line of the part.
+    """
+
+    def wrong(part: S.Real, found: str, hint: str) -> NoReturn:
+        raise ScoreDerivative(found, hint, at=places.get(part, at))
+
+    for part in S.walk(node):
+        if not (isinstance(part, S.Call) and S.by_score(part)):
+            continue
+        match part:
+            case S.Call("log", (value,)) if of_real(value)[0] <= 0:
+                text = S.to_score_text(value)
+                wrong(part, f"log({text}), where {text} may be 0 or less", _KEEP_AWAY)
+            case S.Call("sqrt", (value,)) if S.by_score(value) and of_real(value)[0] <= 0:
+                text = S.to_score_text(value)
+                wrong(part, f"sqrt({text}), where {text} may be 0 or less", _KEEP_AWAY)
+            case S.Call("div", (_, value)) if S.by_score(value):
+                low, high = of_real(value)
+                if low <= 0 <= high:
+                    text = S.to_score_text(value)
+                    wrong(part, f"a division by {text}, which may be 0", _KEEP_AWAY)
+
+
+_KEEP_AWAY = "keep it away from 0, as torch.clamp(x, min=1e-6) or sqrt(x * x + 1e-6) do"
+
+
+# ------------------------------------------------------------------ hidden pairs
+
+
+def _negated(condition: Expr | S.Test) -> Expr | S.Test:
+    return S.Logic("not", (condition,)) if isinstance(condition, S.Test) else E.negate(condition)
+
+
+def _all(parts: list[Expr | S.Test]) -> Expr | S.Test | None:
+    kept = [part for part in parts if part != E.ALWAYS]
+    if not kept:
+        return None
+    found = kept[0]
+    for part in kept[1:]:
+        plain = isinstance(found, Expr) and isinstance(part, Expr)
+        found = E.conj(found, part) if plain else S.Logic("and", (found, part))  # type: ignore[arg-type]
+    return found
+
+
+def without_hidden(node: S.Real) -> tuple[S.Real, Expr | S.Test | None]:
+    """The formula of the pairs that it leaves a weight, and which ones these are; None: all."""
+
+    def hidden(part: S.Real) -> bool:
+        return isinstance(part, S.Number) and part.value <= _HIDDEN
+
+    match node:
+        case S.Choice(condition, then, other):
+            if hidden(other):
+                inner, kept = without_hidden(then)
+                return inner, _all([condition, kept or E.ALWAYS])
+            if hidden(then):
+                inner, kept = without_hidden(other)
+                return inner, _all([_negated(condition), kept or E.ALWAYS])
+            (one, of_one), (two, of_two) = without_hidden(then), without_hidden(other)
+            if of_one is None and of_two is None:
+                return node, None
+            first = _all([condition, of_one or E.ALWAYS]) or E.ALWAYS
+            second = _all([_negated(condition), of_two or E.ALWAYS]) or E.ALWAYS
+            plain = isinstance(first, Expr) and isinstance(second, Expr)
+            kept = E.disj(first, second) if plain else S.Logic("or", (first, second))  # type: ignore[arg-type]
+            return S.Choice(condition, one, two), kept
+        case S.Call("add", (left, right)):
+            (one, of_one), (two, of_two) = without_hidden(left), without_hidden(right)
+            kept = _all([of_one or E.ALWAYS, of_two or E.ALWAYS])
+            return (node, None) if kept is None else (S.Call("add", (one, two)), kept)
+    return node, None
+
+
+def check_finite(node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc | None) -> None:
+    """Refuse literals that leave a pair no weight, or all of it, in places that are not understood.
+
+    Raises:
+        ScoreHidesPairs: an infinite literal, or a huge negative one.
+    """
+    for part in S.walk(node):
+        for inner in S.children(part) if isinstance(part, (S.Call, S.Choice)) else (part,):
+            if isinstance(inner, S.Number) and not _HIDDEN < inner.value < -_HIDDEN:
+                found = f"{inner.value:g} in {S.to_score_text(part)}"
+                raise ScoreHidesPairs(found, _A_MASK, at=places.get(part, at))
+
+
+_A_MASK = "keep pairs by a mask: mc.where(lambda q, k: ...) & mask, or mc.from_mask_mod(f)"
+
+
+def mask_formula(kept: Expr | S.Test, at: SourceLoc | None) -> Expr:
+    """The condition as a mask's formula.
+
+    Raises:
+        ScoreHidesPairs: it reads tables, the score or b, which no such mask does.
+    """
+    plain = isinstance(kept, Expr) and is_condition(kept)
+    own = (S.Entry, S.Trunc, S.Pick, S.Product, S.Test, S.Real)
+    if not plain or any(isinstance(part, own) or part == S.B for part in S.walk(kept)):
+        text = S.to_score_text(kept)
+        raise ScoreHidesPairs(f"all but those with {text}", _A_MASK, at=at)
+    return kept  # type: ignore[return-value]

@@ -1,0 +1,762 @@
+"""Values inside a traced formula of the score: real numbers, integers and conditions.
+
+They stand for s, q, k, h and b while the user's function runs once, and remember how they were
+computed. What Python would have to decide about them is refused with the user's line.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.errors import ScoreNotTraceable
+from maskc.core.expr import Expr, is_condition
+from maskc.core.source import SourceLoc, caller
+from maskc.dsl.traced import Traced
+
+_OTHERS = "write it with + - * /, where, min, max, exp, log, tanh, sqrt, sigmoid, abs and tables"
+_TABLE = "index it with integer formulas of q, k, h and b, one for each dimension"
+_MOST_POWER = 8
+"""The largest exponent that becomes a product."""
+
+
+def refuse(found: str, hint: str = _OTHERS) -> NoReturn:
+    """Say what cannot be followed, at the user's line."""
+    raise ScoreNotTraceable(found, hint, at=caller())
+
+
+# ------------------------------------------------------------------ what a trace collects
+
+
+class Registry:
+    """Tables, parameters and places of one traced function."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, S.Slot] = {}
+        self.defaults: dict[str, float | int] = {}
+        self.captured: dict[str, Any] = {}
+        self.places: dict[object, SourceLoc] = {}
+        self._known: dict[int, str] = {}
+
+    def slot(self, name: str, rank: int, integer: bool) -> None:
+        """Note that a table or parameter is read."""
+        known = self.slots.setdefault(name, S.Slot(name, rank, integer))
+        if known.rank != rank:
+            refuse(f"{name!r} is indexed by {rank} numbers here and by {known.rank} elsewhere")
+
+    def parameter(self, given: Parameter) -> None:
+        """Note that a parameter is read."""
+        self.slot(given.name, 0, False)
+        self.defaults[given.name] = given.default
+
+    def capture(self, array: Any) -> str:
+        """The name of an array that the function holds."""
+        name = self._known.get(id(array))
+        if name is None:
+            name = self._known[id(array)] = f"captured{len(self._known)}"
+            self.captured[name] = array
+        return name
+
+
+_registry: ContextVar[Registry | None] = ContextVar("maskc_score", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[Registry]:
+    """While a formula of the score is traced."""
+    registry = Registry()
+    token = _registry.set(registry)
+    try:
+        yield registry
+    finally:
+        _registry.reset(token)
+
+
+def _collected() -> Registry:
+    registry = _registry.get()
+    if registry is None:
+        refuse("it reads a table outside of a formula", "read tables inside of mc.score(...)")
+    return registry
+
+
+# ------------------------------------------------------------------ lifting
+
+Node = S.Real | S.Test | Expr
+
+
+def lift(value: Any) -> Node:
+    """The formula of anything that may stand in one."""
+    if type(value) is Parameter:
+        _collected().parameter(value)
+        return value.node
+    if type(value) is Value:
+        return value.node
+    if type(value) is Traced:
+        return value.expr
+    if type(value) is Rows:
+        return value.whole()
+    if isinstance(value, (bool, np.bool_)):
+        return E.Truth(bool(value))
+    if isinstance(value, (float, np.floating)):
+        return S.Number(float(value))
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        if math.prod(shape) != 1:
+            refuse(f"it computes with an array of shape {tuple(shape)} that no index reads", _TABLE)
+        if getattr(value, "requires_grad", False):
+            return read_array(value, [E.ZERO] * len(shape))
+        return lift(value.item())
+    try:
+        return E.const(operator.index(value))
+    except TypeError:
+        refuse(f"it uses a {type(value).__name__}")
+
+
+def is_test(node: Node) -> bool:
+    """Whether a formula is a condition."""
+    return isinstance(node, S.Test) or (isinstance(node, Expr) and is_condition(node))
+
+
+def is_whole(node: Node) -> bool:
+    """Whether a formula is an integer."""
+    return isinstance(node, Expr) and not is_condition(node)
+
+
+def real(value: Any) -> S.Real:
+    """The formula as a real number; conditions are 0 or 1."""
+    node = lift(value)
+    if isinstance(node, S.Real):
+        return node
+    if is_test(node):
+        if isinstance(node, E.Truth):
+            return S.Number(float(node.value))
+        return S.Choice(node, S.Number(1.0), S.Number(0.0))
+    number = E.as_const(node) if isinstance(node, Expr) else None
+    if number is not None:
+        return S.Number(float(number))
+    return S.Whole(node)  # type: ignore[arg-type]
+
+
+def whole(value: Any, what: str) -> Expr:
+    """The formula as an integer; conditions are 0 or 1."""
+    node = lift(value)
+    if is_test(node):
+        return _pick(node, E.const(1), E.ZERO)
+    if not isinstance(node, Expr):
+        refuse(f"{what} needs integers, found a real number", "convert it with .long() or int64")
+    return node
+
+
+def test(value: Any, what: str) -> Expr | S.Test:
+    """The formula as a condition."""
+    node = lift(value)
+    if isinstance(node, S.Test) or (isinstance(node, Expr) and is_condition(node)):
+        return node
+    refuse(f"{what} needs conditions such as q >= k", _OTHERS)
+
+
+def _noted(node: S.Real) -> Value:
+    """A real number, with its place."""
+    registry = _registry.get()
+    if registry is not None and node not in registry.places and (at := caller()) is not None:
+        registry.places[node] = at
+    return Value(node)
+
+
+def _constant(node: S.Real) -> float | None:
+    return node.value if isinstance(node, S.Number) else None
+
+
+_PLAIN: dict[str, Callable[..., float]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "min": min, "max": max, "neg": operator.neg, "abs": abs, "exp": math.exp, "log": math.log,
+    "tanh": math.tanh, "sqrt": math.sqrt, "floor": math.floor,
+}  # fmt: skip
+
+
+def apply(function: str, *values: Any) -> Value:
+    """A function of real numbers; of literals it is computed at once."""
+    args = tuple(map(real, values))
+    known = [arg.value for arg in args if isinstance(arg, S.Number)]
+    if len(known) == len(args) and function in _PLAIN:
+        try:
+            return Value(S.Number(float(_PLAIN[function](*known))))
+        except (ArithmeticError, ValueError) as error:
+            refuse(f"{function} of {', '.join(map(str, known))}: {error}")
+    if function in ("add", "sub") and _constant(args[1]) == 0:
+        return _noted(args[0])
+    if function == "add" and _constant(args[0]) == 0:
+        return _noted(args[1])
+    if function in ("mul", "div") and _constant(args[1]) == 1:
+        return _noted(args[0])
+    if function == "mul" and _constant(args[0]) == 1:
+        return _noted(args[1])
+    if function == "div" and _constant(args[1]) == 0:
+        refuse("it divides by zero")
+    return _noted(S.Call(function, args))
+
+
+def _pick(condition: Expr | S.Test, then: Expr, other: Expr) -> Expr:
+    if isinstance(condition, E.Truth):
+        return then if condition.value else other
+    return then if then == other else S.Pick(condition, then, other)
+
+
+def choose(condition: Any, then: Any, other: Any) -> Value:
+    """`then` where the condition holds, `other` elsewhere."""
+    asked, one, two = test(condition, "where"), lift(then), lift(other)
+    if isinstance(asked, E.Truth):
+        return Value(one if asked.value else two)
+    if is_whole(one) and is_whole(two):
+        return Value(_pick(asked, whole(then, "where"), whole(other, "where")))
+    if is_test(one) and is_test(two):
+        return (Value(asked) & Value(one)) | (~Value(asked) & Value(two))
+    return _noted(S.Choice(asked, real(then), real(other)))
+
+
+# ------------------------------------------------------------------ operators
+
+
+def _arithmetic(
+    function: str, build: Callable[[Expr, Expr], Expr]
+) -> tuple[Callable[[Any, Any], Value], Callable[[Any, Any], Value]]:
+    def forward(self: Any, other: Any) -> Value:
+        one, two = lift(self), lift(other)
+        if is_whole(one) and is_whole(two):
+            return Value(build(whole(self, function), whole(other, function)))
+        return apply(function, self, other)
+
+    def backward(self: Any, other: Any) -> Value:
+        return forward(Value(lift(other)), self)
+
+    return forward, backward
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    for factor, other in ((a, b), (b, a)):
+        number = E.as_const(factor)
+        if number is not None:
+            return E.scale(number, other)
+    return S.Product(a, b)
+
+
+def _compare(
+    build: Callable[[Expr, Expr], Expr], of_reals: Callable[[S.Real, S.Real], S.Test]
+) -> Callable[[Any, Any], Value]:
+    def compare(self: Any, other: Any) -> Value:
+        one, two = lift(self), lift(other)
+        if is_whole(one) and is_whole(two):
+            made = build(whole(self, "a comparison"), whole(other, "a comparison"))
+            return Value(made)
+        return Value(of_reals(real(self), real(other)))
+
+    return compare
+
+
+def _not(part: Expr | S.Test) -> Expr | S.Test:
+    return S.Logic("not", (part,)) if isinstance(part, S.Test) else E.negate(part)
+
+
+def _joined(word: str, build: Callable[..., Expr]) -> Callable[[Any, Any], Value]:
+    def join(self: Any, other: Any) -> Value:
+        one, two = test(self, word), test(other, word)
+        if isinstance(one, Expr) and isinstance(two, Expr):
+            return Value(build(one, two))
+        return Value(S.Logic(word, (one, two)))
+
+    return join
+
+
+def _equal(one: S.Real, two: S.Real) -> S.Test:
+    return S.Logic("and", (_not(S.Less(one, two)), _not(S.Less(two, one))))  # type: ignore[arg-type]
+
+
+def _power(base: Any, exponent: Any) -> Value:
+    """Whole powers as products, a half as a root, and powers of a positive literal."""
+    number = _constant(real(exponent))
+    if number is None:
+        fixed = _constant(real(base))
+        if fixed is None or fixed <= 0:
+            refuse("it raises a varying number to a varying power", "write exp(y * log(x))")
+        return apply("exp", apply("mul", exponent, math.log(fixed)))
+    if number in (0.5, -0.5):
+        root = apply("sqrt", base)
+        return root if number > 0 else apply("div", 1.0, root)
+    if number != int(number) or abs(number) > _MOST_POWER:
+        refuse(f"it raises to the power {number:g}", "write exp(y * log(x))")
+    found = Value(E.const(1))
+    for _ in range(abs(int(number))):
+        found = found * base if isinstance(base, Value) else Value(lift(base)) * found
+    return found if number >= 0 else apply("div", 1.0, found)
+
+
+class Value:
+    """A real number, an integer or a condition as a formula; see the module's header."""
+
+    __slots__ = ("node",)
+    of_score = True
+    """What integers of masks look for before they take another operand for their own."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **named: Any) -> Any:
+        if method != "__call__":
+            refuse(f"it uses numpy.{ufunc.__name__}.{method}")
+        return call("numpy", ufunc, args, named)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, named: Any) -> Any:
+        return call("numpy", function, args, named)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        return call("torch", function, args, named or {})
+
+    __add__, __radd__ = _arithmetic("add", E.add)
+    __sub__, __rsub__ = _arithmetic("sub", E.sub)
+    __mul__, __rmul__ = _arithmetic("mul", _product)
+    __ge__ = _compare(E.ge, lambda a, b: _not(S.Less(a, b)))  # type: ignore[arg-type, return-value]
+    __le__ = _compare(E.le, lambda a, b: _not(S.Less(b, a)))  # type: ignore[arg-type, return-value]
+    __gt__ = _compare(E.gt, lambda a, b: S.Less(b, a))
+    __lt__ = _compare(E.lt, S.Less)
+    __eq__ = _compare(E.eq, _equal)  # type: ignore[assignment]
+    __ne__ = _compare(E.ne, lambda a, b: _not(_equal(a, b)))  # type: ignore[assignment, arg-type, return-value]
+    __and__ = __rand__ = _joined("and", E.conj)
+    __or__ = __ror__ = _joined("or", E.disj)
+
+    def __xor__(self, other: Any) -> Value:
+        return (self & ~Value(lift(other))) | (~self & other)
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> Value:
+        return Value(_not(test(self, "~")))
+
+    def __truediv__(self, other: Any) -> Value:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return apply("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Value:
+        if is_whole(self.node) and is_whole(lift(other)):
+            return Value(E.floordiv(whole(self, "//"), _divisor(other, "//")))
+        return apply("floor", apply("div", self, other))
+
+    def __rfloordiv__(self, other: Any) -> Value:
+        return Value(lift(other)) // self
+
+    def __mod__(self, other: Any) -> Value:
+        if is_whole(self.node) and is_whole(lift(other)):
+            return Value(E.mod(whole(self, "%"), _divisor(other, "%")))
+        return self - Value(lift(other)) * (self // other)
+
+    def __rmod__(self, other: Any) -> Value:
+        return Value(lift(other)) % self
+
+    def __pow__(self, other: Any) -> Value:
+        return _power(self, other)
+
+    def __rpow__(self, other: Any) -> Value:
+        return _power(other, self)
+
+    def __neg__(self) -> Value:
+        if is_whole(self.node):
+            return Value(E.scale(-1, whole(self, "-")))
+        return apply("neg", self)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        if is_whole(self.node):
+            return Value(E.absolute(whole(self, "abs")))
+        return apply("abs", self)
+
+    def __bool__(self) -> bool:
+        refuse(
+            "Python has to decide about a value that every pair has for itself (`if`, `and`, `or`)",
+            "use torch.where, mc.scores.where or np.where, and & and | between conditions",
+        )
+
+    def __float__(self) -> float:
+        refuse("it needs a plain number where every pair has its own (float(), math.exp)", _LIBRARY)
+
+    __int__ = __index__ = __len__ = __iter__ = __contains__ = __float__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: Any) -> Value:
+        if index is Ellipsis or (type(index) is tuple and not index):
+            return self
+        refuse("it indexes a number", _TABLE)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if (found := _attribute(self, name)) is not None:
+            return found
+        if name in _FUNCTIONS:
+            return partial(_FUNCTIONS[name], self)
+        refuse(f"it uses .{name}")
+
+    def __repr__(self) -> str:
+        return S.to_score_text(self.node)
+
+
+_LIBRARY = "use the functions of torch, NumPy or mc.scores: exp, log, tanh, sqrt, sigmoid, where"
+
+
+def _divisor(value: Any, symbol: str) -> int:
+    number = E.as_const(whole(value, symbol))
+    if not number:
+        refuse(f"{symbol} needs a plain integer other than 0 as its divisor")
+    return number
+
+
+def _attribute(value: Value, name: str) -> Any:
+    import sys
+
+    if name in ("shape", "ndim"):
+        return () if name == "shape" else 0
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if name == "device":
+        return torch.device("cpu")
+    if name == "dtype":
+        kinds = ((is_test, torch.bool), (is_whole, torch.int64))
+        return next((dtype for kind, dtype in kinds if kind(value.node)), torch.float32)
+    return None
+
+
+# ------------------------------------------------------------------ tables
+
+
+class Rows:
+    """A table some of whose dimensions are indexed."""
+
+    __slots__ = ("_array", "_index")
+    of_score = True
+
+    def __init__(self, array: Any, index: list[Expr | None]) -> None:
+        self._array, self._index = array, index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions that are left."""
+        sizes = zip(self._array.shape, self._index, strict=True)
+        return tuple(size for size, index in sizes if index is None)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        if getattr(function, "__name__", "") in ("__getitem__", "getitem"):
+            return args[0][args[1]]
+        if getattr(function, "__name__", "") in ("dot", "matmul", "sum", "inner"):
+            refuse("it sums over a row of a table", "put what is multiplied into q and k, side by side")
+        refuse("it computes with a whole row of a table", _TABLE)
+
+    def whole(self) -> NoReturn:
+        """Refuse a row where a number is needed."""
+        refuse(f"it computes with a row of shape {self.shape} of a table", _TABLE)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"it uses .{name} of a row of a table", _TABLE)
+
+    def __getitem__(self, given: Any) -> Any:
+        parts = list(given) if type(given) is tuple else [given]
+        left = [axis for axis, index in enumerate(self._index) if index is None]
+        dots = [number for number, part in enumerate(parts) if part is Ellipsis]
+        if dots:
+            parts[dots[0] : dots[0] + 1] = [slice(None)] * (len(left) - len(parts) + 1)
+        if len(parts) > len(left):
+            refuse(f"a table of {len(left)} dimensions is indexed by {len(parts)} numbers", _TABLE)
+        index = list(self._index)
+        for axis, part in zip(left, parts, strict=False):
+            if type(part) is slice and part == slice(None):
+                continue
+            if part is None or type(part) is slice:
+                refuse("it takes a slice of a table, or adds a dimension", _TABLE)
+            index[axis] = whole(part, "an index")
+        known = [part for part in index if part is not None]
+        if len(known) < len(index):
+            return Rows(self._array, index)
+        return Value(read_array(self._array, known))
+
+
+def read_array(array: Any, index: list[Expr]) -> Node:
+    """An entry of an array that the function holds."""
+    kind = str(array.dtype).rpartition(".")[2]
+    integer = kind.startswith(("int", "uint", "bool"))
+    if not integer and not kind.startswith(("float", "bfloat")):
+        refuse(f"it reads a table of {kind}", "tables hold real numbers or integers")
+    if len(index) > S.MAX_RANK:
+        refuse(f"it reads a table of {len(index)} dimensions", f"at most {S.MAX_RANK} are known")
+    registry = _collected()
+    if all(size == 1 for size in array.shape):
+        index = []
+    name = registry.capture(array)
+    registry.slot(name, len(index), integer)
+    if not integer:
+        return S.Read(name, tuple(index))
+    entry = S.Entry(name, tuple(index))
+    return E.ne(entry, E.ZERO) if kind == "bool" else entry
+
+
+class Table:
+    """A table that calls give by name, as `mc.table` makes it."""
+
+    __slots__ = ("_integer", "_name")
+    of_score = True
+
+    def __init__(self, name: str, integer: bool) -> None:
+        self._name, self._integer = name, integer
+
+    def __getitem__(self, given: Any) -> Value:
+        parts = given if type(given) is tuple else (given,)
+        if len(parts) > S.MAX_RANK:
+            refuse(f"it reads a table of {len(parts)} dimensions", f"at most {S.MAX_RANK} are known")
+        index = tuple(whole(part, "an index") for part in parts)
+        _collected().slot(self._name, len(index), self._integer)
+        kind = S.Entry if self._integer else S.Read
+        return Value(kind(self._name, index))
+
+    def __repr__(self) -> str:
+        return f"table({self._name!r})"
+
+
+class Parameter(Value):
+    """A real number that calls may give by name, as `mc.param` makes it of a float."""
+
+    __slots__ = ("default", "name")
+
+    def __init__(self, name: str, default: float) -> None:
+        super().__init__(S.Read(name, ()))
+        self.name, self.default = name, default
+
+
+class WatchedTable(np.ndarray):
+    """A NumPy array that values of a formula may index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if any(map(is_traced, index if type(index) is tuple else (index,))):
+            return read(self.base if self.base is not None else self, index)
+        return super().__getitem__(index)
+
+
+def read(array: Any, index: Any) -> Any:
+    """array[index] with traced indices."""
+    if type(array) in (Rows, Table):
+        return array[index]
+    return Rows(array, [None] * array.ndim)[index]
+
+
+def is_traced(value: Any) -> bool:
+    """Whether torch hands a call over because of this argument."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return any(map(is_traced, value))
+    return kind in (Value, Parameter, Rows, Traced)
+
+
+# ------------------------------------------------------------------ functions of torch and NumPy
+
+
+def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
+    """The result of a function that was given traced values."""
+    name = getattr(function, "__name__", repr(function))
+    known = _FUNCTIONS.get(name.strip("_"))
+    if known is None:
+        if name.strip("_") in ("dot", "matmul", "sum", "inner"):
+            refuse("it sums over a row of a table", "put what is multiplied into q and k, side by side")
+        refuse(f"it uses {library}.{name}")
+    try:
+        return known(*args, **named)
+    except TypeError as error:
+        refuse(f"{library}.{name}: {error}")
+
+
+def _value(x: Any) -> Value:
+    return Value(lift(x))
+
+
+def _two(build: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def function(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+        second = _value(other) if alpha == 1 else _value(other) * alpha
+        return build(_value(input), second)
+
+    return function
+
+
+def _one(build: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda input: build(_value(input))
+
+
+def _real(function: str) -> Callable[..., Any]:
+    return lambda input: apply(function, input)
+
+
+def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
+    def function(*values: Any) -> Any:
+        items = tuple(values[0]) if len(values) == 1 and type(values[0]) in (list, tuple) else values
+        if not any(map(is_traced, items)):
+            return {"min": min, "max": max}[name](items)
+        if all(is_whole(lift(item)) for item in items):
+            return Value(build(*(whole(item, name) for item in items)))
+        found = _value(items[0])
+        for item in items[1:]:
+            found = apply(name, found, item)
+        return found
+
+    return function
+
+
+minimum, maximum = _extreme("min", E.minimum), _extreme("max", E.maximum)
+
+
+def _clamp(input: Any, min: Any = None, max: Any = None, **bounds: Any) -> Any:
+    low, high = bounds.pop("a_min", min), bounds.pop("a_max", max)
+    found = _value(input)
+    if low is not None:
+        found = maximum(found, low)
+    return found if high is None else minimum(found, high)
+
+
+def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return _value(input) // other
+    if rounding_mode is not None:
+        return Value(S.Trunc(real(_value(input) / other)))
+    return _value(input) / other
+
+
+def _cast(value: Any, dtype: Any) -> Value:
+    name = str(dtype).rpartition(".")[2] if not isinstance(dtype, type) else dtype.__name__
+    made = _value(value)
+    if name == "bool":
+        return made if is_test(made.node) else made != 0
+    if name.startswith(("int", "long", "short", "uint")):
+        if isinstance(made.node, S.Real):
+            return Value(S.Trunc(made.node))
+        return Value(whole(made, "a conversion"))
+    if name in ("float32", "float", "float64", "double"):
+        return Value(real(made))
+    refuse(f"it rounds to {name}", "formulas are computed in float32")
+
+
+def _to(input: Any, *args: Any, **named: Any) -> Value:
+    made = _value(input)
+    for each in (*args, *named.values()):
+        if type(each).__name__ == "dtype" or each in (int, float, bool):
+            made = _cast(made, each)
+        elif type(each) is Value:
+            made = _cast(made, "int64" if is_whole(each.node) else "float32")
+    return made
+
+
+def _caster(name: str) -> Callable[..., Any]:
+    return lambda input, **_: _cast(input, name)
+
+
+def _filled(amount: float) -> Callable[..., Any]:
+    return lambda input, *_, dtype=None, **__: _value(amount) if dtype is None else _cast(amount, dtype)
+
+
+def _filled_with(input: Any, *sizes: Any, dtype: Any = None, **named: Any) -> Value:
+    amount = named.get("fill_value", sizes[-1] if sizes else None)
+    return _value(amount)
+
+
+def _masked_fill(input: Any, mask: Any, value: Any) -> Value:
+    return choose(mask, value, input)
+
+
+def _softplus(input: Any, beta: float = 1, threshold: float = 20) -> Value:
+    x = apply("mul", input, beta)
+    tail = apply("log", apply("add", 1.0, apply("exp", apply("neg", apply("abs", x)))))
+    return apply("div", apply("add", apply("max", x, 0.0), tail), beta)
+
+
+def _log_sigmoid(input: Any) -> Value:
+    return -_softplus(-_value(input))
+
+
+def _same(input: Any, *_: Any, **__: Any) -> Value:
+    return _value(input)
+
+
+def _not_of(input: Any) -> Value:
+    return Value(_not(test(_cast(input, "bool"), "not")))
+
+
+def _logical(build: Callable[[Value, Value], Value]) -> Callable[..., Any]:
+    return lambda input, other: build(_cast(input, "bool"), _cast(other, "bool"))
+
+
+_ADD, _SUB, _MUL = _two(operator.add), _two(operator.sub), _two(operator.mul)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("add", "radd"), _ADD),
+    **dict.fromkeys(("sub", "subtract"), _SUB),
+    "rsub": _two(lambda a, b: b - a),
+    **dict.fromkeys(("mul", "multiply", "rmul"), _MUL),
+    **dict.fromkeys(("div", "divide", "true_divide", "truediv"), _divide),
+    "rtruediv": lambda input, other: _divide(other, input),
+    "rdiv": lambda input, other: _divide(other, input),
+    **dict.fromkeys(("floor_divide", "floordiv"), _two(operator.floordiv)),
+    **dict.fromkeys(("remainder", "mod"), _two(operator.mod)),
+    **dict.fromkeys(("pow", "power", "float_power"), _power),
+    "rpow": lambda input, other: _power(other, input),
+    "square": lambda input: _power(input, 2),
+    **dict.fromkeys(("neg", "negative"), _one(operator.neg)),
+    **dict.fromkeys(("abs", "absolute", "fabs"), _one(abs)),
+    **{name: _real(name) for name in ("exp", "log", "tanh", "sqrt", "sigmoid", "floor")},
+    "sign": lambda input: apply("sign", input),
+    "exp2": lambda input: apply("exp", apply("mul", input, math.log(2.0))),
+    "expm1": lambda input: apply("sub", apply("exp", input), 1.0),
+    "log2": lambda input: apply("mul", apply("log", input), 1 / math.log(2.0)),
+    "log10": lambda input: apply("mul", apply("log", input), 1 / math.log(10.0)),
+    "log1p": lambda input: apply("log", apply("add", 1.0, input)),
+    "rsqrt": lambda input: apply("div", 1.0, apply("sqrt", input)),
+    "reciprocal": lambda input: apply("div", 1.0, input),
+    "relu": lambda input, **_: maximum(_value(input), 0),
+    "silu": lambda input, **_: _value(input) * apply("sigmoid", input),
+    "softplus": _softplus, "log_sigmoid": _log_sigmoid, "logsigmoid": _log_sigmoid,
+    "ceil": lambda input: -apply("floor", -_value(input)),
+    **dict.fromkeys(("min", "minimum", "fmin"), minimum),
+    **dict.fromkeys(("max", "maximum", "fmax"), maximum),
+    **dict.fromkeys(("clamp", "clip"), _clamp),
+    "clamp_min": lambda input, min: _clamp(input, min),
+    "clamp_max": lambda input, max: _clamp(input, None, max),
+    "where": choose, "masked_fill": _masked_fill,
+    **dict.fromkeys(("eq", "equal"), _two(operator.eq)),
+    **dict.fromkeys(("ne", "not_equal"), _two(operator.ne)),
+    **dict.fromkeys(("ge", "greater_equal"), _two(operator.ge)),
+    **dict.fromkeys(("gt", "greater"), _two(operator.gt)),
+    **dict.fromkeys(("le", "less_equal"), _two(operator.le)),
+    **dict.fromkeys(("lt", "less"), _two(operator.lt)),
+    **dict.fromkeys(("and", "rand", "bitwise_and"), _two(operator.and_)),
+    **dict.fromkeys(("or", "ror", "bitwise_or"), _two(operator.or_)),
+    **dict.fromkeys(("xor", "rxor", "bitwise_xor"), _two(operator.xor)),
+    **dict.fromkeys(("invert", "bitwise_not"), _one(operator.invert)),
+    "logical_and": _logical(operator.and_), "logical_or": _logical(operator.or_),
+    "logical_xor": _logical(operator.xor), "logical_not": _not_of,
+    **dict.fromkeys(("to", "type", "type_as", "astype"), _to),
+    "float": _caster("float32"), "double": _caster("float32"), "long": _caster("int64"),
+    "int": _caster("int64"), "bool": _caster("bool"), "half": _caster("float16"),
+    "bfloat16": _caster("bfloat16"),
+    **dict.fromkeys(("zeros_like", "new_zeros"), _filled(0)),
+    **dict.fromkeys(("ones_like", "new_ones"), _filled(1)),
+    **dict.fromkeys(("full_like", "new_full"), _filled_with),
+    **dict.fromkeys(("clone", "contiguous", "cpu", "cuda"), _same),
+    "getitem": read, "dim": lambda input: 0, "item": _same,
+}  # fmt: skip

@@ -1,0 +1,185 @@
+"""A formula of the score as C and CUDA: the logit, its slope, and what tables get of a gradient.
+
+One printer serves both languages, which differ in how the argument block is reached. Integers have
+32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from maskc.analysis.score_slopes import slope, table_slopes
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.expr import Expr
+from maskc.core.expr_text import compared
+from maskc.core.score import of_whole
+from maskc.core.widths import INT32
+from maskc.emit.c_printer import c_printer
+from maskc.emit.predicate import wrapped
+from maskc.emit.spec import EntryText, ScoreText, TableText
+
+
+_SLOT = "table"
+_FUNCTIONS = ("min", "max", "exp", "log", "tanh", "sqrt", "sigmoid", "abs", "floor", "sign", "step")
+
+
+class CPrinter(S.ScorePrinter):
+    """Prints formulas as C over q, k, head, batch and the argument block p."""
+
+    words = {"and": "&&", "or": "||", "not": "!"}
+    joint = 5
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at, self._wide = at, False
+        known = {"h": "head", "b": "batch", "n_q": f"p{at}n_q", "n_kv": f"p{at}n_kv"}
+
+        def symbol(name: str) -> str:
+            text = known.get(name, name)
+            return f"(i64){text}" if self._wide else text
+
+        def extreme(name: str, args: list[str]) -> str:
+            text = args[0]
+            for arg in args[1:]:
+                text = f"{name}_{self._type}({text}, {arg})"
+            return text
+
+        def quotient(num: str, den: int, counts: bool) -> tuple[str, int]:
+            return f"quotient_{self._type}({num}, {den})", 7
+
+        def remainder(num: str, den: int, counts: bool) -> tuple[str, int]:
+            return f"remainder_{self._type}({num}, {den})", 7
+
+        self.dialect = replace(
+            c_printer(()).dialect, symbol=symbol, extreme=extreme, floordiv=quotient, mod=remainder
+        )
+
+    @property
+    def _type(self) -> str:
+        return "i64" if self._wide else "i32"
+
+    def _print(self, node: S.Real | S.Test | Expr) -> tuple[str, int]:
+        if isinstance(node, Expr) and not self._wide and _leaves(node):
+            self._wide = True
+            try:
+                return super()._print(node)
+            finally:
+                self._wide = False
+        return super()._print(node)
+
+    def number(self, value: float) -> str:
+        text = repr(float(value))
+        return f"{text}f"
+
+    def whole(self, number: Expr) -> tuple[str, int]:
+        return f"(float)({self._own(number)})", 7
+
+    def _own(self, number: Expr) -> str:
+        """An integer of its own width, inside of one that may have another."""
+        before, self._wide = self._wide, False
+        try:
+            return self(number)
+        finally:
+            self._wide = before
+
+    def read(self, slot: str, index: tuple[Expr, ...], integer: bool) -> str:
+        kind = "entry" if integer else "read"
+        args = "".join(f", {self._own(part)}" for part in index)
+        text = f"score_{kind}_{slot.removeprefix(_SLOT)}(p{args})"
+        return f"(i64){text}" if integer and self._wide else text
+
+    def call(self, function: str, args: list[str]) -> str:
+        if function not in _FUNCTIONS:
+            raise TypeError(f"no C for {function}")
+        return f"score_{function}({', '.join(args)})"
+
+    def choice(
+        self, condition: Expr | S.Test, then: S.Real | Expr, other: S.Real | Expr, integers: bool
+    ) -> tuple[str, int]:
+        wide, self._wide = self._wide, False
+        asked = self(condition)
+        self._wide = wide
+        return f"({asked} ? {self(then)} : {self(other)})", 7
+
+    def trunc(self, value: S.Real) -> str:
+        wide, self._wide = self._wide, False
+        text = f"score_trunc({self(value)})"
+        self._wide = wide
+        return f"(i64){text}" if wide else text
+
+
+def _leaves(node: Expr) -> bool:
+    """Whether something that is computed of an integer formula may leave 32 bits."""
+    match node:
+        case E.Sum(constant, terms):
+            low = high = 0.0
+            for factor, term in sorted(terms, key=lambda pair: pair[0] < 0):
+                ends = [factor * end for end in of_whole(term)]
+                low, high = low + min(ends), high + max(ends)
+                if abs(factor) > INT32 or max(*map(abs, ends), abs(low), abs(high)) > INT32:
+                    return _known(node)
+            if max(abs(constant), abs(low + constant), abs(high + constant)) > INT32:
+                return _known(node)
+        case S.Product():
+            return max(map(abs, of_whole(node))) > INT32
+        case E.Cmp(op, lhs):
+            left, _, right = compared(op, lhs)
+            return _leaves(left) or _leaves(right)
+        case S.Pick(_, then, other):
+            return _leaves(then) or _leaves(other)
+        case S.Entry() | S.Trunc():
+            return False
+    return any(_leaves(part) for part in node.parts)
+
+
+def _known(node: E.Sum) -> bool:
+    """Whether it is a sum at all: an entry of a table alone has 32 bits."""
+    return bool(node.terms) and not (len(node.terms) == 1 and node.terms[0][0] == 1
+                                     and node.const == 0)  # fmt: skip
+
+
+def score_text(formula: S.Formula, language: str, line: int | None) -> ScoreText:
+    """The text of a formula.
+
+    Args:
+        formula: over slots called table0, table1, ...
+        language: "c" or "cuda".
+        line: where the user wrote it.
+    """
+    at, params = ("->", "const struct Attention *p") if language == "c" else (
+        ".", "const struct Attention &p"
+    )  # fmt: skip
+    printer = CPrinter(at)
+    by_score, by_table = slope(formula.logit), table_slopes(formula.logit)
+    place = "" if line is None else f"line {line}: "
+    numbers = {slot.name: number for number, slot in enumerate(formula.slots)}
+    return ScoreText(
+        tuple(wrapped(f"{place}{S.to_score_text(formula.logit)}", 90).splitlines()),
+        tuple(TableText(n, slot.rank, slot.integer) for n, slot in enumerate(formula.slots)),
+        _return(printer(formula.logit)),
+        tuple(_lines(printer, by_score.shared)),
+        _return(printer(by_score.results[0])),
+        tuple(_lines(printer, by_table.shared)),
+        tuple(
+            EntryText(
+                numbers[read.slot], tuple(printer(part) for part in read.index), printer(result)
+            )
+            for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
+        ),
+        params, at,
+    )  # fmt: skip
+
+
+def _lines(printer: CPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:
+    for number, value in enumerate(shared):
+        yield _indented(f"const float x{number} = {printer(value)};")
+
+
+def _return(text: str) -> str:
+    return _indented(f"return {text};")
+
+
+def _indented(text: str) -> str:
+    return wrapped(text, 90).replace("\n", "\n        ")

@@ -1,0 +1,220 @@
+"""The meaning of a formula of the score, in float64, with its derivatives as dual numbers.
+
+Every part of a formula has a value and its derivatives by s and by the entries of tables that it
+was made of. Indices are those of NumPy: below 0 they count from the end, a dimension of one entry
+is shared by all, and dimensions that are missing in front are, too; outside of a table lies NaN.
+Of two equal numbers min and max take half of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core import score as S
+
+Index = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What pairs read of a table, and the derivatives of their logits by that."""
+
+    name: str
+    index: Index
+    """int64 [pairs] along every dimension of the table."""
+    slope: np.ndarray
+    """float64 [pairs]."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits of some pairs."""
+
+    value: np.ndarray
+    slope: np.ndarray
+    """d value / d s."""
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class _Dual:
+    value: np.ndarray
+    by: Mapping[object, np.ndarray]
+    """Derivatives: by "s", or by the number of what was read."""
+
+
+class ScoreOf:
+    """A formula with what it reads."""
+
+    def __init__(self, inputs: S.Inputs, given: Mapping[str, object], n_q: int, n_kv: int) -> None:
+        """`given`: arrays and numbers by name; parameters have defaults."""
+        values = {**inputs.defaults, **inputs.captured, **given}
+        self._logit = inputs.formula.logit
+        self._lengths = {"n_q": n_q, "n_kv": n_kv}
+        self._names = {
+            slot.name: name for slot, name in zip(inputs.formula.slots, inputs.names, strict=True)
+        }
+        self._tables = {}
+        for slot, name in self._names.items():
+            table = values[name]
+            table = table.detach().cpu() if hasattr(table, "detach") else table
+            kind = np.int64 if _integer(inputs, slot) else np.float64
+            self._tables[slot] = np.asarray(table).astype(kind)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a table, by its name."""
+        return next(self._tables[slot].shape for slot, own in self._names.items() if own == name)
+
+    def __call__(self, s: np.ndarray, q: object, k: object, h: int, b: int) -> Logits:
+        """The logits of pairs: s float64 [pairs]; q and k as many, or one for all."""
+        found = _Evaluation(self._tables, {**self._lengths, "q": q, "k": k, "h": h, "b": b}, s)
+        dual = found.real(self._logit)
+        value = np.broadcast_to(dual.value, s.shape)
+        slope = np.broadcast_to(dual.by.get("s", 0.0), s.shape)
+        shares = tuple(
+            Share(self._names[slot], index, np.broadcast_to(dual.by[number], s.shape))
+            for number, (slot, index) in enumerate(found.read)
+            if number in dual.by
+        )
+        return Logits(value, slope, shares)
+
+
+def _integer(inputs: S.Inputs, name: str) -> bool:
+    return next(slot.integer for slot in inputs.formula.slots if slot.name == name)
+
+
+class _Evaluation:
+    def __init__(
+        self, tables: Mapping[str, np.ndarray], places: Mapping[str, object], s: np.ndarray
+    ) -> None:
+        self._tables, self._places, self._s = tables, places, s
+        self.read: list[tuple[str, Index]] = []
+
+    # -------------------------------------------------------------- integers and conditions
+
+    def whole(self, node: E.Expr) -> np.ndarray:
+        match node:
+            case E.Sum(constant, terms):
+                return sum((c * self.whole(t) for c, t in terms), np.int64(constant))
+            case E.Sym(name):
+                return np.asarray(self._places[name], np.int64)
+            case E.FloorDiv(num, den):
+                return self.whole(num) // den
+            case E.Mod(num, den):
+                return self.whole(num) % den
+            case E.Min(args):
+                return np.minimum.reduce(np.broadcast_arrays(*map(self.whole, args)))
+            case E.Max(args):
+                return np.maximum.reduce(np.broadcast_arrays(*map(self.whole, args)))
+            case S.Trunc(value):
+                return np.trunc(np.nan_to_num(self.real(value).value, nan=0, posinf=2**31 - 1,
+                                              neginf=-(2**31))).astype(np.int64)  # fmt: skip
+            case S.Pick(condition, then, other):
+                return np.where(self.test(condition), self.whole(then), self.whole(other))
+            case S.Product(left, right):
+                return self.whole(left) * self.whole(right)
+            case S.Entry(slot, index):
+                return self._entry(slot, index)[0].astype(np.int64)
+        raise TypeError(f"no meaning for {node!r}")
+
+    def test(self, node: E.Expr | S.Test) -> np.ndarray:
+        match node:
+            case E.Truth(value):
+                return np.asarray(value)
+            case E.Cmp(op, lhs):
+                left = self.whole(lhs)
+                return {">=": left >= 0, "==": left == 0, "!=": left != 0}[op]
+            case E.Member(value, ranges, inside):
+                x = self.whole(value)
+                return np.any([(low <= x) & (x <= high) for low, high in ranges], axis=0) == inside
+            case E.All(terms):
+                return np.logical_and.reduce(np.broadcast_arrays(*map(self.test, terms)))
+            case E.Any(terms):
+                return np.logical_or.reduce(np.broadcast_arrays(*map(self.test, terms)))
+            case S.Less(left, right):
+                return self.real(left).value < self.real(right).value
+            case S.Logic("not", (part,)):
+                return ~self.test(part)
+            case S.Logic(word, (one, two)):
+                join = np.logical_and if word == "and" else np.logical_or
+                return join(self.test(one), self.test(two))
+        raise TypeError(f"no meaning for {node!r}")
+
+    def _entry(self, slot: str, index: tuple[E.Expr, ...]) -> tuple[np.ndarray, Index]:
+        table = self._tables[slot]
+        if not index:
+            flat = table.reshape(-1)[0]
+            return np.asarray(flat), tuple(np.zeros(1, np.int64) for _ in table.shape)
+        own = index[len(index) - table.ndim :]
+        places, outside = [], np.zeros(self._s.shape, bool)
+        for part, size in zip(own, table.shape, strict=True):
+            place = np.broadcast_to(self.whole(part), self._s.shape)
+            place = np.where(place < 0, place + size, place) if size > 1 else 0 * place
+            outside |= (place < 0) | (place >= size)
+            places.append(place)
+        safe = tuple(np.where(outside, 0, place) for place in places)
+        beyond = np.nan if table.dtype == np.float64 else -(2**31)
+        return np.where(outside, beyond, table[safe]), safe
+
+    # -------------------------------------------------------------- real numbers
+
+    def real(self, node: S.Real) -> _Dual:
+        match node:
+            case S.Score():
+                return _Dual(self._s, {"s": np.ones_like(self._s)})
+            case S.Number(value):
+                return _Dual(np.float64(value), {})
+            case S.Whole(number):
+                return _Dual(self.whole(number).astype(np.float64), {})
+            case S.Read(slot, index):
+                value, places = self._entry(slot, index)
+                self.read.append((slot, tuple(np.broadcast_to(p, self._s.shape) for p in places)))
+                return _Dual(value, {len(self.read) - 1: np.ones_like(self._s)})
+            case S.Choice(condition, then, other):
+                asked, one, two = self.test(condition), self.real(then), self.real(other)
+                keys = dict.fromkeys((*one.by, *two.by))
+                by = {x: np.where(asked, one.by.get(x, 0.0), two.by.get(x, 0.0)) for x in keys}
+                return _Dual(np.where(asked, one.value, two.value), by)
+            case S.Call(function, args):
+                return _combined(function, list(map(self.real, args)))
+        raise TypeError(f"no meaning for {node!r}")
+
+
+def _half_step(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, 1.0, np.where(x < 0, 0.0, 0.5))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+_VALUES: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum,
+    "max": np.maximum, "neg": np.negative, "abs": np.abs, "exp": np.exp, "log": np.log,
+    "tanh": np.tanh, "sqrt": np.sqrt, "sigmoid": _sigmoid, "floor": np.floor, "sign": np.sign,
+}  # fmt: skip
+_SLOPES: dict[str, Callable[..., tuple[object, ...]]] = {
+    "add": lambda x, y: (1.0, 1.0), "sub": lambda x, y: (1.0, -1.0), "mul": lambda x, y: (y, x),
+    "div": lambda x, y: (1 / y, -x / y**2),
+    "min": lambda x, y: (_half_step(y - x), _half_step(x - y)),
+    "max": lambda x, y: (_half_step(x - y), _half_step(y - x)),
+    "neg": lambda x: (-1.0,), "abs": lambda x: (np.sign(x),), "exp": lambda x: (np.exp(x),),
+    "log": lambda x: (1 / x,), "tanh": lambda x: (1 - np.tanh(x) ** 2,),
+    "sqrt": lambda x: (0.5 / np.sqrt(x),),
+    "sigmoid": lambda x: (_sigmoid(x) * (1 - _sigmoid(x)),),
+    "floor": lambda x: (0.0,), "sign": lambda x: (0.0,),
+}  # fmt: skip
+
+
+@np.errstate(all="ignore")
+def _combined(function: str, args: list[_Dual]) -> _Dual:
+    values = [arg.value for arg in args]
+    by: dict[object, np.ndarray] = {}
+    for arg, slope in zip(args, _SLOPES[function](*values), strict=True):
+        for key, inner in arg.by.items():
+            by[key] = by.get(key, 0.0) + slope * inner
+    return _Dual(_VALUES[function](*values), by)

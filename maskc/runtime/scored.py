@@ -1,0 +1,438 @@
+"""A compiled mask with a formula of the score: its tables and parameters join every call.
+
+Kernels read them from a block that lies behind `struct Attention`. Plans do not depend on it: a
+call takes the plan of its mask, and fills the block from what it was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
+from typing import Any, NamedTuple
+
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.abi import SCORE, Pointers
+from maskc.core.bundle import Bundle
+from maskc.core.captured import Held
+from maskc.core.errors import (
+    BadOption,
+    BadShape,
+    DataMissing,
+    DataUnknown,
+    MixedLibraries,
+    ScoreIndex,
+    ScoreOption,
+    ScoreTable,
+    WrongDevice,
+)
+from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
+from maskc.core.tensors import Array, Device, Output, contiguous, singles
+from maskc.dispatch.options import CallOptions
+from maskc.runtime.arrays.find import library
+from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
+from maskc.runtime.autograd import kind_of
+from maskc.runtime.compiled import CompiledMask
+from maskc.runtime.launch.prepared import Runnable, Sent
+
+_NOTHING: Mapping[str, Any] = {}
+_SHARED = (1 << 31) - 1
+"""The size of a dimension that has one entry for all."""
+_SUM_WORDS = 10
+"""Of 64 bits that the exact sum of an entry takes, see templates/common/lib/score_numbers.h."""
+_SUMS_ANYWAY = 1 << 20
+"""Entries of a gradient up to which CPUs always sum exactly, as their results have the same bits on
+every run."""
+_MOST_CHECKED = 256
+"""Calls whose indices were found to stay inside of their tables."""
+
+
+class Table(NamedTuple):
+    """What a call gives for a slot."""
+
+    owner: Any
+    """Keeps the memory alive."""
+    lib: Library | None
+    """None: a plain number."""
+    view: Array | None
+    number: float | int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient:
+    """What a backward pass adds a table's gradient to."""
+
+    made: Any
+    pointer: int
+    sums: tuple[Any, int]
+    entries: int
+
+
+class _Given(dict[str, Any]):
+    """The keywords of the mask, and the block of the formula."""
+
+    block: bytes = b""
+
+
+class _ScoredLaunch:
+    """A plan with the block of one call."""
+
+    __slots__ = ("_block", "_plan", "kernel", "outputs")
+
+    def __init__(self, plan: Runnable, block: bytes) -> None:
+        self._plan, self._block = plan, block
+        self.kernel, self.outputs = plan.kernel, plan.outputs
+
+    def place(self, lib: Library, q: Any) -> tuple[Any, int]:
+        """As of the plan."""
+        sent, stream = self._plan.place(lib, q)
+        if isinstance(sent, Sent):
+            sent = replace(sent, template=sent.template + self._block, free={})
+        return sent, stream
+
+    def run(
+        self, plan: Any, sent: Any, pointers: Pointers, scale: float | None, softcap: float | None,
+        stream: int,
+    ) -> None:  # fmt: skip
+        """As of the plan."""
+        self._plan.run(self._plan, sent, pointers, scale, softcap, stream)
+
+
+class ScoredMask(CompiledMask):
+    """A CompiledMask whose softmax sees a formula of the score, see `mc.score`.
+
+    Calls take the formula's tables and parameters by name, beside the data of the mask: arrays on
+    the device of q, of any floating dtype (kernels compute in fp32), and numbers. A dimension of
+    one entry is shared by all, and missing ones in front are, too. Torch tensors that require grad
+    get their gradient; `backward` returns those of all arrays that a call gives.
+    """
+
+    inputs: Inputs
+
+    def __init__(
+        self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
+        *, held: Held | None = None, inputs: Inputs,
+    ) -> None:  # fmt: skip
+        """As of CompiledMask; `inputs` are the formula's."""
+        super().__init__(bundle, target, report, in_parts=False, held=held)
+        self.inputs = inputs
+        self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
+        self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
+        self._reads = _indices(inputs.formula)
+        self._checked: set[object] = set()
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Tables and parameters that may require grad."""
+        return tuple(name for name, slot in self._slots.items() if not slot.integer)
+
+    # -------------------------------------------------------------- calls
+
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """softmax(formula(scale * q k^T), restricted to the mask) v.
+
+        Args:
+            q, k, v: as of CompiledMask.
+            options: as of CompiledMask, without softcap and alibi_slopes; and the tables and
+                parameters of the formula by name.
+
+        Returns:
+            As of CompiledMask.
+
+        Raises:
+            DataMissing: a table is missing (MC301).
+            DataUnknown: a keyword is neither an option nor named by mask or formula (MC302).
+            ScoreTable: a table is not what the formula reads (MC416).
+            ScoreIndex: an index leaves its table for certain (MC417).
+            ScoreOption: softcap or alibi_slopes beside a formula (MC418).
+            MaskcError: as of CompiledMask.
+        """
+        return super().__call__(q, k, v, **{**self.inputs.captured, **options})
+
+    def launch(
+        self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        data: Mapping[str, Any] = _NOTHING, into: Any = None,
+    ) -> Any:  # fmt: skip
+        """The forward pass alone; see CompiledMask."""
+        self._check_options(softcap, alibi_slopes)
+        given, tables = self._split(q, data)
+        given.block = self._block(q, k, tables, {})
+        return super().launch(
+            q, k, v, scale, return_lse, None, None, sink_logits, normalizer, alpha, nan_safe, given,
+            into,
+        )  # fmt: skip
+
+    def launch_backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float | None = None,
+        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
+        normalizer: str = "softmax", alpha: float | None = None, deterministic: bool = False,
+        nan_safe: bool = False, data: Mapping[str, Any] = _NOTHING, into: Any = None,
+        wanted: Sequence[str] | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The backward pass; see CompiledMask.
+
+        Args:
+            wanted: tables whose gradients follow the others; None: all that `data` gives as arrays.
+
+        Returns:
+            (dq, dk, dv), dsink_logits where sinks are given, then fp32 gradients in the shapes of
+            the tables, in the order in which the formula reads them.
+        """
+        self._check_options(softcap, alibi_slopes)
+        given, tables = self._split(q, data)
+        if wanted is None:
+            wanted = [name for name in self.trainable if name in data and tables[name].view]
+        made = {name: self._gradient(q, k, name, tables[name], deterministic) for name in wanted}
+        given.block = self._block(q, k, tables, made)
+        found = super().launch_backward(
+            q, k, v, out, lse, dout, scale, None, None, sink_logits, normalizer, alpha,
+            deterministic, nan_safe, given, into,
+        )  # fmt: skip
+        return (*found, *(made[name].made for name in wanted))
+
+    def differentiated(
+        self, wanted: Sequence[str], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
+        **options: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """`backward` with the gradients of these tables alone."""
+        names = (
+            "scale", "softcap", "alibi_slopes", "sink_logits", "normalizer", "alpha",
+            "deterministic", "nan_safe",
+        )  # fmt: skip
+        own = {name: options.pop(name) for name in names if name in options}
+        return self.launch_backward(q, k, v, out, lse, dout, **own, data=options, wanted=wanted)
+
+    def _begin(
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:
+        plan, lib, places = super()._begin(options, given, data, listed)
+        block = data.block if isinstance(data, _Given) else b""
+        if isinstance(plan, _ScoredLaunch) or not block:
+            return plan, lib, places
+        return _ScoredLaunch(plan, block), lib, places
+
+    def _check_options(self, softcap: Any, slopes: Any) -> None:
+        if softcap is not None:
+            raise ScoreOption("softcap=", "cap * tanh(s / cap)", at="softcap")
+        if slopes is not None:
+            raise ScoreOption("alibi_slopes=", "s - slopes[h] * abs(q - k)", at="alibi_slopes")
+
+    # -------------------------------------------------------------- what a call gives
+
+    def _split(self, q: Any, data: Mapping[str, Any]) -> tuple[_Given, dict[str, Table]]:
+        """The keywords of the mask, and the tables by the names of slots."""
+        given = _Given({name: x for name, x in data.items() if name not in self._slots})
+        for name in given:
+            if name not in self._own and not self._needs_data:
+                known = ", ".join([*self._slots, *sorted(self._own)]) or "none"
+                raise DataUnknown(name, known, "check the spelling", at=name)
+        for name in self._slots:
+            if name in self._own and name in data:  # the mask reads it, too
+                given[name] = data[name]
+        values = {**self.inputs.defaults, **self.inputs.captured, **data}
+        tables = {}
+        for name, slot in self._slots.items():
+            if name not in values:
+                raise DataMissing(name, f"the formula of the score reads {self.inputs.text}", at=name)
+            tables[name] = self._table(q, name, slot, values[name])
+        return given, tables
+
+    def _table(self, q: Any, name: str, slot: Slot, x: Any) -> Table:
+        if slot.rank == 0 and isinstance(x, (int, float, Real)) and not hasattr(x, "data_ptr"):
+            return Table(x, None, None, _number(name, slot, x))
+        found = library(_converted(x, slot.integer), name)
+        lib = LIBRARIES[type(found)]
+        if getattr(x, "requires_grad", False) and type(found) is not type(q):
+            raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
+        view = lib.view(found, name)
+        wanted = "int32" if slot.integer else "float32"
+        text = self.inputs.text
+        if view.dtype != wanted:
+            raise ScoreTable(name, f"of {view.dtype}", wanted, text, at=name)
+        if slot.rank == 0 and math.prod(view.shape) != 1:
+            raise ScoreTable(name, f"of shape {view.shape}", "a single number", text, at=name)
+        if len(view.shape) > slot.rank and slot.rank:
+            expected = f"at most {slot.rank} dimensions"
+            raise ScoreTable(name, f"of shape {view.shape}", expected, text, at=name)
+        if 0 in view.shape:
+            raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
+        here = _device(q)
+        if view.device != here:
+            raise WrongDevice(name, _shown(view.device), "q", _shown(here), at=name)
+        return Table(found, lib, view)
+
+    def _extents(self, q: Any, k: Any) -> dict[str, int]:
+        """Queries, keys, heads and sequences of a call."""
+        of_q, of_k = (tuple(getattr(x, "shape", ())) for x in (q, k))
+        for name, shape in (("q", of_q), ("k", of_k)):
+            if len(shape) != 4:
+                raise BadShape(name, shape, "four dimensions", at=name)
+        n_q, n_kv = int(of_q[2]), int(of_k[2])
+        return {
+            "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv
+        }  # fmt: skip
+
+    def _gradient(
+        self, q: Any, k: Any, name: str, table: Table, deterministic: bool
+    ) -> _Gradient:
+        """Cleared memory for the gradient of a table."""
+        if table.view is None:
+            raise BadOption(name, "an array, for its gradient", "a number", at=name)
+        known = library(q, "q")
+        lib, shape = LIBRARIES[type(known)], table.view.shape
+        entries = math.prod(shape)
+        made, pointer = zeros(lib, known, Output(shape, single=True))
+        exactly = deterministic or (self.target.language == "c" and entries <= _SUMS_ANYWAY)
+        sums: tuple[Any, int] = (None, 0)
+        if exactly and not self._alone(name, shape, self._extents(q, k)):
+            sums = zeros(lib, known, singles(2 * _SUM_WORDS * entries))
+        return _Gradient(made, pointer, sums, entries)
+
+    def _alone(self, name: str, shape: tuple[int, ...], extents: Mapping[str, int]) -> bool:
+        """Whether no two pairs add to the same entry: every index that a call has several of is one
+        of a dimension by itself, and the table is read once."""
+        slot = self._slots[name]
+        found = [index for read, index in self._reads if read == slot.name]
+        if len(found) != 1:
+            return False
+        sizes = (1,) * (slot.rank - len(shape)) + shape
+        bare = {each for each, size in zip(found[0], sizes, strict=True) if size > 1}
+        return all(extents[sym.name] <= 1 or sym in bare for sym in (E.Q, E.K, E.H, S.B))
+
+    # -------------------------------------------------------------- the block
+
+    def _block(
+        self, q: Any, k: Any, tables: Mapping[str, Table], gradients: Mapping[str, _Gradient]
+    ) -> bytes:
+        block = SCORE()
+        shapes = []
+        for number, (name, slot) in enumerate(self._slots.items()):
+            view = tables[name].view
+            if view is None:
+                given = tables[name].number
+                block.score_number[number] = 0.0 if slot.integer else given
+                block.score_integer[number] = int(given) if slot.integer else 0
+                shapes.append(())
+                continue
+            block.score_table[number] = view.pointer
+            missing = (1,) * (slot.rank - len(view.shape))
+            shape = missing + view.shape if slot.rank else ()
+            steps = (0,) * len(missing) + view.strides
+            own = (0,) * len(missing) + contiguous(view.shape)
+            for axis, size in enumerate(shape):
+                place = MAX_RANK * number + axis
+                block.score_size[place] = _SHARED if size == 1 else size
+                block.score_step[place] = 0 if size == 1 else steps[axis]
+                block.score_gradient_step[place] = 0 if size == 1 else own[axis]
+            shapes.append(shape)
+            gradient = gradients.get(name)
+            if gradient is not None:
+                block.score_gradient[number] = gradient.pointer
+                block.score_sums[number] = gradient.sums[1]
+                block.score_entries[number] = gradient.entries
+        self._check_indices(self._extents(q, k), tuple(shapes))
+        return bytes(block)
+
+    def _check_indices(
+        self, extents: Mapping[str, int], shapes: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Refuse indices that leave their table whatever the mask keeps: those of q, k, h or b
+        alone, of which every call has all.
+
+        Raises:
+            ScoreIndex.
+        """
+        key = (tuple(extents.values()), shapes)
+        if key in self._checked:
+            return
+        numbers = {slot.name: n for n, slot in enumerate(self.inputs.formula.slots)}
+        names = dict(zip(numbers, self.inputs.names, strict=True))
+        if all(extents[each] for each in "qkhb"):
+            for slot, index in self._reads:
+                for axis, each in enumerate(index):
+                    size = shapes[numbers[slot]][axis]
+                    if size == 1 or len(_symbols(each)) > 1:
+                        continue
+                    low, high = of_whole(each, extents)
+                    if math.isfinite(high) and not -size <= low <= high < size:
+                        text = S.to_score_text(each)
+                        reach = f"{low:.0f} to {high:.0f}"
+                        raise ScoreIndex(names[slot], size, axis, text, reach, at=names[slot])
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        self._checked.add(key)
+
+    # -------------------------------------------------------------- copies
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """As of CompiledMask, with the formula's names and arrays."""
+        return _restored, (super().__reduce__(), self.inputs)
+
+
+def _restored(kept: tuple[Callable[..., CompiledMask], tuple[Any, ...]], inputs: Inputs) -> Any:
+    make, args = kept
+    plain = make(*args)
+    return ScoredMask(
+        plain.bundle, plain.target.name, plain._report, held=plain.held, inputs=inputs
+    )  # fmt: skip
+
+
+def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:
+    """Every entry that a formula reads: slot and index, each once."""
+    found = (each for each in S.walk(formula.logit) if isinstance(each, (S.Read, S.Entry)))
+    return tuple((each.slot, each.index) for each in dict.fromkeys(found) if each.index)
+
+
+def _symbols(index: E.Expr) -> set[object]:
+    """What an index depends on, lengths aside."""
+    own = (E.Sym, S.Entry, S.Score, S.Read)
+    return {
+        each for each in S.walk(index)
+        if isinstance(each, own) and each not in (E.N_Q, E.N_KV)
+    }  # fmt: skip
+
+
+def _number(name: str, slot: Slot, x: Any) -> float | int:
+    if slot.integer:
+        try:
+            found = operator.index(x)
+        except TypeError:
+            raise BadOption(name, "an integer", repr(x), at=name) from None
+        if abs(found) > _SHARED:
+            raise BadOption(name, "an integer of 32 bits", repr(x), at=name)
+        return found
+    if not math.isfinite(x) or not math.isfinite(ctypes.c_float(float(x)).value):
+        raise BadOption(name, "a finite number", repr(x), at=name)
+    return float(x)
+
+
+def _converted(x: Any, integer: bool) -> Any:
+    """The array in the dtype that kernels read; itself where it has that."""
+    name = str(getattr(x, "dtype", "")).rpartition(".")[2]
+    wanted = "int32" if integer else "float32"
+    fits = name.startswith(("int", "uint", "bool")) if integer else name.startswith(("float", "bfl"))
+    if name == wanted or not fits:
+        return x
+    if hasattr(x, "astype"):
+        return x.astype(wanted)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.detach().to(getattr(torch, wanted))
+    return x
+
+
+def _device(q: Any) -> Device:
+    known = library(q, "q")
+    return LIBRARIES[type(known)].view(known, "q").device
+
+
+def _shown(device: Device) -> str:
+    return device[0] if device[0] == "cpu" else f"{device[0]}:{device[1]}"

@@ -1,0 +1,286 @@
+"""Formulas of the score: what is traced, what it means, and what the CPU's kernels make of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core.errors import (
+    ArgumentOrder,
+    DataMissing,
+    DataUnknown,
+    NotAScore,
+    ScoreDerivative,
+    ScoreHidesPairs,
+    ScoreIndex,
+    ScoreNotTraceable,
+    ScoreOption,
+    ScoreTable,
+)
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
+from tests.support.scores import FORMULAS, arrays, close, random_formulas
+
+CAUSAL = mc.causal()
+
+
+def both_passes(score, data, *, mask=CAUSAL, n_q=70, n_kv=70, heads=2, kv_heads=1, batch=2, seed=0,
+                dim=16, **options):  # fmt: skip
+    """Both passes in fp32 on the CPU against the reference in fp64."""
+    rng = np.random.default_rng(seed)
+    q, dout = (rng.normal(size=(batch, heads, n_q, dim)).astype(np.float32) for _ in range(2))
+    k, v = (rng.normal(size=(batch, kv_heads, n_kv, dim)).astype(np.float32) for _ in range(2))
+    attn = mask.compile(dim, dtype="float32", target="cpu", score=score)
+    out, lse = attn(q, k, v, return_lse=True, **data, **options)
+    wanted = dict(options)
+    if "normalizer" in wanted:
+        wanted = {"alpha": 1.5}
+    live = mask.dense(n_q, n_kv) if score.mask is None else (mask & score.mask).dense(n_q, n_kv)
+    made = ScoreOf(score.inputs, data, n_q, n_kv)
+    right, right_lse = attention(q, k, v, live, score=made, **wanted)
+    close(out, right)
+    close(lse, right_lse)
+    exact = gradients(q, k, v, live, dout, score=made, **wanted)
+    found = attn.backward(q, k, v, out, lse, dout, **data, **options)
+    names = ["dq", "dk", "dv", *(["dsink"] if "sink_logits" in options else [])]
+    own = [f"d {name}" for name in attn.trainable if isinstance(data.get(name), np.ndarray)]
+    for name, gradient in zip([*names, *own], found, strict=True):
+        close(gradient, exact.get(name, 0 * gradient), name)
+    return attn
+
+
+# ------------------------------------------------------------------ what it computes
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas(name):
+    score, data = FORMULAS[name](70, 70, 2, 2)
+    both_passes(score, data)
+
+
+def test_queries_and_keys_apart():
+    for n_q, n_kv in ((1, 90), (90, 33), (65, 128)):
+        score, data = FORMULAS["relative table"](n_q, n_kv, 4, 2)
+        both_passes(score, data, mask=mc.full(), n_q=n_q, n_kv=n_kv, heads=4, kv_heads=2)
+
+
+def test_sinks_and_entmax():
+    score, data = FORMULAS["relative table"](70, 70, 2, 2)
+    both_passes(score, data, sink_logits=np.array([0.5, -1.0], np.float32))
+    both_passes(score, data, normalizer="entmax")
+
+
+def test_parts_and_data():
+    """A mask that runs in parts runs whole with a formula, which speaks of the user's q and k."""
+    score, data = FORMULAS["relative table"](160, 160, 2, 2)
+    mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
+    both_passes(score, data, mask=mask, n_q=160, n_kv=160)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random_formulas(), st.integers(0, 999))
+def test_random_formulas_differentiate(formula, seed):
+    """The reference's dual numbers against finite differences, and sympy's slopes as printed."""
+    function, tables = formula
+    score = mc.score(function)
+    data = arrays(tables, 12, 12, 2, 2, seed)
+    made = ScoreOf(score.inputs, data, 12, 12)
+    rng = np.random.default_rng(seed)
+    s, q, k = rng.normal(size=40), rng.integers(0, 12, 40), rng.integers(0, 12, 40)
+    step = 1e-6
+    slope = (made(s + step, q, k, 1, 1).value - made(s - step, q, k, 1, 1).value) / (2 * step)
+    here = made(s, q, k, 1, 1)
+    kinks = np.abs(made(s + step, q, k, 1, 1).slope - made(s - step, q, k, 1, 1).slope) > 1e-3
+    np.testing.assert_allclose(np.where(kinks, 0, here.slope), np.where(kinks, 0, slope), atol=1e-4,
+                               rtol=1e-4)  # fmt: skip
+
+
+def test_collisions_and_the_same_bits():
+    """Thousands of pairs share eight entries; any number of threads gives the same bits."""
+    score, data = FORMULAS["buckets"](200, 200, 2, 2)
+    both_passes(score, data, n_q=200, n_kv=200)
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.normal(size=(2, 2, 200, 16)).astype(np.float32) for _ in range(4))
+    attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
+    out, lse = attn(q, k, v, return_lse=True, **data)
+    runs = [attn.backward(q, k, v, out, lse, dout, **data) for _ in range(3)]
+    for again in runs[1:]:
+        assert all((a == b).all() for a, b in zip(runs[0], again, strict=True))
+
+
+def test_lengths_zero():
+    score, data = FORMULAS["relative table"](8, 8, 2, 2)
+    attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
+    q, k = np.zeros((1, 2, 0, 16), np.float32), np.zeros((1, 2, 5, 16), np.float32)
+    assert attn(q, k, k, **data).shape == q.shape
+    out, lse = attn(k, q, q, return_lse=True, **data)
+    assert not out.any()
+    *_, dbias = attn.backward(k, q, q, out, lse, k, **data)
+    assert dbias.shape == data["bias"].shape
+    assert not dbias.any()
+
+
+# ------------------------------------------------------------------ tables
+
+
+def test_tables_of_other_dtypes_and_strides():
+    n = 40
+    score = mc.score(lambda s, q, k, h: s + mc.table("bias")[h, q - k])
+    attn = mc.full().compile(16, dtype="float32", target="cpu", score=score)
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.normal(size=(1, 2, n, 16)).astype(np.float32) for _ in range(3))
+    bias = rng.normal(size=(2 * n, 2))
+    usual = attn(q, k, v, bias=np.ascontiguousarray(bias.T).astype(np.float32))
+    assert (attn(q, k, v, bias=bias.T) == usual).all()
+    assert (attn(q, k, v, bias=bias.astype(np.float32).T) == usual).all()
+
+
+def test_broadcasting():
+    """A dimension of one entry is shared, and so are those that are missing in front."""
+    n = 33
+    score = mc.score(lambda s, q, k, h, b: s + mc.table("bias")[b, h, q, k])
+    rng = np.random.default_rng(2)
+    for shape in ((2, 2, n, n), (1, 2, n, n), (2, 1, 1, n), (n, n), (2, n, 1), (1, 1, 1, 1)):
+        data = {"bias": rng.normal(size=shape).astype(np.float32)}
+        both_passes(score, data, n_q=n, n_kv=n)
+
+
+def test_an_index_outside_is_not_a_number():
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[q - k])
+    attn = mc.full().compile(16, dtype="float32", target="cpu", score=score)
+    causal = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
+    x = np.ones((1, 1, 20, 16), np.float32)
+    bias = np.zeros(15, np.float32)
+    out = attn(x, x, x, bias=bias)
+    assert np.isnan(out).any()
+    inside = mc.window(14).compile(16, dtype="float32", target="cpu", score=score)
+    assert np.isfinite(inside(x, x, x, bias=bias)).all()  # hidden pairs do not count
+    assert np.isnan(causal(x, x, x, bias=bias)[0, 0, 15:]).all()
+
+
+def test_parameters():
+    score = mc.score(lambda s, q, k: s - mc.param("decay", 0.25) * abs(q - k))
+    attn = both_passes(score, {})
+    x = np.random.default_rng(3).normal(size=(1, 1, 30, 16)).astype(np.float32)
+    assert (attn(x, x, x) == attn(x, x, x, decay=0.25)).all()
+    assert (attn(x, x, x) != attn(x, x, x, decay=0.5)).any()
+    both_passes(score, {"decay": np.array(0.4, np.float32)})
+
+
+def test_integer_tables_and_parameters():
+    """Tables of integers choose entries of others; integer parameters move them."""
+    relative = np.random.default_rng(4).integers(0, 9, (70, 70))
+    score = mc.score(
+        lambda s, q, k, h: s + mc.table("bias")[h, (relative[q, k] + mc.param("shift", 0)) % 9]
+    )
+    data = {"bias": np.random.default_rng(5).normal(size=(2, 9)).astype(np.float32)}
+    both_passes(score, data)
+    both_passes(score, {**data, "shift": 3})
+
+
+# ------------------------------------------------------------------ what is said
+
+
+def test_text():
+    bias = mc.table("bias")
+    score = mc.score(lambda s, q, k, h: 30 * np.tanh(s / 30) + bias[h, q - k])
+    assert repr(score) == "score(30 * tanh(s / 30) + bias[h, q - k])"
+    attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
+    assert "30 * tanh(s / 30) + table0[h, q - k]" in attn.unit.text
+    assert "bias" not in attn.unit.text
+    assert "30 * tanh(s / 30) + table0[h, q - k]" in attn.explain()
+
+
+def test_equal_formulas_share_their_kernel():
+    one = mc.score(lambda s, q, k: s + mc.table("a")[q - k])
+    two = mc.score(lambda s, q, k: s + mc.table("c")[q - k])
+    assert one.formula == two.formula
+    texts = {CAUSAL.compile(16, target="cpu", score=x).unit.digest for x in (one, two)}
+    assert len(texts) == 1
+
+
+def test_a_mask_without_a_formula_stays_as_it_was():
+    assert "score_logit" not in CAUSAL.compile(16, target="cpu").unit.text
+
+
+def test_hidden_pairs_become_a_mask():
+    with pytest.warns(mc.ScoreMaskWarning, match="k <= q"):
+        score = mc.score(lambda s, q, k: np.where(k <= q, s * 0.5, -np.inf))
+    assert score.mask.equals(mc.causal(align="start"))
+    with pytest.warns(mc.ScoreMaskWarning):
+        added = mc.score(lambda s, q, k: s * 0.5 + np.where(q < k, -np.inf, 0.0))
+    assert added.formula == mc.score(lambda s: s * 0.5 + 0.0).formula or added.mask is not None
+    both_passes(score, {}, mask=mc.full())
+    with pytest.raises(ScoreHidesPairs, match="-inf"):
+        mc.score(lambda s, q, k: np.maximum(s, np.where(k <= q, 0.0, -np.inf)))
+    with pytest.raises(ScoreHidesPairs, match="all but"):
+        mc.score(lambda s: np.where(s > 0, s, -np.inf))
+
+
+REFUSED = {
+    "a branch": (lambda s: s if s > 0 else 0 * s, ScoreNotTraceable),
+    "log": (lambda s: np.log(s), ScoreDerivative),
+    "a root": (lambda s: np.sqrt(abs(s)), ScoreDerivative),
+    "a quotient": (lambda s: 1 / s, ScoreDerivative),
+    "no number": (lambda s: "s", ScoreNotTraceable),
+    "float()": (lambda s: float(s), ScoreNotTraceable),
+    "a sum": (lambda s: np.sum(s), ScoreNotTraceable),
+    "names": (lambda s, k, q: s, ArgumentOrder),
+    "too many": (lambda s, q, k, h, b, x: s, ScoreNotTraceable),
+    "ranks": (lambda s, q, k: s + mc.table("t")[q] + mc.table("t")[q, k], ScoreNotTraceable),
+    "a power": (lambda s, q: s**q, ScoreNotTraceable),
+    "an error": (lambda s: s + {}["x"], ScoreNotTraceable),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    function, kind = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        mc.score(function)
+    assert "test_scores.py" in str(caught.value)
+
+
+SMOOTH = (
+    lambda s: np.log(1 + np.exp(s)), lambda s: np.sqrt(s * s + 1e-3), lambda s: s / (1 + abs(s)),
+    lambda s: np.log(np.maximum(s, 1e-3)), lambda s: 1 / (2 + np.tanh(s)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SMOOTH)
+def test_smooth_ones_are_not(function):
+    both_passes(mc.score(function), {})
+
+
+def test_calls_that_are_refused():
+    score = mc.score(lambda s, q, k, h: s + mc.table("bias")[h, q])
+    attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
+    x = np.ones((1, 2, 20, 16), np.float32)
+    right = np.zeros((2, 20), np.float32)
+    attn(x, x, x, bias=right)
+    for kind, options in (
+        (DataMissing, {}),
+        (DataUnknown, {"bias": right, "other": right}),
+        (ScoreTable, {"bias": np.zeros((1, 2, 20), np.float32)}),
+        (ScoreTable, {"bias": np.zeros((2, 20), np.int32)}),
+        (ScoreIndex, {"bias": np.zeros((2, 19), np.float32)}),
+        (ScoreOption, {"bias": right, "softcap": 2.0}),
+        (ScoreOption, {"bias": right, "alibi_slopes": np.ones(2, np.float32)}),
+    ):
+        with pytest.raises(kind):
+            attn(x, x, x, **options)
+    with pytest.raises(NotAScore):
+        CAUSAL.compile(16, target="cpu", score=lambda s: s)
+
+
+def test_pickles_and_copies():
+    score, data = FORMULAS["relative table"](20, 20, 2, 1)
+    attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
+    x = np.random.default_rng(6).normal(size=(1, 2, 20, 16)).astype(np.float32)
+    again = pickle.loads(pickle.dumps(attn))
+    assert (again(x, x, x, **data) == attn(x, x, x, **data)).all()
