@@ -54,7 +54,9 @@ ALLOWED: dict[str, set[str]] = {
         "integrations", "transformers", "api", "driver",
     },
     "patterns": {"dsl"},
-    "evaluate": {"dsl", "ir", "runtime", "integrations", "transformers", "api", "driver", "verify"},
+    "evaluate": {
+        "dsl", "reference", "ir", "runtime", "integrations", "transformers", "api", "driver",
+    },
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["report"] = ALLOWED["viz"] | {"viz", "verify", "evaluate"}
@@ -74,6 +76,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     ),
     "transformers": ({"transformers", "distributed", "evaluate"}, False),
     "scipy": ({"evaluate"}, False),
+    "sklearn": ({"evaluate"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),

@@ -32,3 +32,6 @@ from maskc.evaluate.tensors import Tensors as Tensors
 from maskc.evaluate.tensors import capture as capture
 from maskc.evaluate.tensors import read_npz as read_npz
 from maskc.evaluate.tensors import tensors as tensors
+from maskc.evaluate.training import Recipe as Recipe
+from maskc.evaluate.training import Task as Task
+from maskc.evaluate.training import train as train

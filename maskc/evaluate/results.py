@@ -105,7 +105,7 @@ class LayerLoss(Result):
 class InformationLoss(Result):
     """What a mask drops of dense attention, on given q, k and v; nothing is trained or sampled.
 
-    Intervals come from moving blocks of 64 queries, drawn inside of sequences that are drawn too.
+    Intervals come from blocks of 64 queries, drawn inside of sequences that are drawn too.
     """
 
     layers: tuple[LayerLoss, ...]
