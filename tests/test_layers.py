@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
+ALLOWED["report"] = ALLOWED["viz"] | {"viz", "verify", "evaluate"}
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
 
