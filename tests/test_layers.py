@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "build", "runtime",
     },
     "conventions": {"dsl"},
+    "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
     "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
@@ -59,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
+ALLOWED["report"] = ALLOWED["viz"] | {"viz", "verify", "evaluate"}
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
 
