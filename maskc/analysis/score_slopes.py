@@ -145,7 +145,6 @@ class _Algebra:
         """The derivative by an entry of a table, or by the score."""
         return self.logit.diff(self.score if read is None else self._symbol("r", read))
 
-
     def shared(self, found: list[Any]) -> Slopes:
         """The formulas with what they have in common taken out."""
         parts, results = sp.cse(found, symbols=sp.numbered_symbols("x"), order="canonical")
@@ -184,7 +183,9 @@ class _Algebra:
         raise TypeError(f"no formula of the score for {found!r}")
 
     def _sum(self, found: Any) -> S.Real:
-        first, *rest = sorted(found.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key()))
+        first, *rest = sorted(
+            found.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key())
+        )
         total = self.back(first)
         for term in rest:
             if term.could_extract_minus_sign():

@@ -318,7 +318,9 @@ class Value:
         return call("numpy", function, args, named)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
         return call("torch", function, args, named or {})
 
     __add__, __radd__ = _arithmetic("add", E.add)
@@ -457,11 +459,15 @@ class Rows:
         return tuple(size for size, index in sizes if index is None)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
         if getattr(function, "__name__", "") in ("__getitem__", "getitem"):
             return args[0][args[1]]
         if getattr(function, "__name__", "") in ("dot", "matmul", "sum", "inner"):
-            refuse("it sums over a row of a table", "put what is multiplied into q and k, side by side")
+            refuse(
+                "it sums over a row of a table", "put what is multiplied into q and k, side by side"
+            )
         refuse("it computes with a whole row of a table", _TABLE)
 
     def whole(self) -> NoReturn:
@@ -525,7 +531,9 @@ class Table:
     def __getitem__(self, given: Any) -> Value:
         parts = given if type(given) is tuple else (given,)
         if len(parts) > S.MAX_RANK:
-            refuse(f"it reads a table of {len(parts)} dimensions", f"at most {S.MAX_RANK} are known")
+            refuse(
+                f"it reads a table of {len(parts)} dimensions", f"at most {S.MAX_RANK} are known"
+            )
         index = tuple(whole(part, "an index") for part in parts)
         _collected().slot(self._name, len(index), self._integer)
         kind = S.Entry if self._integer else S.Read
@@ -578,7 +586,9 @@ def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> An
     known = _FUNCTIONS.get(name.strip("_"))
     if known is None:
         if name.strip("_") in ("dot", "matmul", "sum", "inner"):
-            refuse("it sums over a row of a table", "put what is multiplied into q and k, side by side")
+            refuse(
+                "it sums over a row of a table", "put what is multiplied into q and k, side by side"
+            )
         refuse(f"it uses {library}.{name}")
     try:
         return known(*args, **named)
@@ -608,7 +618,9 @@ def _real(function: str) -> Callable[..., Any]:
 
 def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
     def function(*values: Any) -> Any:
-        items = tuple(values[0]) if len(values) == 1 and type(values[0]) in (list, tuple) else values
+        items = (
+            tuple(values[0]) if len(values) == 1 and type(values[0]) in (list, tuple) else values
+        )
         if not any(map(is_traced, items)):
             return {"min": min, "max": max}[name](items)
         if all(is_whole(lift(item)) for item in items):
@@ -669,7 +681,9 @@ def _caster(name: str) -> Callable[..., Any]:
 
 
 def _filled(amount: float) -> Callable[..., Any]:
-    return lambda input, *_, dtype=None, **__: _value(amount) if dtype is None else _cast(amount, dtype)
+    return lambda input, *_, dtype=None, **__: (
+        _value(amount) if dtype is None else _cast(amount, dtype)
+    )
 
 
 def _filled_with(input: Any, *sizes: Any, dtype: Any = None, **named: Any) -> Value:

@@ -339,9 +339,9 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         schedule=plan.schedule,
         banner=_banner(plan),
         fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
-        score=None if score is None else score_text(
-            score, plan.target.language, score.loc and score.loc.line
-        ),
+        score=None
+        if score is None
+        else score_text(score, plan.target.language, score.loc and score.loc.line),
     )
 
 

@@ -191,9 +191,7 @@ def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> 
         yield replace(row, shares=_of_keys(shares, keys, row.keys)) if shares else row
 
 
-def _of_keys(
-    shares: tuple[Share, ...], keys: np.ndarray, kept: np.ndarray
-) -> tuple[Share, ...]:
+def _of_keys(shares: tuple[Share, ...], keys: np.ndarray, kept: np.ndarray) -> tuple[Share, ...]:
     """The shares of the keys that have a weight."""
     used = np.isin(keys, kept)
     return tuple(

@@ -241,7 +241,9 @@ class ScoredMask(CompiledMask):
         tables = {}
         for name, slot in self._slots.items():
             if name not in values:
-                raise DataMissing(name, f"the formula of the score reads {self.inputs.text}", at=name)
+                raise DataMissing(
+                    name, f"the formula of the score reads {self.inputs.text}", at=name
+                )
             tables[name] = self._table(q, name, slot, values[name])
         return given, tables
 
@@ -280,9 +282,7 @@ class ScoredMask(CompiledMask):
             "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv
         }  # fmt: skip
 
-    def _gradient(
-        self, q: Any, k: Any, name: str, table: Table, deterministic: bool
-    ) -> _Gradient:
+    def _gradient(self, q: Any, k: Any, name: str, table: Table, deterministic: bool) -> _Gradient:
         """Cleared memory for the gradient of a table."""
         if table.view is None:
             raise BadOption(name, "an array, for its gradient", "a number", at=name)
@@ -418,7 +418,9 @@ def _converted(x: Any, integer: bool) -> Any:
     """The array in the dtype that kernels read; itself where it has that."""
     name = str(getattr(x, "dtype", "")).rpartition(".")[2]
     wanted = "int32" if integer else "float32"
-    fits = name.startswith(("int", "uint", "bool")) if integer else name.startswith(("float", "bfl"))
+    fits = (
+        name.startswith(("int", "uint", "bool")) if integer else name.startswith(("float", "bfl"))
+    )
     if name == wanted or not fits:
         return x
     if hasattr(x, "astype"):
