@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "build", "runtime",
     },
     "conventions": {"dsl"},
+    "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
     "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
