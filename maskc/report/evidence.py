@@ -17,9 +17,9 @@ _SHOWN_LAYERS = 40
 
 def quality_blocks(found: Evaluation) -> Iterator[Block]:
     """What was looked at, what it cannot show, and each pattern beside the others."""
+    many = "1 sequence" if found.sequences == 1 else f"{found.sequences} sequences"
     yield Words(
-        f"On {found.source}: {found.sequences} sequences of {found.n:,} tokens. Shares are of the "
-        f"pairs of {found.base}."
+        f"On {found.source}: {many} of {found.n:,} tokens. Shares are of the pairs of {found.base}."
     )
     for text in found.cannot_show:
         yield Words(f"What this cannot show: {text}")
