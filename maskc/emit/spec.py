@@ -155,10 +155,10 @@ class EntryText:
     """An entry that gets a share of a gradient."""
 
     slot: int
-    index: tuple[str, ...]
-    """C expressions."""
-    slope: str
-    """d logit / d entry."""
+    place: str
+    """A declaration of C: where the entry lies."""
+    share: str
+    """Likewise: dlogit times d logit / d entry."""
 
 
 @dataclass(frozen=True, slots=True)

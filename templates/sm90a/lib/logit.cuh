@@ -1,9 +1,9 @@
-// From the score q . k of a pair to its logit, and the derivative on the way back. Here alone stands
-// what features make of scores: the soft cap bends them, then ALiBi subtracts what distance costs.
-// Kernels for Hopper ask the facts, and call what follows; they name none of these features.
+// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
+// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
+// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
 // Needs: device.cuh, unpack.cuh, Attention.
-// Gives: facts; left_scale; HeadLogit; bend, halfway and what becomes of it, Slopes; Log2Logit and
-// logit_and_slope, in the arithmetic of kernels whose unit holds the cap.
+// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
+// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
 // with what follows; nothing is computed of what is not asked for:
@@ -13,18 +13,28 @@
 //     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
 //     i32 head(int i), batch()            a query head, a sequence
 
-// A logit is more than its score times the scale. Otherwise nothing is done to scores: what reads
-// them next applies the scale.
+// Facts:
+//     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
+//                    scores, and what reads them next applies the scale.
+//     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
+//     NEEDS_WHERE    a logit depends on where its pair is.
+//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
+//                    gradient: the sum of gradients of logits times minus the distance.
+//     LONG_LOGITS    logits take so many registers that less can wait beside them.
+#if WITH_SCORE
+// A formula of the score takes the place of features; see common/gen/score.h.j2.
+#define BENT 1
+#define HAS_SLOPE 1
+#define NEEDS_WHERE 1
+#define HEAD_GRADIENT 0
+#define LONG_LOGITS 1
+#else
 #define BENT (WITH_SOFTCAP || WITH_ALIBI)
-// The derivative of a logit by scale * score is not 1 everywhere.
 #define HAS_SLOPE WITH_SOFTCAP
-// A logit depends on where its pair is.
 #define NEEDS_WHERE WITH_ALIBI
-// Heads have a number of their own, the slope of distances, and that has a gradient: the sum of
-// gradients of logits times minus the distance.
 #define HEAD_GRADIENT WITH_ALIBI
-// Logits take so many registers that less can wait beside them.
 #define LONG_LOGITS WITH_SOFTCAP
+#endif
 
 // What scores are still to be multiplied by when `bend` is through, to be logits.
 FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
@@ -56,6 +66,9 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float x = s[i] * p.scale;
+#if WITH_SCORE
+        x = score_logit(x, where.query(p, i), where.key(p, i), where.head(i), where.batch(), p);
+#endif
 #if WITH_SOFTCAP
         x = capped(x, cap, sharpness);
 #endif
@@ -134,7 +147,7 @@ FN float slope_from(float half, struct Halfway way, const struct Attention &, co
 
 // Of a call and a head, for logits in powers of two.
 struct Log2Logit {
-    float unit;       // of a score, or of what the soft cap makes of it
+    float unit;       // of a score, or of what is made of it
     float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
     float slope;      // see HeadLogit
 };
@@ -146,16 +159,24 @@ FN float tanh_of(float score, float sharpness) {
 }
 FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
     struct Log2Logit x;
+#if WITH_SCORE
+    x.unit = LOG2E;
+#else
     x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
+#endif
     x.sharpness = sharpness_of(p);
     x.slope = head_logit_of(p, head).slope * LOG2E;
     return x;
 }
 // The logit of a score, in powers of two.
 template <typename Where>
-FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &,
+FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
                     const Where &where, int i) {
     float x = score;
+#if WITH_SCORE
+    x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.head(i), where.batch(),
+                    p);
+#endif
 #if WITH_SOFTCAP
     x = tanh_of(x, l.sharpness);
 #endif

@@ -8,7 +8,7 @@ FN struct Visible look_early(const struct Attention &p, const struct Row &row, i
     if ((MASK_EARLY || MASK_FETCHED) && word & MASKED) {
         const struct Place at = {row.batch, row.head};
         const i32 first_k = (word & INDEX) * KEY_STEP;
-        seen = prefetch_mask<ByQuery>(p, at, query, first_k);
+        if (MASK_FETCHED) seen = prefetch_mask<ByQuery>(p, at, query, first_k);
         if (MASK_EARLY) seen = visible<ByQuery>(p, at, query, first_k, kept, seen);
     }
     return seen;

@@ -35,8 +35,8 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const struct Point own = key_point(row + 8 * r);
-            seen.word[r][0] = seen_inside(p, words, own, box);
-            seen.outside[r] = seen_outside(p, words, own, box);
+            seen.word[r][0] = seen_inside(p, words, own, box) & seen_outside(p, words, own, box);
+            seen.outside[r] = ~0u;
         }
     } else {
         const u32 words = words_of(p, at.head), box = (u32)first / TILE_K;

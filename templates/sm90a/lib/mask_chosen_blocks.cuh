@@ -27,9 +27,9 @@ template <class Side>
 FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
                           struct MaskRow &, const struct Visible &blocks) {
     const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-    struct Visible seen = {};
     u32 own[2][WORDS];
     if (Side::KEY_ROWS) {
         own[0][0] = choosing(mask, Side::inside(rows[0], n_kv), first, n_q);

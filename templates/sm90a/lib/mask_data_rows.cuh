@@ -15,13 +15,13 @@ FN struct Visible prefetch_mask(const struct Attention &, struct Place, i32, i32
 template <class Side>
 FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
                           struct MaskRow &, const struct Visible &) {
-    const i32 n_q = Side::queries(p), n_kv = p.n_kv;
+    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const i32 inside[2] = {Side::inside(rows[0], n_kv), Side::inside(rows[1], n_kv)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-    struct Visible seen = {};
     if (!see_data(Side(), seen.word, mask, inside, first, n_q, n_kv))
-        add_tested<Side>(seen, p, mask, rows, first);
+        add_tested<Side>(seen, mask, rows, first, column, n_q, n_kv);
     hide_keys_past<Side>(seen, rows, n_kv);
     return seen;
 }

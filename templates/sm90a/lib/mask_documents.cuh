@@ -23,9 +23,9 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
                           struct MaskRow &, const struct Visible &) {
     static_assert(!Side::KEY_ROWS, "tiles of keys begin with documents, those of queries do not");
     const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-    struct Visible seen = {};
     const i32 end = document_end(p, at.batch, first);
     if (INTERVALS > 0 && end >= 0) {
         const i32 document = key_documents(mask)[first];
@@ -36,6 +36,6 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
         }
         return seen;
     }
-    add_pairs<Side>(seen, p, mask, rows, first, end < 0 ? -end : end);
+    add_pairs<Side>(seen, mask, rows, column, end < 0 ? -end : end, n_q, n_kv);
     return seen;
 }

@@ -14,9 +14,9 @@ template <class Side>
 FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
                           struct MaskRow &, const struct Visible &) {
     const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-    struct Visible seen = {};
 #pragma unroll
     for (int r = 0; r < 2; r++)
         add_intervals<Side>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv);

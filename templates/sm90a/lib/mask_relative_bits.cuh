@@ -17,24 +17,28 @@ template <class Side>
 FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
                           struct MaskRow &, const struct Visible &) {
     const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const u32 *const bits = distances_of(p, at.head);
-    struct Visible seen = {};
+    if constexpr (Side::KEY_ROWS) {
+        // Later queries have earlier bits.
+        const i32 place = DISTANCE_PAD + n_q - 1 + row - (column + 31);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        // Later keys have later bits, and later queries earlier ones.
-        const i32 distance = Side::KEY_ROWS ? rows[r] - (column + 31) : column - rows[r];
-        const i32 place = DISTANCE_PAD + n_q - 1 + distance;
+        for (int r = 0; r < 2; r++)
 #pragma unroll
-        for (int i = 0; i < (OWN + 7) / 8; i++) {
-            const u32 own = Side::KEY_ROWS ? own_of(__brev(bits_at(bits, place - 32 * i)))
-                                           : own_of(bits_at(bits, place + 32 * i));
-            seen.word[r][i / 4] |= own << i % 4 * 8;
+            for (int i = 0; i < (OWN + 7) / 8; i++)
+                seen.word[r][0] |= own_of(__brev(bits_at(bits, place + 8 * r - 32 * i))) << 8 * i;
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const i32 place = DISTANCE_PAD + n_q - 1 + column - rows[r];
+#pragma unroll
+            for (int i = 0; i < OWN / 8; i++)
+                seen.word[r][i / 4] |= own_of(bits_at(bits, place + 32 * i)) << i % 4 * 8;
+#pragma unroll
+            for (int w = 0; w < WORDS; w++)
+                seen.word[r][w] &= bits_before(own_before(n_kv - column) - 32 * w);
         }
-        if (Side::KEY_ROWS) continue;
-#pragma unroll
-        for (int w = 0; w < WORDS; w++)
-            seen.word[r][w] &= bits_before(own_before(n_kv - column) - 32 * w);
     }
     if (INTERVALS > 0) {
         const struct Mask mask = load_mask(&p, at.batch, at.head);
