@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from maskc import scores as scores
 from maskc.api import attention as attention
 from maskc.api import diff as diff
 from maskc.api import merge as merge
@@ -42,11 +43,11 @@ from maskc.dsl.matrices import from_bool as from_bool
 from maskc.dsl.parser import parse as parse
 from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
-from maskc.dsl.scores import Score as Score
-from maskc.dsl.scores import ScoreMaskWarning as ScoreMaskWarning
-from maskc.dsl.scores import from_score_mod as from_score_mod
-from maskc.dsl.scores import score as score
-from maskc.dsl.scores import table as table
+from maskc.dsl.score_tracer import Score as Score
+from maskc.dsl.score_tracer import ScoreMaskWarning as ScoreMaskWarning
+from maskc.dsl.score_tracer import from_score_mod as from_score_mod
+from maskc.dsl.score_tracer import score as score
+from maskc.dsl.score_tracer import table as table
 from maskc.dsl.traced import n_kv as n_kv
 from maskc.dsl.traced import n_q as n_q
 from maskc.dsl.traced import param as param

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from maskc import conventions
 from maskc.core.errors import BadShape
+from maskc.core.score import Formula, Inputs
 from maskc.core.source import caller, outside
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
+from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     from maskc.core.difference import Difference
     from maskc.core.tensors import Array
     from maskc.runtime.compiled import CompiledMask
+    from maskc.runtime.scored import ScoredMask
 
 
 @overload
@@ -30,7 +33,7 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None, **data: Any,
 ) -> Any: ...  # fmt: skip
 @overload
 def attention(
@@ -41,14 +44,14 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None, **data: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
 def attention(
     q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, **data: Any,
+    deterministic: bool = False, score: Score | None = None, **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
@@ -58,7 +61,7 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None, **data: Any,
 ) -> Any:  # fmt: skip
     """Attention restricted to a mask, compiled on first use and remembered.
 
@@ -85,7 +88,8 @@ def attention(
             q is [tokens, Hq, D] then, or has a batch of one. One array serves both. Where there
             are two, is_causal and window_size count from the last tokens of each sequence.
         max_seqlen: a promise that no sequence has more tokens, see `mc.cu_seqlens`.
-        data: the mask's data and parameters by name.
+        score: what softmax sees in place of scale * q . k, see `mc.score`.
+        data: the mask's and the score's data and parameters by name.
 
     Returns:
         out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True; lse is [B, Hq, Nq]. With
@@ -111,11 +115,11 @@ def attention(
         or max_seqlen is not None
     ):  # fmt: skip
         given = is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
-        return _by_convention(q, k, v, mask, options, deterministic, layout, given)
+        return _by_convention(q, k, v, mask, options, deterministic, layout, given, score)
     if not isinstance(mask, Mask):
         raise not_a_mask("mc.attention", mask, caller() or "mask")
     _hint(q, k)
-    return _attention(_compiled, q, k, v, mask, options, deterministic)
+    return _attention(_compiled, q, k, v, mask, options, deterministic, score)
 
 
 def _hint(q: Any, k: Any) -> None:
@@ -136,9 +140,15 @@ def _hint(q: Any, k: Any) -> None:
 
 
 def _attention(
-    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: dict[str, Any], deterministic: bool
-) -> Any:
+    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: dict[str, Any], deterministic: bool,
+    score: Score | None = None,
+) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
+    if score is not None:
+        of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
+        sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
+        attn = find(mask, *sizes, of_q.dtype, of_q.device, score=as_score(score))
+        return attn(q, k, v, deterministic=deterministic, **options)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
@@ -151,7 +161,7 @@ def _attention(
 
 def _by_convention(
     q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], deterministic: bool,
-    layout: str | None, given: tuple[Any, ...],
+    layout: str | None, given: tuple[Any, ...], score: Score | None = None,
 ) -> Any:  # fmt: skip
     """A call with keywords of other libraries, see `maskc.conventions`."""
     keywords = conventions.Keywords(*given)
@@ -177,16 +187,17 @@ def _by_convention(
     keywords.check_heads(q.shape[1], k.shape[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(q.shape[2], k.shape[2], masked, options)
-    results = _attention(partial(_restricted, *to), q, k, v, mask, options, deterministic)
+    results = _attention(partial(_restricted, *to), q, k, v, mask, options, deterministic, score)
     return conventions.tokens_first(results, packed) if swapped else results
 
 
 def _restricted(
-    is_causal: bool, window_size: Any, align: str, packed: str | None, mask: Mask, *kernel: Any
-) -> CompiledMask:
+    is_causal: bool, window_size: Any, align: str, packed: str | None, mask: Mask, *kernel: Any,
+    score: Score | None = None,
+) -> CompiledMask:  # fmt: skip
     """The kernel of what keywords leave of a mask."""
     to = conventions.Restriction(is_causal, window_size, align, packed)
-    return _compiled(to.of(mask), *kernel)
+    return _compiled(to.of(mask), *kernel, score=score)
 
 
 def _tensor(x: Any, name: str) -> Array:
@@ -201,12 +212,17 @@ def _tensor(x: Any, name: str) -> Array:
     return found
 
 
-def _compiled(mask: Mask, *kernel: Any) -> CompiledMask:
+def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledMask:
     """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
     *sizes, (place, _) = kernel
+    if score is not None:
+        mask = mask if score.mask is None else mask & score.mask
+        inner, held = emptied(mask)
+        given = (*sizes, "cpu" if place == "cpu" else None, score.formula)
+        return _remembered_scored(inner, *given).reading(score.inputs).holding(held)
     inner, held = emptied(mask)
     return _remembered(inner, *sizes, "cpu" if place == "cpu" else None).holding(held)
 
@@ -222,6 +238,23 @@ def _remembered(
     return driver.compile(
         mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype, target=target
     )
+
+
+@lru_cache(maxsize=256)
+def _remembered_scored(
+    mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: object, target: str | None,
+    formula: Formula,
+) -> ScoredMask:  # fmt: skip
+    from maskc import driver
+    from maskc.ir.heads import differs_by_head
+
+    n_heads = heads if differs_by_head(mask) else None
+    names = tuple(slot.name for slot in formula.slots)
+    found: Any = driver.compile(
+        mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
+        target=target, score=Score(Inputs(formula, names)),
+    )  # fmt: skip
+    return found
 
 
 def diff(

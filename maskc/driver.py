@@ -30,7 +30,7 @@ from maskc.core.score import Formula, Inputs
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
-from maskc.dsl.scores import Score
+from maskc.dsl.score_tracer import Score
 from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from maskc.api import attention
-from maskc.core.errors import BadOption, BadShape, NotAMask, ScoreModUnsupported
+from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask, ScoreModUnsupported
 from maskc.core.source import caller, outside
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
+from maskc.dsl.score_tracer import Score, from_score_mod
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
@@ -39,7 +40,8 @@ def flex_attention(
         score_mod: a function of (score, b, h, q_idx, kv_idx) that scales or soft-caps scores, adds
             ALiBi, or several of these: `cap * torch.tanh(score / cap)`,
             `score + slopes[h] * (kv_idx - q_idx)`, `score - slopes[h] * (q_idx - kv_idx).abs()`.
-            Slopes may come from a tensor that requires grad.
+            Slopes may come from a tensor that requires grad. Any other formula runs as that of
+            `mc.from_score_mod`, on CPUs and on CUDA cores.
         block_mask: a BlockMask, also a mask of maskc; None keeps every pair.
         scale: of the products q . k; D^-1/2 when None.
         enable_gqa: whether query may have more heads than key and value.
@@ -52,7 +54,7 @@ def flex_attention(
         with return_aux. A query without keys has out 0 and lse -inf.
 
     Raises:
-        ScoreModUnsupported: score_mod does something else (MC128).
+        ScoreModUnsupported: score_mod is no such formula (MC128).
         NotAMask: block_mask is something else, such as a mask_mod (MC106).
         BadShape: the BlockMask was made for other lengths, sequences or heads (MC401).
         BadOption: query has more heads than key, and enable_gqa is False; or return_aux is not
@@ -114,7 +116,10 @@ def _with_score_mod(
     """
     from maskc.integrations.torch import score_mods
 
-    found = score_mods.score_options(score_mod, query)
+    try:
+        found = score_mods.score_options(score_mod, query)
+    except ScoreModUnsupported as refused:
+        return {"scale": scale, "score": _formula(score_mod, refused)}, None
     options: dict[str, Any] = {"softcap": found.softcap, "scale": scale}
     if found.factor != 1:
         options["scale"] = (query.shape[-1] ** -0.5 if scale is None else scale) * found.factor
@@ -129,11 +134,24 @@ def _with_score_mod(
                 if found.offset is None
                 else f"write abs(q_idx + {late} - kv_idx): the last query meets the last key"
             )
-            raise ScoreModUnsupported("ALiBi is of another distance", hint, at=_place())
+            refused = ScoreModUnsupported("ALiBi is of another distance", hint, at=_place())
+            return {"scale": scale, "score": _formula(score_mod, refused)}, None
         options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
     if isinstance(shift, (int, float)) and shift == 0:
         return options, None
     return options, score_mods.per_head(shift, query)
+
+
+def _formula(score_mod: Any, refused: ScoreModUnsupported) -> Score:
+    """The score_mod as a formula of the score, where it is no option of a call.
+
+    Raises:
+        ScoreModUnsupported: it is no formula, either.
+    """
+    try:
+        return from_score_mod(score_mod)
+    except MaskcError as error:
+        raise refused from error
 
 
 def _place() -> Any:

@@ -25,60 +25,78 @@ class Slopes:
     """One for each that was asked for."""
 
 
-class _Function(sp.Function):
+class _Function(sp.Function):  # type: ignore[misc]
     """A function of real numbers; the name in `core/score` is that of the class, in lower case."""
 
 
 class Exp(_Function):
+    """e^x."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return self
 
 
 class Log(_Function):
+    """The natural logarithm."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return 1 / self.args[0]
 
 
 class Tanh(_Function):
+    """The hyperbolic tangent."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return 1 - self**2
 
 
 class Sqrt(_Function):
+    """The square root."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return sp.Rational(1, 2) / self
 
 
 class Sigmoid(_Function):
+    """1 / (1 + e^-x)."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return self * (1 - self)
 
 
 class Sign(_Function):
+    """-1, 0 or 1."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return sp.Integer(0)
 
 
 class Floor(Sign):
-    pass
+    """The largest integer that is not greater."""
 
 
 class Step(Sign):
-    pass
+    """0 below 0, 1 above, a half at 0."""
 
 
 class Abs(_Function):
+    """|x|."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         return Sign(self.args[0])
 
 
 class Min(_Function):
+    """The lesser of two; of equal ones each has half of the derivative."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         here, other = self.args[argindex - 1], self.args[2 - argindex]
         return Step(other - here)
 
 
 class Max(_Function):
+    """The greater of two; of equal ones each has half of the derivative."""
+
     def fdiff(self, argindex: int = 1) -> Any:
         here, other = self.args[argindex - 1], self.args[2 - argindex]
         return Step(here - other)
@@ -145,7 +163,6 @@ class _Algebra:
         """The derivative by an entry of a table, or by the score."""
         return self.logit.diff(self.score if read is None else self._symbol("r", read))
 
-
     def shared(self, found: list[Any]) -> Slopes:
         """The formulas with what they have in common taken out."""
         parts, results = sp.cse(found, symbols=sp.numbered_symbols("x"), order="canonical")
@@ -184,7 +201,9 @@ class _Algebra:
         raise TypeError(f"no formula of the score for {found!r}")
 
     def _sum(self, found: Any) -> S.Real:
-        first, *rest = sorted(found.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key()))
+        first, *rest = sorted(
+            found.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key())
+        )
         total = self.back(first)
         for term in rest:
             if term.could_extract_minus_sign():
@@ -194,7 +213,8 @@ class _Algebra:
         return total
 
     def _product(self, found: Any) -> S.Real:
-        above, below = [], []
+        above: list[Any] = []
+        below: list[Any] = []
         for factor in found.args:
             power = factor.is_Pow and factor.exp.is_Integer and factor.exp < 0
             (below if power else above).append(1 / factor if power else factor)

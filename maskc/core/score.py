@@ -1,7 +1,7 @@
 """Formulas of the score: real numbers over the score of a pair, its place and the call's tables.
 
-A formula turns s = scale * q . k into the logit that softmax sees. `dsl/scores` traces it from the
-user's function, `analysis/score_slopes` differentiates it, `emit/score_text` prints it for kernels.
+A formula turns s = scale * q . k into the logit that softmax sees. `dsl/score_tracer` traces it
+from the user's function, `analysis/score_slopes` differentiates it, `emit/score_text` prints it.
 What passes between these stages is `Formula`: a tree of frozen nodes and the slots that it reads.
 
 Indices and conditions on places are the integer formulas of `core/expr`, here also over the
@@ -18,7 +18,6 @@ from typing import Any
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import PYTHON, Printer
-
 from maskc.core.source import SourceLoc
 from maskc.core.widths import INDEX
 
@@ -243,7 +242,7 @@ def rebuilt(node: Real, change: Callable[[Any], Any]) -> Real:
                 return E.transform(part, leaf)
         return part
 
-    def leaf(part: Expr) -> Expr | None:
+    def leaf(part: Any) -> Any:
         if isinstance(part, (Trunc, Pick, Product, Entry)):
             return inner(part)
         return change(part)
@@ -344,7 +343,7 @@ class Inputs:
 
 # ------------------------------------------------------------------ text
 
-_ATOM, _PRODUCT, _SUM, _COMPARE, _AND, _OR, _CHOICE = 7, 6, 5, 4, 2, 1, 0
+_ATOM, _PRODUCT, _SUM, _COMPARE, _AND, _OR = 7, 6, 5, 4, 2, 1
 
 
 class ScorePrinter(Printer):
@@ -358,14 +357,15 @@ class ScorePrinter(Printer):
     def __init__(self) -> None:
         super().__init__(PYTHON)
 
-    def __call__(self, node: Real | Test | Expr) -> str:
+    def __call__(self, node: Any) -> str:
         return self._print(node)[0]
 
-    def real(self, node: Real, strength: int = _CHOICE) -> str:
+    def at(self, expr: Any, strength: int) -> str:
         """The text, in parentheses where it binds less than `strength`."""
-        return self.at(node, strength)
+        text, own = self._print(expr)
+        return text if own >= strength else f"({text})"
 
-    def _print(self, node: Real | Test | Expr) -> tuple[str, int]:
+    def _print(self, node: Any) -> tuple[str, int]:
         match node:
             case Score():
                 return "s", _ATOM

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from maskc.core.layout import BlockLayout
+    from maskc.dsl.score_tracer import Score
     from maskc.questions.cache import KVCache
-    from maskc.dsl.scores import Score
     from maskc.runtime.compiled import CompiledMask
 
 
@@ -319,7 +319,7 @@ class Mask:
             MaskcError: as `compile`.
         """
         from maskc import driver
-        from maskc.dsl.scores import as_score
+        from maskc.dsl.score_tracer import as_score
 
         return driver.explained(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
@@ -362,11 +362,10 @@ class Mask:
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
             HeadsUnknown: heads differ, and nobody says how many there are (MC114).
             NotAScore: `score` is no formula of the score (MC132).
-            ScoreNotRun: no kernel has both the mask and a formula of the score (MC419).
             MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver
-        from maskc.dsl.scores import as_score
+        from maskc.dsl.score_tracer import as_score
 
         return driver.compile(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,

@@ -80,7 +80,10 @@ def _of_call(function: str, args: list[Range]) -> Range:
             below, above = args[1]
             if below <= 0 <= above:
                 return _ALL
-            ends = (0.0 if math.isinf(above) else 1 / above, 0.0 if math.isinf(below) else 1 / below)
+            ends = (
+                0.0 if math.isinf(above) else 1 / above,
+                0.0 if math.isinf(below) else 1 / below,
+            )
             found = _times(args[0], ends)
             positive = low > 0 and below > 0
             return (max(found[0], _TINY), found[1]) if positive else found

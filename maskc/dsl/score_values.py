@@ -150,7 +150,7 @@ def whole(value: Any, what: str) -> Expr:
     """The formula as an integer; conditions are 0 or 1."""
     node = lift(value)
     if is_test(node):
-        return _pick(node, E.const(1), E.ZERO)
+        return _pick(test(value, what), E.const(1), E.ZERO)
     if not isinstance(node, Expr):
         refuse(f"{what} needs integers, found a real number", "convert it with .long() or int64")
     return node
@@ -231,7 +231,7 @@ def _arithmetic(
 ) -> tuple[Callable[[Any, Any], Value], Callable[[Any, Any], Value]]:
     def forward(self: Any, other: Any) -> Value:
         one, two = lift(self), lift(other)
-        if is_whole(one) and is_whole(two):
+        if not isinstance(one, S.Real) and not isinstance(two, S.Real):  # conditions are 0 or 1
             return Value(build(whole(self, function), whole(other, function)))
         return apply(function, self, other)
 
@@ -277,7 +277,7 @@ def _joined(word: str, build: Callable[..., Expr]) -> Callable[[Any, Any], Value
 
 
 def _equal(one: S.Real, two: S.Real) -> S.Test:
-    return S.Logic("and", (_not(S.Less(one, two)), _not(S.Less(two, one))))  # type: ignore[arg-type]
+    return S.Logic("and", (_not(S.Less(one, two)), _not(S.Less(two, one))))
 
 
 def _power(base: Any, exponent: Any) -> Value:
@@ -318,7 +318,9 @@ class Value:
         return call("numpy", function, args, named)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
         return call("torch", function, args, named or {})
 
     __add__, __radd__ = _arithmetic("add", E.add)
@@ -334,7 +336,8 @@ class Value:
     __or__ = __ror__ = _joined("or", E.disj)
 
     def __xor__(self, other: Any) -> Value:
-        return (self & ~Value(lift(other))) | (~self & other)
+        found: Value = (self & ~Value(lift(other))) | (~self & other)
+        return found
 
     __rxor__ = __xor__
 
@@ -358,7 +361,8 @@ class Value:
     def __mod__(self, other: Any) -> Value:
         if is_whole(self.node) and is_whole(lift(other)):
             return Value(E.mod(whole(self, "%"), _divisor(other, "%")))
-        return self - Value(lift(other)) * (self // other)
+        found: Value = self - Value(lift(other)) * (self // other)
+        return found
 
     def __rmod__(self, other: Any) -> Value:
         return Value(lift(other)) % self
@@ -391,7 +395,7 @@ class Value:
     def __float__(self) -> float:
         refuse("it needs a plain number where every pair has its own (float(), math.exp)", _LIBRARY)
 
-    __int__ = __index__ = __len__ = __iter__ = __contains__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __len__ = __iter__ = __contains__ = __float__
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Value:
@@ -457,11 +461,15 @@ class Rows:
         return tuple(size for size, index in sizes if index is None)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
         if getattr(function, "__name__", "") in ("__getitem__", "getitem"):
             return args[0][args[1]]
         if getattr(function, "__name__", "") in ("dot", "matmul", "sum", "inner"):
-            refuse("it sums over a row of a table", "put what is multiplied into q and k, side by side")
+            refuse(
+                "it sums over a row of a table", "put what is multiplied into q and k, side by side"
+            )
         refuse("it computes with a whole row of a table", _TABLE)
 
     def whole(self) -> NoReturn:
@@ -525,7 +533,9 @@ class Table:
     def __getitem__(self, given: Any) -> Value:
         parts = given if type(given) is tuple else (given,)
         if len(parts) > S.MAX_RANK:
-            refuse(f"it reads a table of {len(parts)} dimensions", f"at most {S.MAX_RANK} are known")
+            refuse(
+                f"it reads a table of {len(parts)} dimensions", f"at most {S.MAX_RANK} are known"
+            )
         index = tuple(whole(part, "an index") for part in parts)
         _collected().slot(self._name, len(index), self._integer)
         kind = S.Entry if self._integer else S.Read
@@ -578,7 +588,9 @@ def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> An
     known = _FUNCTIONS.get(name.strip("_"))
     if known is None:
         if name.strip("_") in ("dot", "matmul", "sum", "inner"):
-            refuse("it sums over a row of a table", "put what is multiplied into q and k, side by side")
+            refuse(
+                "it sums over a row of a table", "put what is multiplied into q and k, side by side"
+            )
         refuse(f"it uses {library}.{name}")
     try:
         return known(*args, **named)
@@ -599,16 +611,18 @@ def _two(build: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _one(build: Callable[[Any], Any]) -> Callable[..., Any]:
-    return lambda input: build(_value(input))
+    return lambda x: build(_value(x))
 
 
 def _real(function: str) -> Callable[..., Any]:
-    return lambda input: apply(function, input)
+    return lambda x: apply(function, x)
 
 
 def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
     def function(*values: Any) -> Any:
-        items = tuple(values[0]) if len(values) == 1 and type(values[0]) in (list, tuple) else values
+        items = (
+            tuple(values[0]) if len(values) == 1 and type(values[0]) in (list, tuple) else values
+        )
         if not any(map(is_traced, items)):
             return {"min": min, "max": max}[name](items)
         if all(is_whole(lift(item)) for item in items):
@@ -665,11 +679,11 @@ def _to(input: Any, *args: Any, **named: Any) -> Value:
 
 
 def _caster(name: str) -> Callable[..., Any]:
-    return lambda input, **_: _cast(input, name)
+    return lambda x, **_: _cast(x, name)
 
 
 def _filled(amount: float) -> Callable[..., Any]:
-    return lambda input, *_, dtype=None, **__: _value(amount) if dtype is None else _cast(amount, dtype)
+    return lambda x, *_, dtype=None, **__: _value(amount) if dtype is None else _cast(amount, dtype)
 
 
 def _filled_with(input: Any, *sizes: Any, dtype: Any = None, **named: Any) -> Value:
@@ -700,7 +714,7 @@ def _not_of(input: Any) -> Value:
 
 
 def _logical(build: Callable[[Value, Value], Value]) -> Callable[..., Any]:
-    return lambda input, other: build(_cast(input, "bool"), _cast(other, "bool"))
+    return lambda x, other: build(_cast(x, "bool"), _cast(other, "bool"))
 
 
 _ADD, _SUB, _MUL = _two(operator.add), _two(operator.sub), _two(operator.mul)
@@ -710,33 +724,33 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rsub": _two(lambda a, b: b - a),
     **dict.fromkeys(("mul", "multiply", "rmul"), _MUL),
     **dict.fromkeys(("div", "divide", "true_divide", "truediv"), _divide),
-    "rtruediv": lambda input, other: _divide(other, input),
-    "rdiv": lambda input, other: _divide(other, input),
+    "rtruediv": lambda x, other: _divide(other, x),
+    "rdiv": lambda x, other: _divide(other, x),
     **dict.fromkeys(("floor_divide", "floordiv"), _two(operator.floordiv)),
     **dict.fromkeys(("remainder", "mod"), _two(operator.mod)),
     **dict.fromkeys(("pow", "power", "float_power"), _power),
-    "rpow": lambda input, other: _power(other, input),
-    "square": lambda input: _power(input, 2),
+    "rpow": lambda x, other: _power(other, x),
+    "square": lambda x: _power(x, 2),
     **dict.fromkeys(("neg", "negative"), _one(operator.neg)),
     **dict.fromkeys(("abs", "absolute", "fabs"), _one(abs)),
     **{name: _real(name) for name in ("exp", "log", "tanh", "sqrt", "sigmoid", "floor")},
-    "sign": lambda input: apply("sign", input),
-    "exp2": lambda input: apply("exp", apply("mul", input, math.log(2.0))),
-    "expm1": lambda input: apply("sub", apply("exp", input), 1.0),
-    "log2": lambda input: apply("mul", apply("log", input), 1 / math.log(2.0)),
-    "log10": lambda input: apply("mul", apply("log", input), 1 / math.log(10.0)),
-    "log1p": lambda input: apply("log", apply("add", 1.0, input)),
-    "rsqrt": lambda input: apply("div", 1.0, apply("sqrt", input)),
-    "reciprocal": lambda input: apply("div", 1.0, input),
-    "relu": lambda input, **_: maximum(_value(input), 0),
-    "silu": lambda input, **_: _value(input) * apply("sigmoid", input),
+    "sign": lambda x: apply("sign", x),
+    "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0))),
+    "expm1": lambda x: apply("sub", apply("exp", x), 1.0),
+    "log2": lambda x: apply("mul", apply("log", x), 1 / math.log(2.0)),
+    "log10": lambda x: apply("mul", apply("log", x), 1 / math.log(10.0)),
+    "log1p": lambda x: apply("log", apply("add", 1.0, x)),
+    "rsqrt": lambda x: apply("div", 1.0, apply("sqrt", x)),
+    "reciprocal": lambda x: apply("div", 1.0, x),
+    "relu": lambda x, **_: maximum(_value(x), 0),
+    "silu": lambda x, **_: _value(x) * apply("sigmoid", x),
     "softplus": _softplus, "log_sigmoid": _log_sigmoid, "logsigmoid": _log_sigmoid,
-    "ceil": lambda input: -apply("floor", -_value(input)),
+    "ceil": lambda x: -apply("floor", -_value(x)),
     **dict.fromkeys(("min", "minimum", "fmin"), minimum),
     **dict.fromkeys(("max", "maximum", "fmax"), maximum),
     **dict.fromkeys(("clamp", "clip"), _clamp),
-    "clamp_min": lambda input, min: _clamp(input, min),
-    "clamp_max": lambda input, max: _clamp(input, None, max),
+    "clamp_min": lambda x, low: _clamp(x, low),
+    "clamp_max": lambda x, high: _clamp(x, None, high),
     "where": choose, "masked_fill": _masked_fill,
     **dict.fromkeys(("eq", "equal"), _two(operator.eq)),
     **dict.fromkeys(("ne", "not_equal"), _two(operator.ne)),
@@ -758,5 +772,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("ones_like", "new_ones"), _filled(1)),
     **dict.fromkeys(("full_like", "new_full"), _filled_with),
     **dict.fromkeys(("clone", "contiguous", "cpu", "cuda"), _same),
-    "getitem": read, "dim": lambda input: 0, "item": _same,
+    "getitem": read, "dim": lambda x: 0, "item": _same,
 }  # fmt: skip

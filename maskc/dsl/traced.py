@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
@@ -165,7 +165,7 @@ _Binary = Callable[["Traced", object], "Traced"]
 def _arithmetic(symbol: str, build: _Build) -> tuple[_Binary, _Binary]:
     def forward(self: Traced, other: object) -> Traced:
         if getattr(type(other), "of_score", False):  # a formula of the score goes on with it
-            return NotImplemented
+            return cast("Traced", NotImplemented)
         return Traced(build(lift_int(self, symbol), lift_int(other, symbol)))
 
     def backward(self: Traced, other: object) -> Traced:

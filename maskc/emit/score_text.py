@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from maskc.analysis.score_slopes import slope, table_slopes
 from maskc.core import expr as E
@@ -19,7 +20,6 @@ from maskc.core.widths import INT32
 from maskc.emit.c_printer import c_printer
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, ScoreText, TableText
-
 
 _SLOT = "table"
 _FUNCTIONS = ("min", "max", "exp", "log", "tanh", "sqrt", "sigmoid", "abs", "floor", "sign", "step")
@@ -33,7 +33,7 @@ class CPrinter(S.ScorePrinter):
 
     def __init__(self, at: str) -> None:
         super().__init__()
-        self._at, self._wide = at, False
+        self.at_member, self._wide = at, False
         known = {"h": "head", "b": "batch", "n_q": f"p{at}n_q", "n_kv": f"p{at}n_kv"}
 
         def symbol(name: str) -> str:
@@ -60,7 +60,7 @@ class CPrinter(S.ScorePrinter):
     def _type(self) -> str:
         return "i64" if self._wide else "i32"
 
-    def _print(self, node: S.Real | S.Test | Expr) -> tuple[str, int]:
+    def _print(self, node: Any) -> tuple[str, int]:
         if isinstance(node, Expr) and not self._wide and _leaves(node):
             self._wide = True
             try:
@@ -164,7 +164,8 @@ def score_text(formula: S.Formula, language: str, line: int | None) -> ScoreText
         tuple(_lines(printer, by_table.shared)),
         tuple(
             EntryText(
-                numbers[read.slot], tuple(printer(part) for part in read.index), printer(result)
+                numbers[read.slot], _place(printer, numbers[read.slot], read),
+                _indented(f"const float share = dlogit * ({printer(result)});", 12),
             )
             for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
         ),
@@ -177,9 +178,18 @@ def _lines(printer: CPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:
         yield _indented(f"const float x{number} = {printer(value)};")
 
 
+def _place(printer: CPrinter, slot: int, read: S.Read) -> str:
+    """Where the gradient of an entry is added."""
+    if not read.index:
+        return "const i64 place = 0;"
+    index = "".join(f", {printer(part)}" for part in read.index)
+    steps = f"p{printer.at_member}score_gradient_step"
+    return _indented(f"const i64 place = score_place_{slot}(p, {steps}{index});", 12)
+
+
 def _return(text: str) -> str:
     return _indented(f"return {text};")
 
 
-def _indented(text: str) -> str:
-    return wrapped(text, 90).replace("\n", "\n        ")
+def _indented(text: str, by: int = 8) -> str:
+    return wrapped(text, 86).replace("\n", "\n" + " " * by)

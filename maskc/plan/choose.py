@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from maskc.analysis.heads import Heads
-from maskc.core.errors import ScoreNotRun
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS, Target
@@ -30,10 +29,6 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     """
     target.check(problem)
     one = by_threshold(heads, target)
-    scored = problem.score is not None
-    if scored and (one is not None or chooses_keys(heads.masks, target)):
-        found = f"{target.name} chooses single keys, and knows no formula there"
-        raise ScoreNotRun(found, "choose blocks of keys, or target='cpu'", at="score")
     if one is not None:
         return plan_by_threshold(heads, one, problem, target)
     if chooses_keys(heads.masks, target):
@@ -43,6 +38,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
     also = list(filter(None, (forward, *also, *others)))
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
+    scored = problem.score is not None  # which speaks of the user's q and k
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main):

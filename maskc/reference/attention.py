@@ -161,11 +161,13 @@ def _prepared(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, alpha: float,
     softcap: float | None, slopes: np.ndarray | None, sinks: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, _Options]:  # fmt: skip
-    own = [None if x is None else np.asarray(x).astype(np.float64) for x in (slopes, sinks)]
+    slopes, sinks = (
+        None if x is None else np.asarray(x).astype(np.float64) for x in (slopes, sinks)
+    )
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5
     q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
-    return q, k, v, _Options(scale, alpha, softcap or None, *own)
+    return q, k, v, _Options(scale, alpha, softcap or None, slopes, sinks)
 
 
 def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> Iterator[_Row]:
@@ -191,9 +193,7 @@ def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> 
         yield replace(row, shares=_of_keys(shares, keys, row.keys)) if shares else row
 
 
-def _of_keys(
-    shares: tuple[Share, ...], keys: np.ndarray, kept: np.ndarray
-) -> tuple[Share, ...]:
+def _of_keys(shares: tuple[Share, ...], keys: np.ndarray, kept: np.ndarray) -> tuple[Share, ...]:
     """The shares of the keys that have a weight."""
     used = np.isin(keys, kept)
     return tuple(

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from maskc.core import expr as E
 from maskc.core import score as S
 
-Index = tuple[np.ndarray, ...]
+Array = Any
+"""A NumPy array or number."""
+Index = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Share:
     name: str
     index: Index
     """int64 [pairs] along every dimension of the table."""
-    slope: np.ndarray
+    slope: Array
     """float64 [pairs]."""
 
 
@@ -34,16 +37,16 @@ class Share:
 class Logits:
     """The logits of some pairs."""
 
-    value: np.ndarray
-    slope: np.ndarray
+    value: Array
+    slope: Array
     """d value / d s."""
     shares: tuple[Share, ...]
 
 
 @dataclass(frozen=True)
 class _Dual:
-    value: np.ndarray
-    by: Mapping[object, np.ndarray]
+    value: Array
+    by: Mapping[object, Array]
     """Derivatives: by "s", or by the number of what was read."""
 
 
@@ -69,7 +72,7 @@ class ScoreOf:
         """Of a table, by its name."""
         return next(self._tables[slot].shape for slot, own in self._names.items() if own == name)
 
-    def __call__(self, s: np.ndarray, q: object, k: object, h: int, b: int) -> Logits:
+    def __call__(self, s: Array, q: object, k: object, h: int, b: int) -> Logits:
         """The logits of pairs: s float64 [pairs]; q and k as many, or one for all."""
         found = _Evaluation(self._tables, {**self._lengths, "q": q, "k": k, "h": h, "b": b}, s)
         dual = found.real(self._logit)
@@ -88,15 +91,13 @@ def _integer(inputs: S.Inputs, name: str) -> bool:
 
 
 class _Evaluation:
-    def __init__(
-        self, tables: Mapping[str, np.ndarray], places: Mapping[str, object], s: np.ndarray
-    ) -> None:
+    def __init__(self, tables: Mapping[str, Array], places: Mapping[str, object], s: Array) -> None:
         self._tables, self._places, self._s = tables, places, s
         self.read: list[tuple[str, Index]] = []
 
     # -------------------------------------------------------------- integers and conditions
 
-    def whole(self, node: E.Expr) -> np.ndarray:
+    def whole(self, node: E.Expr) -> Array:
         match node:
             case E.Sum(constant, terms):
                 return sum((c * self.whole(t) for c, t in terms), np.int64(constant))
@@ -121,7 +122,7 @@ class _Evaluation:
                 return self._entry(slot, index)[0].astype(np.int64)
         raise TypeError(f"no meaning for {node!r}")
 
-    def test(self, node: E.Expr | S.Test) -> np.ndarray:
+    def test(self, node: E.Expr | S.Test) -> Array:
         match node:
             case E.Truth(value):
                 return np.asarray(value)
@@ -144,7 +145,7 @@ class _Evaluation:
                 return join(self.test(one), self.test(two))
         raise TypeError(f"no meaning for {node!r}")
 
-    def _entry(self, slot: str, index: tuple[E.Expr, ...]) -> tuple[np.ndarray, Index]:
+    def _entry(self, slot: str, index: tuple[E.Expr, ...]) -> tuple[Array, Index]:
         table = self._tables[slot]
         if not index:
             flat = table.reshape(-1)[0]
@@ -184,15 +185,15 @@ class _Evaluation:
         raise TypeError(f"no meaning for {node!r}")
 
 
-def _half_step(x: np.ndarray) -> np.ndarray:
+def _half_step(x: Array) -> Array:
     return np.where(x > 0, 1.0, np.where(x < 0, 0.0, 0.5))
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-_VALUES: dict[str, Callable[..., np.ndarray]] = {
+_VALUES: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum,
     "max": np.maximum, "neg": np.negative, "abs": np.abs, "exp": np.exp, "log": np.log,
     "tanh": np.tanh, "sqrt": np.sqrt, "sigmoid": _sigmoid, "floor": np.floor, "sign": np.sign,
@@ -213,7 +214,7 @@ _SLOPES: dict[str, Callable[..., tuple[object, ...]]] = {
 @np.errstate(all="ignore")
 def _combined(function: str, args: list[_Dual]) -> _Dual:
     values = [arg.value for arg in args]
-    by: dict[object, np.ndarray] = {}
+    by: dict[object, Array] = {}
     for arg, slope in zip(args, _SLOPES[function](*values), strict=True):
         for key, inner in arg.by.items():
             by[key] = by.get(key, 0.0) + slope * inner

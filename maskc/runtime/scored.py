@@ -12,9 +12,10 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from maskc.core import expr as E
 from maskc.core import score as S
@@ -33,7 +34,7 @@ from maskc.core.errors import (
     WrongDevice,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
-from maskc.core.tensors import Array, Device, Output, contiguous, singles
+from maskc.core.tensors import HOST, Array, Device, Output, contiguous, singles
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
@@ -121,11 +122,24 @@ class ScoredMask(CompiledMask):
     ) -> None:  # fmt: skip
         """As of CompiledMask; `inputs` are the formula's."""
         super().__init__(bundle, target, report, in_parts=False, held=held)
-        self.inputs = inputs
-        self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
+        self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
         self._reads = _indices(inputs.formula)
         self._checked: set[object] = set()
+        self._copies: dict[tuple[str, Device], tuple[np.ndarray, Any, int]] = {}
+
+    def _read(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
+
+    def reading(self, inputs: Inputs) -> ScoredMask:
+        """The same kernels with other names and arrays; plans and binaries are shared."""
+        if inputs is self.inputs:
+            return self
+        found = object.__new__(type(self))
+        vars(found).update(vars(self), _last=(None, None), _holding=None, _copies={})
+        found._read(inputs)
+        return found
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -241,7 +255,9 @@ class ScoredMask(CompiledMask):
         tables = {}
         for name, slot in self._slots.items():
             if name not in values:
-                raise DataMissing(name, f"the formula of the score reads {self.inputs.text}", at=name)
+                raise DataMissing(
+                    name, f"the formula of the score reads {self.inputs.text}", at=name
+                )
             tables[name] = self._table(q, name, slot, values[name])
         return given, tables
 
@@ -265,9 +281,21 @@ class ScoredMask(CompiledMask):
         if 0 in view.shape:
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
         here = _device(q)
+        if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
+            return self._moved(q, name, found, view, here)
         if view.device != here:
-            raise WrongDevice(name, _shown(view.device), "q", _shown(here), at=name)
+            raise WrongDevice(name, _shown(view.device), self.target.name, _shown(here), at=name)
         return Table(found, lib, view)
+
+    def _moved(self, q: Any, name: str, x: np.ndarray, view: Array, here: Device) -> Table:
+        """A captured NumPy array on the device of q; copied when its content is another one."""
+        known = self._copies.get((name, here))
+        if known is None or not np.array_equal(known[0], x):
+            lib = LIBRARIES[type(library(q, "q"))]
+            words = np.ascontiguousarray(x).view(np.int32).reshape(-1)
+            known = self._copies[name, here] = x.copy(), *lib.send(q, words)
+        steps = contiguous(view.shape)
+        return Table(known[1], None, Array(known[2], view.shape, steps, view.dtype, here))
 
     def _extents(self, q: Any, k: Any) -> dict[str, int]:
         """Queries, keys, heads and sequences of a call."""
@@ -280,9 +308,7 @@ class ScoredMask(CompiledMask):
             "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv
         }  # fmt: skip
 
-    def _gradient(
-        self, q: Any, k: Any, name: str, table: Table, deterministic: bool
-    ) -> _Gradient:
+    def _gradient(self, q: Any, k: Any, name: str, table: Table, deterministic: bool) -> _Gradient:
         """Cleared memory for the gradient of a table."""
         if table.view is None:
             raise BadOption(name, "an array, for its gradient", "a number", at=name)
@@ -418,7 +444,9 @@ def _converted(x: Any, integer: bool) -> Any:
     """The array in the dtype that kernels read; itself where it has that."""
     name = str(getattr(x, "dtype", "")).rpartition(".")[2]
     wanted = "int32" if integer else "float32"
-    fits = name.startswith(("int", "uint", "bool")) if integer else name.startswith(("float", "bfl"))
+    fits = (
+        name.startswith(("int", "uint", "bool")) if integer else name.startswith(("float", "bfl"))
+    )
     if name == wanted or not fits:
         return x
     if hasattr(x, "astype"):

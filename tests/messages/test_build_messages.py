@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import maskc as mc
 from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import SourceUnit, TensorMap
@@ -24,6 +25,7 @@ from maskc.core.target import TARGETS, Target
 from maskc.core.tensors import Array, contiguous
 from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
+from maskc.integrations.torch.handles import refuse
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
@@ -77,6 +79,14 @@ def learned():
 def nested():
     rows = [torch().zeros(n, 4) for n in (2, 3)]
     return torch().nested.nested_tensor(rows, layout=torch().jagged)
+
+
+def scored(**options: object) -> None:
+    """A call of a mask with a formula of the score."""
+    score = mc.score(lambda s, q, k, h: s + mc.table("table")[h, q])
+    attn = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
+    x = np.zeros((1, 2, 5, 16), np.float32)
+    attn(x, x, x, **{"table": np.zeros((2, 5), np.float32), **options})
 
 
 TEXTS = {
@@ -144,6 +154,28 @@ TEXTS = {
         lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
         "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
         "    hint: pass scores.detach()",
+    ),
+    "MC416": (
+        lambda: scored(table=np.zeros((2, 3, 4), np.float32)),
+        "MC416 table  'table' is of shape (2, 3, 4), expected at most 2 dimensions\n"
+        "    hint: the formula is s + table[h, q]",
+    ),
+    "MC417": (
+        lambda: scored(table=np.zeros((2, 3), np.float32)),
+        "MC417 table  'table' has 3 entries along dimension 1, and q runs over 0 to 4\n"
+        "    hint: give a larger table, or one with a single entry there, which all share",
+    ),
+    "MC418": (
+        lambda: scored(softcap=2.0),
+        "MC418 softcap  softcap= beside score=: the order of the two is not settled\n"
+        "    hint: write it in the formula: cap * tanh(s / cap)",
+    ),
+    "MC419": (
+        lambda: refuse("an operator", "score", False),
+        "MC419 score  no kernel runs this formula of the score: it is no operator, which "
+        "torch.compile, dispatch modes and the meta device need\n"
+        "    hint: call it outside of these; torch.compile without fullgraph=True does so by "
+        "itself",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

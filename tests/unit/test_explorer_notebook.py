@@ -91,7 +91,9 @@ def test_a_widget_in_jupyterlab(lab, tmp_path):
         page.goto(lab)
         B.settled(page, OPENED, 120)
         B.settled(page, IDLE, 120)
-        run = "void jupyterapp.commands.execute('notebook:run-all-cells').then(() => window.ran = 1)"
+        run = (
+            "void jupyterapp.commands.execute('notebook:run-all-cells').then(() => window.ran = 1)"
+        )
         page.evaluate(run)
         B.settled(page, SHOWN, 60)
         B.settled(page, "!!window.ran", 60)  # it takes the focus at its end

@@ -145,9 +145,9 @@ def test_score_mods_where_keys_outnumber_queries(mod) -> None:
     given = (q, k, v, mod, block_mask, None, True, True)
     found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
     torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
-    with pytest.raises(ScoreModUnsupported, match="another distance") as refused:
-        mc.flex_attention(q, k, v, distance, block_mask, enable_gqa=True)
-    assert "abs(q_idx + 30 - kv_idx)" in str(refused.value)
+    given = (q, k, v, distance, block_mask, None, True, True)
+    found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
+    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
 
     def late(score, b, h, q_idx, kv_idx):
         return score - SLOPES[h] * (q_idx + 30 - kv_idx).abs()
@@ -181,25 +181,37 @@ def test_score_mods_of_numpy() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+FORMULAS = {
+    "a mask": lambda s, b, h, q, k: torch.where(q >= k, s, -torch.inf),
+    "sequences": lambda s, b, h, q, k: s + SLOPES[b],
+    "a square": lambda s, b, h, q, k: s * s,
+    "a position": lambda s, b, h, q, k: s + q * 0.1,
+    "no score": lambda s, b, h, q, k: (q - k) * 0.1,
+    "a factor per head": lambda s, b, h, q, k: s * SLOPES[h],
+    "tanh": lambda s, b, h, q, k: torch.tanh(s + q),
+    "exp": lambda s, b, h, q, k: torch.exp(s),
+    "without a mask": lambda s, b, h, q, k: s + (k - q),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FORMULAS)
+def test_other_score_mods_run_as_formulas(name: str) -> None:
+    q, k, v = tensors(4, 4)
+    found, wanted = (
+        run(q, k, v, FORMULAS[name]) for run in (mc.flex_attention, flex.flex_attention)
+    )
+    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
+
+
 @pytest.mark.parametrize(
     ("mod", "found", "hint"),
     [
-        (lambda s, b, h, q, k: torch.where(q >= k, s, -torch.inf), "compares", "is a mask_mod"),
-        (lambda s, b, h, q, k: s + SLOPES[q - k], "needs a number", "run others with torch's"),
-        (lambda s, b, h, q, k: s + SLOPES[b], "indexes with b", "run others"),
-        (lambda s, b, h, q, k: s * s, "multiplies the score", "run others"),
-        (lambda s, b, h, q, k: s + q * k, "multiplies the score or positions", "run others"),
-        (lambda s, b, h, q, k: s + q, "another formula of q_idx", "write ALiBi as"),
-        (lambda s, b, h, q, k: q - k, "leaves the score out", "run others"),
-        (lambda s, b, h, q, k: s * SLOPES[h], "by a tensor", "multiply q by it"),
-        (lambda s, b, h, q, k: torch.tanh(s + q), "tanh of something else", "ALiBi behind it"),
-        (lambda s, b, h, q, k: torch.exp(s), "uses exp", "run others"),
         (lambda s, b, h, q, k: s.to(torch.bfloat16), "rounds to half", "run others"),
         (lambda s, b, h, q, k: s * 2 if q else s, "needs a number", "run others"),
-        (lambda s, b, h, q, k: s + 1 / k, "divides by the score or a position", "run others"),
+        (lambda s, b, h, q, k: 1 / s, "divides by the score or a position", "run others"),
         (lambda s, b, h, q, k: None, "returns NoneType", "run others"),
         (lambda s, b, h, q: s, "raised TypeError", "run others"),
-        (lambda s, b, h, q, k: s + (k - q), "another distance", "without keys behind"),
     ],
 )
 def test_other_score_mods_are_refused_at_their_line(mod, found: str, hint: str) -> None:

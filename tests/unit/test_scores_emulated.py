@@ -80,6 +80,8 @@ def test_dtypes_are_those_of_tensors():
     attn = mc.causal().compile(16, dtype="bfloat16", target="simt", score=score)
     q, k, v = (torch.randn(1, 2, 70, 16).bfloat16() for _ in range(3))
     out = attn(q, k, v, bias=torch.from_numpy(data["bias"]).bfloat16())
-    made = ScoreOf(score.inputs, {"bias": torch.from_numpy(data["bias"]).bfloat16().float()}, 70, 70)
+    made = ScoreOf(
+        score.inputs, {"bias": torch.from_numpy(data["bias"]).bfloat16().float()}, 70, 70
+    )
     right, _ = attention(*(x.float().numpy() for x in (q, k, v)), mc.causal().dense(70), score=made)
     assert np.abs(out.float().numpy() - right).max() < 0.02

@@ -6,6 +6,7 @@ What every source for Hopper has to keep through the compiler is in test_sm90a_s
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -45,6 +46,7 @@ def planned(dim: int, form: str = "") -> BackwardSchedule:
     return MADE[form](Problem(dim, dim, DType.bfloat16))
 
 
+@cache
 def unit(mask: mc.Mask, dim: int, dtype: str = "bfloat16", form: str = "") -> SourceUnit:
     plan = driver.plan_kernel(mask, driver.problem(dim, None, 4, dtype), SM_90A)
     (found,) = (u for u in driver.emit_bundle(plan).choice("sm_90a", BACKWARD) if u.form == form)

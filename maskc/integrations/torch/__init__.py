@@ -13,7 +13,7 @@ takes 27 us against 105, and forward and backward 94 us against 217.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from maskc.core.data import OPTIONS
@@ -86,8 +86,11 @@ def through_torch(
     if place[0] in _DEVICES and torch.is_autocast_enabled(place[0]):
         to = torch.get_autocast_dtype(place[0]) if dtype is None else getattr(torch, dtype)
         q, k, v = (_cast(x, to) for x in (q, k, v))
-    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options)
+    tables = getattr(owner, "trainable", ())
+    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
     if compiling or q.is_meta or _watched(q, k, v):
+        if tables or hasattr(owner, "differentiated"):
+            refuse("an operator", "score", compiling)
         check_dimensions(q.dim(), v.dim())
         if q.is_meta and not compiling:
             _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
@@ -126,8 +129,11 @@ def _place(q: Any) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
+def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[str] = ()) -> bool:
     """Whether there is something to differentiate.
+
+    Args:
+        tables: further options that may require grad.
 
     Raises:
         NoGradient: data require grad.
@@ -140,7 +146,7 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
     found = wants(q, k, v)
     for name, given in options.items():
         if wants(*given) if isinstance(given, tuple) else wants(given):
-            if name not in _TRAINABLE:
+            if name not in _TRAINABLE and name not in tables:
                 refuse("chosen by", name, torch.compiler.is_compiling())
             found = True
     return found

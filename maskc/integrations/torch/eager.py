@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from maskc.integrations.torch.gradients import gradients, rows
@@ -22,17 +22,26 @@ def forward(
 
 def backward(
     attn: Any, call: Call, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
-    sinks: Any, data: Any,
+    sinks: Any, data: Any, tables: tuple[str, ...] = (),
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of out; the mode of torch.use_deterministic_algorithms joins the call's own."""
+    """Gradients of out; the mode of torch.use_deterministic_algorithms joins the call's own.
+
+    Args:
+        tables: of a formula of the score, whose gradients follow.
+    """
     import torch
 
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    found: tuple[Any, ...] = attn.backward(
+    run = partial(attn.differentiated, tables) if hasattr(attn, "differentiated") else attn.backward
+    found: tuple[Any, ...] = run(
         q, k, v, out, lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
         deterministic=deterministic, **call.options(), **call.data(data),
     )  # fmt: skip
     return found
+
+
+_FIXED = 7
+"""Arguments of the function before the data tensors."""
 
 
 @cache
@@ -59,11 +68,20 @@ def function() -> Any:
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
             q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
+            wanted = ctx.needs_input_grad[_FIXED:]
+            tables = {}
+            if any(wanted):
+                places = ctx.call.places().items()
+                tables = {name: place for name, place in places if wanted[place]}
 
             def run(v: Any, out: Any, dout: Any) -> Any:
-                return backward(ctx.attn, ctx.call, q, k, v, out, lse, dout, slopes, sinks, data)
+                args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
+                return backward(ctx.attn, ctx.call, *args)
 
             found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
-            return None, None, *found, *(None for _ in data)
+            of_data: list[Any] = [None for _ in data]
+            for place, gradient in zip(tables.values(), found[5:], strict=False):
+                of_data[place] = gradient.to(data[place].dtype)
+            return None, None, *found[:5], *of_data
 
     return MaskedAttention

@@ -10,7 +10,7 @@ def gradients(
     backward: Callable[[Any, Any, Any], Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
     dout: Any, dlse: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """(dq, dk, dv, dslopes, dsinks); None where there is none.
+    """(dq, dk, dv, dslopes, dsinks), then those of tables; None where there is none.
 
     With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. Both terms are linear in
     their gradient, so the second comes from a second pass: where v has a one in front and zeros
@@ -29,9 +29,9 @@ def gradients(
         found = more if found is None else [a + b for a, b in zip(found, more, strict=True)]
     if found is None:
         return None, None, None, None, None
-    dq, dk, dv, *heads = found
-    of_sinks = None if sinks is None else heads[0]
-    return dq, dk, dv, None if slopes is None else heads[-1], of_sinks
+    dq, dk, dv, *rest = found
+    of_sinks = None if sinks is None else rest.pop(0)
+    return dq, dk, dv, None if slopes is None else rest.pop(0), of_sinks, *rest
 
 
 def _through_lse(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient
+from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient, ScoreNotRun
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
 
@@ -63,7 +63,15 @@ def check_dimensions(of_q: int, of_v: int) -> None:
             raise MaskcError(str(error)) from error
 
 
-_REFUSED = {"nested": NestedTensor, "chosen by": NoGradient}
+_AN_OPERATOR = (
+    "it is no operator, which torch.compile, dispatch modes and the meta device need",
+    "call it outside of these; torch.compile without fullgraph=True does so by itself",
+)
+_REFUSED: dict[str, Callable[..., MaskcError]] = {
+    "nested": NestedTensor,
+    "chosen by": NoGradient,
+    "an operator": lambda name, at: ScoreNotRun(*_AN_OPERATOR, at=at),
+}
 
 
 def refuse(what: str, name: str, compiling: bool) -> None:

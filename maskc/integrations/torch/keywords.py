@@ -48,6 +48,11 @@ class Call:
             "alpha": self.alpha, "nan_safe": self.nan_safe,
         }  # fmt: skip
 
+    def places(self) -> dict[str, int]:
+        """Where the keywords that are tensors by themselves lie among the data tensors."""
+        known = {} if self.layout == _NOTHING else _parsed(self.layout)
+        return {name: place for name, place in known.items() if type(place) is int}
+
     def data(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The mask's data and parameters, made of these data tensors."""
         if self.layout == _NOTHING:

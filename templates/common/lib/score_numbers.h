@@ -1,5 +1,5 @@
 // Integers of formulas of the score, and exact sums of what tables get of a gradient.
-// Needs: FN, score_join, score_mark, score_plus. Gives: score_add, score_sum.
+// Needs: FN, score_bits, score_join, score_plus. Gives: score_add, score_sum.
 
 #ifdef __CUDACC__
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)

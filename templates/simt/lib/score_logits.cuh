@@ -6,7 +6,9 @@ struct Logit {
     const struct Attention *p;
     i32 head, batch;
 };
-FN struct Logit logit_of(const struct Attention &p, i32 head, i32 batch) { return {&p, head, batch}; }
+FN struct Logit logit_of(const struct Attention &p, i32 head, i32 batch) {
+    return {&p, head, batch};
+}
 
 struct LogitAndSlope {
     float value;

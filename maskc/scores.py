@@ -1,0 +1,302 @@
+"""Formulas of the score by their names, each with its paper, and the functions to write others.
+
+A formula is given to `mask.compile(score=...)` or `mc.attention(score=...)`; calls then give its
+tables by name, and torch tensors that require grad get their gradient. Distances are those of
+positions: p - k with p = q + n_kv - n_q, so that the last query meets the last key.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from maskc.core.data import check_name
+from maskc.core.errors import NotPositive
+from maskc.core.source import caller
+from maskc.dsl.score_tracer import Score, score, table
+from maskc.dsl.score_values import apply, choose, maximum, minimum
+from maskc.dsl.traced import n_kv, n_q
+
+__all__ = [
+    "alibi", "bias", "cosine", "distance_decay", "exp", "forget_gate", "gated_bias", "kerple",
+    "log", "maximum", "minimum", "relative", "sigmoid", "soft_cap", "sqrt", "swin", "t5", "tanh",
+    "tanh_clip", "where",
+]  # fmt: skip
+
+# ------------------------------------------------------------------ functions
+
+
+def where(condition: Any, then: Any, other: Any) -> Any:
+    """`then` where the condition holds, `other` elsewhere."""
+    return choose(condition, then, other)
+
+
+def exp(x: Any) -> Any:
+    """e^x."""
+    return apply("exp", x)
+
+
+def log(x: Any) -> Any:
+    """The natural logarithm; of scores only where x is certainly positive."""
+    return apply("log", x)
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    return apply("tanh", x)
+
+
+def sqrt(x: Any) -> Any:
+    """The square root; of scores only where x is certainly positive."""
+    return apply("sqrt", x)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x)."""
+    return apply("sigmoid", x)
+
+
+# ------------------------------------------------------------------ formulas
+
+
+def _behind(q: Any, k: Any) -> Any:
+    """How many tokens a key lies behind its query."""
+    return q + (n_kv - n_q) - k
+
+
+def _positive(what: str, name: str, value: Any) -> None:
+    if not value > 0:
+        raise NotPositive(what, name, value, at=caller())
+
+
+def soft_cap(cap: Any) -> Score:
+    """cap * tanh(s / cap): scores stay within -cap .. cap (Gemma 2, Gemma Team, 2024).
+
+    Args:
+        cap: a positive number, or `mc.param("cap", 30.0)`.
+
+    Raises:
+        NotPositive: a number that is not above 0 (MC102).
+    """
+    if isinstance(cap, (int, float)):
+        _positive("soft_cap", "cap", cap)
+    return score(lambda s: cap * tanh(s / cap))
+
+
+def tanh_clip(clip: Any = 10.0) -> Score:
+    """clip * tanh(s): logits within -clip .. clip (Bello et al., Neural Combinatorial Optimization,
+    2016).
+
+    Args:
+        clip: a positive number, or a parameter.
+
+    Raises:
+        NotPositive: a number that is not above 0 (MC102).
+    """
+    if isinstance(clip, (int, float)):
+        _positive("tanh_clip", "clip", clip)
+    return score(lambda s: clip * tanh(s))
+
+
+def alibi(slopes: str = "slopes", *, n_heads: int | None = None) -> Score:
+    """s - slope[h] * |p - k| (Press, Smith and Lewis, Train Short, Test Long, 2022).
+
+    Args:
+        slopes: the keyword under which calls give slopes [Hq].
+        n_heads: query heads; then slopes are the paper's, 2 ** (-8 * (h + 1) / n_heads), and calls
+            give none.
+
+    Raises:
+        NotPositive: `n_heads` is not above 0 (MC102).
+    """
+    if n_heads is None:
+        given = table(slopes)
+        return score(lambda s, q, k, h: s - given[h] * abs(_behind(q, k)))
+    _positive("alibi", "n_heads", n_heads)
+    return score(
+        lambda s, q, k, h: s - exp((h + 1) * (-8 * math.log(2) / n_heads)) * abs(_behind(q, k))
+    )
+
+
+def bias(name: str = "bias") -> Score:
+    """s + bias[b, h, q, k], for a tensor [B, Hq, Nq, Nkv] that broadcasts.
+
+    Args:
+        name: the keyword under which calls give it; dimensions of one entry, and those that are
+            missing in front, are shared.
+    """
+    given = table(check_name(name, caller()))
+    return score(lambda s, q, k, h, b: s + given[b, h, q, k])
+
+
+def relative(name: str = "bias", *, furthest: int) -> Score:
+    """s + bias[h, clip(p - k, -furthest, furthest) + furthest] (Shaw, Uszkoreit and Vaswani, 2018,
+    with a number in place of a vector).
+
+    Args:
+        name: the keyword under which calls give the table [Hq, 2 * furthest + 1].
+        furthest: the distance from which on all share an entry.
+
+    Raises:
+        NotPositive: `furthest` is not above 0 (MC102).
+    """
+    _positive("relative", "furthest", furthest)
+    given = table(name)
+    return score(
+        lambda s, q, k, h: (
+            s + given[h, minimum(maximum(_behind(q, k), -furthest), furthest) + furthest]
+        )
+    )
+
+
+def _t5_starts(buckets: int, furthest: int) -> list[int]:
+    """The distance with which every bucket but the first begins, rounded as T5's own code rounds:
+    in fp32, towards zero."""
+    exact = buckets // 2
+    distance = np.arange(furthest + 1)
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    large = exact + (ratio / np.float32(math.log(furthest / exact)) * (buckets - exact)).astype(int)
+    found = np.where(distance < exact, distance, np.minimum(large, buckets - 1))
+    return [int(np.argmax(found >= bucket)) for bucket in range(1, int(found[-1]) + 1)]
+
+
+def t5(
+    name: str = "bias", *, buckets: int = 32, furthest: int = 128, bidirectional: bool = False
+) -> Score:
+    """s + bias[bucket(k - p), h]: T5's relative position buckets (Raffel et al., 2020).
+
+    T5 does not scale its scores: calls give scale=1.
+
+    Args:
+        name: the keyword under which calls give the table [buckets, Hq], T5's
+            `relative_attention_bias.weight`.
+        buckets: half of them hold a distance each, the others grow up to `furthest`.
+        furthest: the distance from which on all share the last bucket.
+        bidirectional: whether keys ahead of their query have buckets of their own, as in the
+            encoder; else they share the first.
+
+    Raises:
+        NotPositive: `buckets` below 4, or `furthest` not above half of them (MC102).
+    """
+    own = buckets // 2 if bidirectional else buckets
+    _positive("t5", "buckets // 4" if bidirectional else "buckets // 2", own // 2)
+    _positive("t5", f"furthest - {own // 2}", furthest - own // 2)
+    given, starts = table(name), _t5_starts(own, furthest)
+
+    def formula(s: Any, q: Any, k: Any, h: Any) -> Any:
+        behind = _behind(q, k)
+        distance = abs(behind) if bidirectional else maximum(behind, 0)
+        bucket = (behind < 0) * own if bidirectional else 0
+        for start in starts:
+            bucket = bucket + (distance >= start) * 1
+        return s + given[bucket, h]
+
+    return score(formula)
+
+
+def distance_decay(name: str = "decay") -> Score:
+    """s + |p - k| * log(decay[h]): weights fall by a factor per token, as in retention (Sun et al.,
+    Retentive Network, 2023).
+
+    Args:
+        name: the keyword under which calls give the factors [Hq], above 0 and at most 1.
+    """
+    given = table(name)
+    return score(lambda s, q, k, h: s + abs(_behind(q, k)) * log(given[h]))
+
+
+def kerple(strength: str = "strength", rate: str = "rate") -> Score:
+    """s - strength[h] * log(1 + rate[h] * |p - k|) (Chi et al., KERPLE, 2022).
+
+    Args:
+        strength, rate: the keywords under which calls give both [Hq], above 0.
+    """
+    first, second = table(strength), table(rate)
+    return score(
+        lambda s, q, k, h: s - first[h] * log(1 + second[h] * abs(_behind(q, k)))
+    )  # fmt: skip
+
+
+def swin(window: tuple[int, int], name: str = "bias") -> Score:
+    """s + bias[place of k relative to q, h] inside a window (Liu et al., Swin Transformer, 2021).
+
+    Tokens are those of one window, row by row: sequences have height * width tokens.
+
+    Args:
+        window: (height, width).
+        name: the keyword under which calls give the table
+            [(2 * height - 1) * (2 * width - 1), Hq], Swin's `relative_position_bias_table`.
+
+    Raises:
+        NotPositive: a side that is not above 0 (MC102).
+    """
+    height, width = window
+    _positive("swin", "height", height)
+    _positive("swin", "width", width)
+    given = table(name)
+    return score(
+        lambda s, q, k, h: (
+            s
+            + given[
+                (q // width - k // width + height - 1) * (2 * width - 1)
+                + (q % width - k % width + width - 1),
+                h,
+            ]
+        )
+    )
+
+
+def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
+    """s * min(exp(logit_scale[h]), most): cosine attention's temperature (Liu et al., Swin
+    Transformer V2, 2022).
+
+    Calls give q and k of length 1, and scale=1.
+
+    Args:
+        name: the keyword under which calls give the logarithms [Hq].
+        most: the largest factor.
+
+    Raises:
+        NotPositive: `most` is not above 0 (MC102).
+    """
+    _positive("cosine", "most", most)
+    given = table(name)
+    return score(lambda s, q, k, h: s * exp(minimum(given[h], math.log(most))))
+
+
+def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Score:
+    """s + sigmoid(gate[b, h, q]) * bias[h, clipped p - k]: a position bias that every query gates
+    (Chi et al., XLM-E, 2022).
+
+    Args:
+        name: the keyword under which calls give the table [Hq, 2 * furthest + 1].
+        gate: the keyword of the gates before the sigmoid [B, Hq, Nq].
+        furthest: the distance from which on all share an entry.
+
+    Raises:
+        NotPositive: `furthest` is not above 0 (MC102).
+    """
+    _positive("gated_bias", "furthest", furthest)
+    given, gates = table(name), table(gate)
+    return score(
+        lambda s, q, k, h, b: (
+            s
+            + sigmoid(gates[b, h, q])
+            * given[h, minimum(maximum(_behind(q, k), -furthest), furthest) + furthest]
+        )
+    )
+
+
+def forget_gate(name: str = "log_forget") -> Score:
+    """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): what lies behind is
+    forgotten at a rate that the data set (Lin et al., Forgetting Transformer, 2025).
+
+    Queries and keys are the same tokens, and a causal mask goes with it.
+
+    Args:
+        name: the keyword under which calls give c [B, Hq, N].
+    """
+    given = table(name)
+    return score(lambda s, q, k, h, b: s + given[b, h, q] - given[b, h, k])

@@ -1,0 +1,230 @@
+"""Formulas of the score on torch tensors: autograd through tables, and published score_mods."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import maskc as mc  # noqa: E402
+
+B, H, N, D = 2, 4, 48, 16
+
+
+def tensors(dtype=torch.float32, n=N, heads=H, batch=B, seed=0):
+    """q, k and v that require grad, and dout."""
+    generator = torch.Generator().manual_seed(seed)
+    found = [torch.randn((batch, heads, n, D), generator=generator).to(dtype) for _ in range(4)]
+    return [x.requires_grad_() for x in found[:3]], found[3]
+
+
+def eager(score_mod, mask, q, k, v):
+    """What FlexAttention means, in float64: the score_mod on all pairs at once."""
+    q, k, v = (x.double() for x in (q, k, v))
+    batch, heads, n, dim = q.shape
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (batch, heads, n, k.shape[2])), indexing="ij")
+    scores = q @ k.repeat_interleave(heads // k.shape[1], 1).mT / dim**0.5
+    logits = score_mod(scores, b, h, i, j).double()
+    logits = logits.masked_fill(~torch.from_numpy(mask.dense(n)), -torch.inf)
+    return torch.softmax(logits, -1) @ v.repeat_interleave(heads // v.shape[1], 1)
+
+
+def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
+    """out, and the gradients of q, k, v and of what is learned, beside autograd's in float64."""
+    mask = mc.causal() if mask is None else mask
+    score = mc.from_score_mod(score_mod) if score is None else score
+    found = []
+    for run in (
+        lambda q, k, v: mc.attention(q, k, v, mask, score=score),
+        lambda q, k, v: eager(
+            score_mod, mask if score.mask is None else mask & score.mask, q, k, v
+        ),
+    ):
+        own, dout = tensors()
+        for x in learned:
+            x.grad = None
+        out = run(*own)
+        out.backward(dout.to(out.dtype))
+        found.append([out, *(x.grad for x in own), *(x.grad.clone() for x in learned)])
+    for one, two in zip(*found, strict=True):
+        size = max(1.0, two.abs().max().item())
+        assert (one.double() - two.double()).abs().max() <= tolerance * size
+    return score
+
+
+# ------------------------------------------------------------------ gradients
+
+
+def test_captured_tensors_are_learned():
+    bias = torch.randn(H, 2 * N, requires_grad=True)
+    check(lambda score, b, h, q_idx, kv_idx: score + bias[h, q_idx - kv_idx], bias)
+    gate = torch.randn(B, N, requires_grad=True)
+    check(lambda score, b, h, q_idx, kv_idx: score * torch.sigmoid(gate[b, kv_idx]), gate)
+    scale = torch.tensor(0.7, requires_grad=True)
+    check(lambda score, b, h, q_idx, kv_idx: score * scale, scale)
+
+
+def test_only_what_requires_grad_gets_one():
+    bias, other = torch.randn(H, requires_grad=True), torch.randn(N)
+    check(lambda score, b, h, q_idx, kv_idx: score + bias[h] * other[kv_idx], bias)
+    assert other.grad is None
+
+
+def test_tables_by_name():
+    table, decay = torch.randn(H, 2 * N, requires_grad=True), torch.tensor(0.1, requires_grad=True)
+    score = mc.score(
+        lambda s, q, k, h: s + mc.table("bias")[h, q - k] - mc.param("decay", 0.5) * abs(q - k)
+    )
+    attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
+    (q, k, v), dout = tensors()
+    out, lse = attn(q, k, v, bias=table, decay=decay, return_lse=True)
+    (out * dout).sum().add(lse.sum()).backward()
+    found = [x.grad.clone() for x in (q, k, v, table, decay)]
+
+    def mod(s, b, h, i, j):
+        return s + table.double()[h, i - j] - decay * (i - j).abs()
+
+    for x in (q, k, v, table, decay):
+        x.grad = None
+    exact = eager(mod, mc.causal(), q, k, v)
+    i = torch.arange(N)
+    s = mod((q.double() @ k.double().mT) / D**0.5, 0, torch.arange(H)[:, None, None],
+            i[:, None], i)  # fmt: skip
+    s = s.masked_fill(i > i[:, None], -torch.inf)
+    ((exact * dout).sum() + torch.logsumexp(s, -1).sum()).backward()
+    for x, own in zip((q, k, v, table, decay), found, strict=True):
+        size = max(1.0, x.grad.abs().max().item())
+        assert (x.grad.double() - own.double()).abs().max() <= 3e-5 * size
+
+
+def test_half_precision_tables():
+    bias = torch.randn(H, 2 * N).bfloat16().requires_grad_()
+    (q, k, v), dout = tensors(torch.bfloat16)
+    score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
+    out = mc.attention(q, k, v, mc.causal(), score=score)
+    out.backward(dout)
+    assert bias.grad.dtype == torch.bfloat16
+    assert bias.grad.abs().sum() > 0
+    assert out.dtype == torch.bfloat16
+
+
+def test_an_optimizer_step_needs_no_plan():
+    """What a formula holds is read anew by every call."""
+    bias = torch.zeros(H, 2 * N, requires_grad=True)
+    score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
+    (q, k, v), dout = tensors()
+    before = mc.attention(q, k, v, mc.causal(), score=score)
+    before.backward(dout)
+    with torch.no_grad():
+        bias -= bias.grad
+    after = mc.attention(q, k, v, mc.causal(), score=score)
+    assert (before - after).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------ published score_mods
+
+
+def t5_bucket(distance, buckets=32, furthest=128):
+    """T5's buckets of non-negative distances, as its code has them."""
+    exact = buckets // 2
+    large = exact + (
+        torch.log(distance.float() / exact) / torch.log(torch.tensor(furthest / exact))
+        * (buckets - exact)
+    ).to(torch.long)  # fmt: skip
+    large = torch.min(large, torch.full_like(large, buckets - 1))
+    return torch.where(distance < exact, distance, large)
+
+
+def documented():
+    """score_mods of PyTorch's documentation and of its blog on FlexAttention, and the like."""
+    slopes = torch.exp2(-torch.arange(1, H + 1) * 8.0 / H)
+    table, head_bias = torch.randn(2 * N), torch.randn(H)
+    documents = torch.arange(N) // 16
+    relative = torch.randn(32, H)
+
+    def noop(score, b, h, q_idx, kv_idx):
+        return score
+
+    def relative_positional(score, b, h, q_idx, kv_idx):
+        return score + (q_idx - kv_idx)
+
+    def relative_bias(score, b, h, q_idx, kv_idx):
+        return score + table[q_idx - kv_idx + N]
+
+    def alibi(score, b, h, q_idx, kv_idx):
+        bias = slopes[h] * (kv_idx - q_idx)
+        return score + bias
+
+    def alibi_of_gym(score, b, h, q_idx, kv_idx):
+        scale = torch.exp2(-((h + 1) * 8.0 / H))
+        bias = (kv_idx - q_idx) * scale
+        return score + bias
+
+    def soft_cap(score, b, h, q_idx, kv_idx):
+        score = score / 20
+        score = torch.tanh(score)
+        return score * 20
+
+    def causal(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx >= kv_idx, score, -float("inf"))
+
+    def head_bias_mod(score, b, h, q_idx, kv_idx):
+        return score + 2 * head_bias[h]
+
+    def checkerboard(score, b, h, q_idx, kv_idx):
+        score = torch.where(torch.abs(kv_idx - q_idx) % 2 == 1, score * 0.5, score)
+        return torch.where(torch.abs(kv_idx - q_idx) % 2 == 0, score * 2.0, score)
+
+    def same_document(score, b, h, q_idx, kv_idx):
+        return torch.where(documents[q_idx] == documents[kv_idx], score + 1.0, score * 0.5)
+
+    def squared(score, b, h, q_idx, kv_idx):
+        return score * score
+
+    def offset(score, b, h, q_idx, kv_idx):
+        return score + (b * 0.1) - h
+
+    def t5(score, b, h, q_idx, kv_idx):
+        return score + relative[t5_bucket(torch.clamp(q_idx - kv_idx, min=0)), h]
+
+    mods = (
+        noop, relative_positional, relative_bias, alibi, alibi_of_gym, soft_cap, causal,
+        head_bias_mod, checkerboard, same_document, squared, offset, t5,
+    )  # fmt: skip
+    return {mod.__name__: mod for mod in mods}
+
+
+@pytest.mark.filterwarnings("ignore::maskc.ScoreMaskWarning")
+@pytest.mark.parametrize("name", documented())
+def test_documented(name):
+    check(documented()[name])
+
+
+@pytest.mark.filterwarnings("ignore::maskc.ScoreMaskWarning")
+@pytest.mark.parametrize("name", ["alibi", "softcap"])
+def test_attention_gym(name):
+    mods = pytest.importorskip("attn_gym.mods")
+    made = mods.generate_alibi_bias(H) if name == "alibi" else mods.generate_tanh_softcap(20)
+    check(made)
+
+
+def test_a_dot_product_of_rows_is_refused():
+    """attention-gym's latent attention adds a second dot product: that belongs into q and k."""
+    rope = torch.randn(B, H, N, 8)
+    with pytest.raises(mc.MaskcError, match="side by side"):
+        mc.from_score_mod(lambda s, b, h, i, j: s + torch.dot(rope[b, h, i], rope[b, h // 2, j]))
+
+
+def test_inside_of_torch_compile():
+    """A call with a formula breaks the graph and keeps its gradients; fullgraph=True is refused."""
+    bias = torch.randn(H, 2 * N, requires_grad=True)
+    score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
+    attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
+    (q, k, v), dout = tensors()
+    out = torch.compile(lambda q, k, v: attn(q * 2, k, v) + 1, backend="eager")(q, k, v)
+    out.backward(dout)
+    assert bias.grad.abs().sum() > 0
+    right = attn(q * 2, k, v) + 1
+    torch.testing.assert_close(out, right)
+    with pytest.raises(Exception, match=r"MC419|graph"):
+        torch.compile(lambda q: attn(q, k, v), backend="eager", fullgraph=True)(q)
