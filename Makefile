@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 HOST := --ignore tests/gpu
 # Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
-THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness' tests/unit tests/property)
+THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness|shared_cases' tests/unit tests/property)
 
 .PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
@@ -27,7 +27,7 @@ demo: $(STAMP)
 
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)
-	@echo "About 6,000 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
+	@echo "About 5,800 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
 
 # While editing: messages, the house rules, the language, sets, layouts and plans.

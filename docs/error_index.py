@@ -38,7 +38,7 @@ CHAPTERS = {
     "MC4": "Tensors and options of a call",
     "MC5": "Targets and builds",
     "MC6": "The command line, models of other libraries, and caches",
-    "MC7": "Sequences that several ranks share, and the explorer",
+    "MC7": "Sequences that several ranks share, the explorer, evaluations and reports",
 }
 
 

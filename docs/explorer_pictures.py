@@ -20,9 +20,12 @@ PAGES = {
     ),
     "longformer": (["longformer", "--n", "2048"], "at=900,700"),
     "documents": (["documents"], "theme=dark&show=tiles&at=2000,1800"),
-    "natten_2d": (["natten_2d"], "show=waste&at=500,470"),
+    "swin": (["swin", "--n", "1024"], "show=boxes&at=582,540"),
     "bigbird_etc": (["bigbird_etc", "--n", "2048"], "show=parts&at=1200,1000"),
-    "strided": (["sparse_transformer_strided", "--n", "1024"], "view=500,380,2&at=700,572"),
+    "dilated_longformer": (
+        ["dilated_longformer", "--set", "n_global=16", "--n", "2048"],
+        "view=440,-6,1.2&show=classes&at=700,300",
+    ),
     "streaming_1m": (["streaming", "--n", "1M"], "at=900000,899000"),
 }  # fmt: skip
 ARGS = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]

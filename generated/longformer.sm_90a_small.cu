@@ -149,6 +149,211 @@ FN float quad_sum(float x) {
 // The first lane's value, which all lanes then share: branches on it are uniform.
 FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
+// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
+
+FN float2 unpack(u32 pair) {
+    if (BFLOAT16)
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    float2 x;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
+    return x;
+}
+
+// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
+// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
+// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
+// Needs: device.cuh, unpack.cuh, Attention.
+// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
+// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
+//
+// `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
+// with what follows; nothing is computed of what is not asked for:
+//     void refresh(p)                     called before many elements are asked about
+//     float distance(int i)               between the positions of query and key of element i
+//     struct HeadLogit head_logit(int i)  what the head of element i has
+//     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
+//     i32 head(int i), batch()            a query head, a sequence
+
+// Facts:
+//     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
+//                    scores, and what reads them next applies the scale.
+//     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
+//     NEEDS_WHERE    a logit depends on where its pair is.
+//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
+//                    gradient: the sum of gradients of logits times minus the distance.
+//     LONG_LOGITS    logits take so many registers that less can wait beside them.
+#define BENT (WITH_SOFTCAP || WITH_ALIBI)
+#define HAS_SLOPE WITH_SOFTCAP
+#define NEEDS_WHERE WITH_ALIBI
+#define HEAD_GRADIENT WITH_ALIBI
+#define LONG_LOGITS WITH_SOFTCAP
+
+// What scores are still to be multiplied by when `bend` is through, to be logits.
+FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
+
+// What the logits of one head are made of.
+struct HeadLogit {
+    float slope;  // by which a logit falls with every step of distance
+};
+FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
+    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+}
+
+// ---------------------------------------------------------------- logits of an accumulator
+
+// cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
+// approximate instruction is too coarse for logits.
+FN float capped(float x, float cap, float sharpness) {
+    x = fast_exp2(x * sharpness);
+    return cap - 2.0f * cap * fast_reciprocal(x + 1.0f);
+}
+
+// Scores become logits, where they are bent at all.
+template <int N, typename Where>
+FN void bend(float (&s)[N], const struct Attention &p, Where where) {
+#if BENT
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
+    (void)sharpness;
+    where.refresh(p);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float x = s[i] * p.scale;
+#if WITH_SOFTCAP
+        x = capped(x, cap, sharpness);
+#endif
+#if WITH_ALIBI
+        x -= where.head_logit(i).slope * where.distance(i);
+#endif
+        s[i] = x;
+    }
+#endif
+}
+
+// The derivatives of N logits by scale * score, in storage precision.
+template <int N>
+struct Slopes {
+#if HAS_SLOPE
+    u32 pair[N / 2];
+#endif
+};
+// Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
+// from logits, they are found here.
+template <int N, typename Where>
+FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const Where &where) {
+    bend(s, p, where);
+}
+#if HAS_SLOPE
+// The derivative at the logit of element i; 0 where it is minus infinity.
+template <typename Where>
+FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
+    if (WITH_ALIBI) logit += where.head_logit(i).slope * where.distance(i);
+    logit *= fast_reciprocal(p.softcap);
+    return fmaxf(1.0f - logit * logit, 0.0f);
+}
+// The derivatives at the logits x and y of elements 2 i and 2 i + 1; `slopes` has them from now on.
+template <int N, typename Where>
+FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
+                      const struct Attention &p, const Where &where) {
+    const float a = slope_at(x, p, where, 2 * i), b = slope_at(y, p, where, 2 * i + 1);
+    slopes.pair[i] = pack(a, b);
+    return make_float2(a, b);
+}
+template <int N>
+FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
+    return unpack(slopes.pair[i]);
+}
+#endif
+
+// Half the way to logits, from where both they and their derivatives can be told.
+struct Halfway {
+    float unit, steep;
+};
+FN struct Halfway halfway_of(const struct Attention &p) {
+    return {WITH_SOFTCAP ? 1.0f : p.scale, WITH_SOFTCAP ? fast_reciprocal(p.softcap) : 0.0f};
+}
+template <int N>
+FN void halfway(float (&s)[N], const struct Attention &p) {
+#if WITH_SOFTCAP
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
+#pragma unroll
+    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
+#endif
+}
+template <typename Where>
+FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
+                    int i) {
+    const float logit = half * way.unit;
+    return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
+}
+template <typename Where>
+FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
+                    int) {
+    const float part = half * way.steep;
+    return fmaf(-part, part, 1.0f);
+}
+
+// ---------------------------------------------------------------- the same by tanh
+
+// Of a call and a head, for logits in powers of two.
+struct Log2Logit {
+    float unit;       // of a score, or of what is made of it
+    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
+    float slope;      // see HeadLogit
+};
+FN float sharpness_of(const struct Attention &p) {
+    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
+}
+FN float tanh_of(float score, float sharpness) {
+    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
+}
+FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
+    struct Log2Logit x;
+    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
+    x.sharpness = sharpness_of(p);
+    x.slope = head_logit_of(p, head).slope * LOG2E;
+    return x;
+}
+// The logit of a score, in powers of two.
+template <typename Where>
+FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
+                    const Where &where, int i) {
+    float x = score;
+#if WITH_SOFTCAP
+    x = tanh_of(x, l.sharpness);
+#endif
+    x *= l.unit;
+#if WITH_ALIBI
+    x -= l.slope * where.distance(i);
+#endif
+    return x;
+}
+// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
+template <typename Where>
+FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
+                    const Where &, int) {
+    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
+    return 1.0f - bend * bend;
+}
+
+// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
+// yet to be multiplied by left_scale.
+FN float tanh_halfway(float score, float sharpness) {
+    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
+}
+template <typename Where>
+FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
+    return WITH_SOFTCAP ? p.softcap * half : half;
+}
+template <typename Where>
+FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
+    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
+}
+
 #ifndef STREAM
 #define STREAM 0  // blocks stream through tile rows instead of computing one each
 #endif
@@ -167,13 +372,12 @@ constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 232;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && !WITH_SOFTCAP && !WITH_ALIBI \
-                && !WITH_ENTMAX)
+#define KEEP_Q (1 && !BENT && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE =
-    0 || (WITH_SOFTCAP && GROUPS == 3) ? 0
-    : 0 && (WITH_SOFTCAP || WITH_ALIBI) ? 0
+    0 || (LONG_LOGITS && GROUPS == 3) ? 0
+    : 0 && BENT ? 0
     : STREAM ? 1 : 2;
 // Tiles come as lists in memory, or as ranges of consecutive ones.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
@@ -420,21 +624,6 @@ FN i32 query_at(i32 place) { return place; }
 FN i32 key_at(i32 place) { return place; }
 FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
 
-// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
-
-FN float2 unpack(u32 pair) {
-    if (BFLOAT16)
-        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-    float2 x;
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "mov.b32 {low, high}, %2;\n"
-        "cvt.f32.f16 %0, low;\n"
-        "cvt.f32.f16 %1, high;\n"
-        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
-    return x;
-}
-
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
 // of a row trade places with row % 8. This is what box copies write and what products read. Every
 // tile starts at a multiple of 1024 bytes.
@@ -613,40 +802,15 @@ typedef u32 Weights[TILE_K / 4];  // p in storage precision, as the left operand
 // Of scores (or of logits, where they are made of scores) in powers of two. A scale of zero must
 // not turn the mask's -inf into NaN.
 FN float unit_of(const struct Attention &p) {
-    return WITH_SOFTCAP || WITH_ALIBI ? LOG2E : fmaxf(fabsf(p.scale) * LOG2E, 1e-30f);
+    return fmaxf(fabsf(left_scale(p)) * LOG2E, 1e-30f);
 }
 
 // A negative scale turns the order of scores around: they are negated first, in every tile.
-FN bool flips(const struct Attention &p) {
-    return !WITH_SOFTCAP && !WITH_ALIBI && p.scale < 0.0f;
-}
+FN bool flips(const struct Attention &p) { return left_scale(p) < 0.0f; }
 FN void negate(Scores &s) {
 #pragma unroll
     for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
 }
-
-#if WITH_SOFTCAP || WITH_ALIBI
-// Scores q . k become logits. `distance` is the first row's position minus the first column's.
-FN void make_logits(Scores &s, const struct Attention &p, i32 head, i32 distance) {
-    const float slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
-    const float far = (float)distance;
-    const float softcap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(softcap);
-    (void)slope; (void)sharpness; (void)far;
-#pragma unroll
-    for (int i = 0; i < TILE_K / 2; i++) {
-        float x = s[i] * p.scale;
-#if WITH_SOFTCAP
-        // tanh by one exponential: the approximate instruction is too coarse for logits.
-        x = fast_exp2(x * sharpness);
-        x = softcap - 2.0f * softcap * fast_reciprocal(x + 1.0f);
-#endif
-#if WITH_ALIBI
-        x -= slope * fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
-#endif
-        s[i] = x;
-    }
-}
-#endif
 
 // The query at a row of the tiles: heads that are packed have theirs one after another.
 FN i32 mask_row(const struct Attention &p, i32 row) {
@@ -974,9 +1138,30 @@ FN i32 query_of(const struct Row &row, i32 group) {
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
 }
 
-// The thread's first query's position minus its first key of a tile.
-FN i32 distance(const struct Attention &p, i32 query, i32 word) {
-    return query + p.n_kv - p.n_q - ((word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2);
+// Which pairs a thread's scores of a tile are of; see logit.cuh.
+struct Where {
+    struct Row row;
+    i32 query_place, key_place;  // of the first element
+    struct HeadLogit own;
+    float far;  // the query's position minus the key's
+    FN void refresh(const struct Attention &) {}
+    FN float distance(int i) const {
+        return fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+    }
+    FN struct HeadLogit head_logit(int) const { return own; }
+    FN i32 query(const struct Attention &p, int i) const {
+        return mask_row(p, query_at(query_place + i / 2 % 2 * 8));
+    }
+    FN i32 key(const struct Attention &p, int i) const {
+        return min_i32(key_at(key_place + i / 4 * 8 + i % 2), p.n_kv - 1);
+    }
+    FN i32 head(int) const { return row.head; }
+    FN i32 batch() const { return row.batch; }
+};
+FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
+    const i32 position = query + p.n_kv - p.n_q;
+    const i32 key = (word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2, far = position - key;
+    return {row, query, key, head_logit_of(p, row.head), (float)far};
 }
 
 // Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
@@ -990,9 +1175,7 @@ FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 
 // Scores become logits, and those of dead pairs -inf.
 FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &row, i32 query,
                       i32 word, struct Seen seen) {
-#if WITH_SOFTCAP || WITH_ALIBI
-    make_logits(s, p, row.head, distance(p, query, word));
-#endif
+    bend(s, p, where_of(p, row, query, word));
     if (word & MASKED) {
         if (flips(p)) negate(s);
         if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);

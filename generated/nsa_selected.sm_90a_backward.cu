@@ -149,6 +149,211 @@ FN float quad_sum(float x) {
 // The first lane's value, which all lanes then share: branches on it are uniform.
 FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }
 
+// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
+
+FN float2 unpack(u32 pair) {
+    if (BFLOAT16)
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    float2 x;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
+    return x;
+}
+
+// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
+// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
+// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
+// Needs: device.cuh, unpack.cuh, Attention.
+// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
+// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
+//
+// `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
+// with what follows; nothing is computed of what is not asked for:
+//     void refresh(p)                     called before many elements are asked about
+//     float distance(int i)               between the positions of query and key of element i
+//     struct HeadLogit head_logit(int i)  what the head of element i has
+//     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
+//     i32 head(int i), batch()            a query head, a sequence
+
+// Facts:
+//     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
+//                    scores, and what reads them next applies the scale.
+//     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
+//     NEEDS_WHERE    a logit depends on where its pair is.
+//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
+//                    gradient: the sum of gradients of logits times minus the distance.
+//     LONG_LOGITS    logits take so many registers that less can wait beside them.
+#define BENT (WITH_SOFTCAP || WITH_ALIBI)
+#define HAS_SLOPE WITH_SOFTCAP
+#define NEEDS_WHERE WITH_ALIBI
+#define HEAD_GRADIENT WITH_ALIBI
+#define LONG_LOGITS WITH_SOFTCAP
+
+// What scores are still to be multiplied by when `bend` is through, to be logits.
+FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
+
+// What the logits of one head are made of.
+struct HeadLogit {
+    float slope;  // by which a logit falls with every step of distance
+};
+FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
+    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+}
+
+// ---------------------------------------------------------------- logits of an accumulator
+
+// cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
+// approximate instruction is too coarse for logits.
+FN float capped(float x, float cap, float sharpness) {
+    x = fast_exp2(x * sharpness);
+    return cap - 2.0f * cap * fast_reciprocal(x + 1.0f);
+}
+
+// Scores become logits, where they are bent at all.
+template <int N, typename Where>
+FN void bend(float (&s)[N], const struct Attention &p, Where where) {
+#if BENT
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
+    (void)sharpness;
+    where.refresh(p);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float x = s[i] * p.scale;
+#if WITH_SOFTCAP
+        x = capped(x, cap, sharpness);
+#endif
+#if WITH_ALIBI
+        x -= where.head_logit(i).slope * where.distance(i);
+#endif
+        s[i] = x;
+    }
+#endif
+}
+
+// The derivatives of N logits by scale * score, in storage precision.
+template <int N>
+struct Slopes {
+#if HAS_SLOPE
+    u32 pair[N / 2];
+#endif
+};
+// Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
+// from logits, they are found here.
+template <int N, typename Where>
+FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const Where &where) {
+    bend(s, p, where);
+}
+#if HAS_SLOPE
+// The derivative at the logit of element i; 0 where it is minus infinity.
+template <typename Where>
+FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
+    if (WITH_ALIBI) logit += where.head_logit(i).slope * where.distance(i);
+    logit *= fast_reciprocal(p.softcap);
+    return fmaxf(1.0f - logit * logit, 0.0f);
+}
+// The derivatives at the logits x and y of elements 2 i and 2 i + 1; `slopes` has them from now on.
+template <int N, typename Where>
+FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
+                      const struct Attention &p, const Where &where) {
+    const float a = slope_at(x, p, where, 2 * i), b = slope_at(y, p, where, 2 * i + 1);
+    slopes.pair[i] = pack(a, b);
+    return make_float2(a, b);
+}
+template <int N>
+FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
+    return unpack(slopes.pair[i]);
+}
+#endif
+
+// Half the way to logits, from where both they and their derivatives can be told.
+struct Halfway {
+    float unit, steep;
+};
+FN struct Halfway halfway_of(const struct Attention &p) {
+    return {WITH_SOFTCAP ? 1.0f : p.scale, WITH_SOFTCAP ? fast_reciprocal(p.softcap) : 0.0f};
+}
+template <int N>
+FN void halfway(float (&s)[N], const struct Attention &p) {
+#if WITH_SOFTCAP
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
+#pragma unroll
+    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
+#endif
+}
+template <typename Where>
+FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
+                    int i) {
+    const float logit = half * way.unit;
+    return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
+}
+template <typename Where>
+FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
+                    int) {
+    const float part = half * way.steep;
+    return fmaf(-part, part, 1.0f);
+}
+
+// ---------------------------------------------------------------- the same by tanh
+
+// Of a call and a head, for logits in powers of two.
+struct Log2Logit {
+    float unit;       // of a score, or of what is made of it
+    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
+    float slope;      // see HeadLogit
+};
+FN float sharpness_of(const struct Attention &p) {
+    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
+}
+FN float tanh_of(float score, float sharpness) {
+    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
+}
+FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
+    struct Log2Logit x;
+    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
+    x.sharpness = sharpness_of(p);
+    x.slope = head_logit_of(p, head).slope * LOG2E;
+    return x;
+}
+// The logit of a score, in powers of two.
+template <typename Where>
+FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
+                    const Where &where, int i) {
+    float x = score;
+#if WITH_SOFTCAP
+    x = tanh_of(x, l.sharpness);
+#endif
+    x *= l.unit;
+#if WITH_ALIBI
+    x -= l.slope * where.distance(i);
+#endif
+    return x;
+}
+// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
+template <typename Where>
+FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
+                    const Where &, int) {
+    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
+    return 1.0f - bend * bend;
+}
+
+// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
+// yet to be multiplied by left_scale.
+FN float tanh_halfway(float score, float sharpness) {
+    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
+}
+template <typename Where>
+FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
+    return WITH_SOFTCAP ? p.softcap * half : half;
+}
+template <typename Where>
+FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
+    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
+}
+
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
 constexpr int TILE_Q = 64;  // queries per step
 constexpr int TILE_K = 128;  // keys of a tile column
@@ -199,7 +404,7 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 #define ZEROES (STAGED && !DETERMINISTIC)
 // lse and delta are one more step of the products that make scores and dp, instead of numbers that
 // are read: with plain softmax, whose scores nothing else looks at.
-#define FOLDED (!(THRESHOLDS || WITH_SOFTCAP || WITH_ALIBI || WITH_ENTMAX))
+#define FOLDED (!(THRESHOLDS || BENT || WITH_ENTMAX))
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension
 constexpr int OWN = QUERIES / 4;      // queries of a tile that a thread has for each of two keys
@@ -213,10 +418,10 @@ constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 
 // A tile of dq in memory is in shares: one for each warpgroup, or as many as a warpgroup alone
 // makes one after another. They are in the order of its threads: DQ_PIECES times four numbers each
-// (fewer in share 1 if the columns are no whole slabs), and a sum for ALiBi's slope.
+// (fewer in share 1 if the columns are no whole slabs), and a sum for the head's own gradient.
 constexpr int OWN_SHARES = SHARES / GROUPS;
 constexpr bool CROWDED = OWN_SHARES > 1;  // registers: fewer numbers wait in them
-constexpr int SLOPE_SUMS = WITH_ALIBI ? 128 : 0;
+constexpr int SLOPE_SUMS = HEAD_GRADIENT ? 128 : 0;
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
 constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // where share 1 begins
 constexpr u32 ZERO_BYTES = TILE_FLOATS;  // a quarter of a tile
@@ -498,21 +703,6 @@ FN i32 query_at(i32 place) { return place; }
 FN i32 key_at(i32 place) { return place; }
 FN i32 keys_end(const struct Attention &p) { return p.n_kv; }
 
-// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
-
-FN float2 unpack(u32 pair) {
-    if (BFLOAT16)
-        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-    float2 x;
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "mov.b32 {low, high}, %2;\n"
-        "cvt.f32.f16 %0, low;\n"
-        "cvt.f32.f16 %1, high;\n"
-        "}" : "=f"(x.x), "=f"(x.y) : "r"(pair));
-    return x;
-}
-
 // Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
 // of a row trade places with row % 8. This is what box copies write and what products read. Every
 // tile starts at a multiple of 1024 bytes.
@@ -781,7 +971,7 @@ FN i64 zeroed_before(const struct Attention &p) {
 // The unit of scores, in powers of two; with entmax, times alpha - 1.
 FN float score_unit(const struct Attention &p) {
     const float whole = WITH_ENTMAX ? p.alpha_minus_1 : LOG2E;
-    const float unit = WITH_SOFTCAP || WITH_ALIBI ? whole : p.scale * whole;
+    const float unit = left_scale(p) * whole;
     return fabsf(unit) < 1e-30f ? 1e-30f : unit;  // zero must not turn infinity into NaN
 }
 
@@ -1073,7 +1263,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
                    dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
                    p.joins);
     }
-#if WITH_ALIBI
+#if HEAD_GRADIENT
     const i32 share = thread / 128;
     const i32 place = share * SHARE + 512 * dq_pieces(share) + thread % 128;
     float slope = sum.count && share < SHARES ? tile[place] : 0.0f;
@@ -1082,7 +1272,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     slope = block_sum(slope);
     if (thread == 0) w.control[row * TILE_Q + SLOPE_SUM] = slope;
 #endif
-#if WITH_ALIBI || WITH_SINKS
+#if HEAD_GRADIENT || WITH_SINKS
     __shared__ bool last;
     if (thread == 0) {
         __threadfence();
@@ -1091,7 +1281,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     }
     __syncthreads();
     if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink, 1.0f);
-    if (last && WITH_ALIBI && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
+    if (last && HEAD_GRADIENT && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
 #endif
 }
 #endif
@@ -1143,6 +1333,20 @@ FN float absolute_dot(uint4 a, uint4 b) {
 }
 
 #if SETTLES_DELTA
+// The logit of one pair as it is defined, for where time does not count.
+// Needs: device.cuh, Attention. Gives: plain_logit.
+
+FN float plain_logit(const struct Attention &p, float score, i32 head, i32 q, i32 k) {
+    score *= p.scale;
+#if WITH_SOFTCAP
+    score = p.softcap * (1.0f - 2.0f / (fast_exp2(score / p.softcap * (2.0f * LOG2E)) + 1.0f));
+#endif
+#if WITH_ALIBI
+    score -= p.alibi_slopes[head] * p.spacing * fabsf((float)(q + (p.n_kv - p.n_q) - k));
+#endif
+    return score;
+}
+
 // The rows of a tensor's head, in pieces of eight numbers.
 FN const uint4 *pieces_of(const void *tensor, const i64 (&stride)[3], struct Place at, i32 token) {
     return (const uint4 *)tensor + row_offset(stride, at, token) / 8;
@@ -1159,14 +1363,7 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
         score += dot(__ldg(of_q + i), __ldg(of_k + i));
         dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     }
-    score *= p.scale;
-#if WITH_SOFTCAP
-    score = p.softcap * (1.0f - 2.0f / (fast_exp2(score / p.softcap * (2.0f * LOG2E)) + 1.0f));
-#endif
-#if WITH_ALIBI
-    score -= p.alibi_slopes[at.head] * p.spacing * fabsf((float)(q + (p.n_kv - p.n_q) - k));
-#endif
-    return fast_exp2((score - lse) * LOG2E) * dp;
+    return fast_exp2((plain_logit(p, score, at.head, q, k) - lse) * LOG2E) * dp;
 }
 #endif
 
@@ -1242,41 +1439,38 @@ FN float2 pair_of(const Rows &rows, int i) {  // of queries 8 i + 2 (lane % 4)
 }
 #endif
 
-// What turns a head's scores into logits.
+// What scores are in.
 struct Logit {
-    float unit;    // of what make_logits leaves, in powers of two; with entmax, times alpha - 1
+    float unit;    // of what `bend` leaves, in powers of two; with entmax, times alpha - 1
     float hidden;  // the score of a dead pair: its weight is 0
-    float slope;   // of ALiBi
 };
-FN struct Logit logit_of(const struct Attention &p, i32 head) {
+FN struct Logit logit_of(const struct Attention &p) {
     struct Logit logit;
     logit.unit = score_unit(p);
     logit.hidden = logit.unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
-    logit.slope = WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f;
     return logit;
 }
 
-// How far score `i` of a thread is off the diagonal; `far` is that of its first one.
-FN float distance_of(float far, int i) { return fabsf(far + (i / 4 * 8 + i % 2 - i / 2 % 2 * 8)); }
-
-// Scores q . k become logits up to the factor `unit`, which the exponential applies.
-FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &logit, float far) {
-#if WITH_SOFTCAP || WITH_ALIBI
-    const float sharpness = 2.0f * LOG2E * fast_reciprocal(p.softcap);
-    far = anew_float(far);  // distances do not wait in registers
-#pragma unroll
-    for (int i = 0; i < QUERIES / 2; i++) {
-        float x = s[i] * p.scale;
-#if WITH_SOFTCAP
-        // tanh by one exponential, as in the forward pass.
-        x = fast_exp2(x * sharpness);
-        x = p.softcap - 2.0f * p.softcap * fast_reciprocal(x + 1.0f);
-#endif
-        s[i] = WITH_ALIBI ? x - logit.slope * distance_of(far, i) : x;
+// Which pairs a thread's scores of a step are of; see logit.cuh.
+struct Where {
+    struct Place place;
+    i32 query_place, key_place;  // of the first element
+    struct HeadLogit own;
+    float far;  // the query's position minus the key's
+    FN void refresh(const struct Attention &) { far = anew_float(far); }
+    FN float distance(int i) const {
+        return fabsf(far + (i / 4 * 8 + i % 2 - i / 2 % 2 * 8));
     }
-#endif
-}
-
+    FN struct HeadLogit head_logit(int) const { return own; }
+    FN i32 query(const struct Attention &p, int i) const {
+        return min_i32(query_at(query_place + i / 4 * 8 + i % 2), p.n_q - 1);
+    }
+    FN i32 key(const struct Attention &p, int i) const {
+        return min_i32(key_at(key_place + i / 2 % 2 * 8), p.n_kv - 1);
+    }
+    FN i32 head(int) const { return place.head; }
+    FN i32 batch() const { return place.batch; }
+};
 // Intervals of a thread's own columns as bits.
 
 FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
@@ -1380,14 +1574,6 @@ FN void hide_rest(Scores &s, const struct Seen &seen, float hidden) {
         }
 }
 
-// The derivative of the soft-cap at a logit; 0 where it is minus infinity.
-FN float cap_slope(float x, const struct Attention &p, const struct Logit &logit, float far,
-                   int i) {
-    if (WITH_ALIBI) x += logit.slope * distance_of(far, i);
-    x *= fast_reciprocal(p.softcap);
-    return fmaxf(1.0f - x * x, 0.0f);
-}
-
 #if WITH_ENTMAX
 // alpha-entmax: from a score to its weight, once the row's level is known.
 // Gives: Alpha, Weight, by_alpha, power.
@@ -1460,24 +1646,22 @@ FN struct Weight weigh(float score, float unit, float lse, float) {
 }
 #endif
 
-// A step keeps u, the weight's derivative by its score, times the soft-cap's derivative, from the
-// weights until dp is there: in s, or where registers are short, in storage precision.
-constexpr bool KEEP_U = QUERIES <= 64 && !WITH_ALIBI && !(CROWDED && WITH_SOFTCAP);
+// A step keeps u, the weight's derivative by its logit, times that of the logit, from the weights
+// until dp is there: in s, or where registers are short, in storage precision.
+constexpr bool KEEP_U = QUERIES <= 64 && !HEAD_GRADIENT && !(CROWDED && HAS_SLOPE);
 struct Kept {
     Pairs p;  // without the derivative
 #if WITH_ENTMAX
-    Pairs u;  // with it, but for ALiBi's slope
+    Pairs u;  // with it, but where a head's own gradient is to be found first
 #endif
-#if WITH_SOFTCAP
-    Pairs derivative;
-#endif
+    struct Slopes<QUERIES / 2> slopes;
 };
 
 // Logits become weights. Past the last query lse is infinite and weights are 0.
 template <Alpha ALPHA>
 FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
-                  const struct Logit &logit, float far) {
-    if (WITH_SOFTCAP && WITH_ALIBI) far = anew_float(far);
+                  const struct Logit &logit, struct Where where) {
+    if (HAS_SLOPE && NEEDS_WHERE) where.refresh(p);
 #pragma unroll
     for (int i = 0; i < QUERIES / 8; i++) {
         const float2 base = pair_of(lse, i);
@@ -1489,41 +1673,39 @@ FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention
             const struct Weight w = weigh<ALPHA>(y, logit.unit, base.y, p.alpha_minus_1);
             s[at] = v.u, s[at + 1] = w.u;
             kept.p[2 * i + r] = pack(v.p, w.p);
-#if WITH_SOFTCAP
-            const float a = cap_slope(x, p, logit, far, at);
-            const float b = cap_slope(y, p, logit, far, at + 1);
-            kept.derivative[2 * i + r] = pack(a, b);
-            s[at] *= a, s[at + 1] *= b;
+#if HAS_SLOPE
+            const float2 slope = take_slopes(kept.slopes, 2 * i + r, x, y, p, where);
+            s[at] *= slope.x, s[at + 1] *= slope.y;
 #endif
 #if WITH_ENTMAX
-            kept.u[2 * i + r] = WITH_ALIBI ? pack(v.u, w.u) : pack(s[at], s[at + 1]);
+            kept.u[2 * i + r] = HEAD_GRADIENT ? pack(v.u, w.u) : pack(s[at], s[at + 1]);
 #endif
         }
     }
 }
 FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
-                   const struct Logit &logit, float far) {
+                   const struct Logit &logit, const struct Where &where) {
     by_alpha(p.alpha_minus_1, [&](auto kind) {
-        weigh_all<decltype(kind)::value>(s, kept, lse, p, logit, far);
+        weigh_all<decltype(kind)::value>(s, kept, lse, p, logit, where);
     });
 }
 
-// Gradients of logits as ALiBi's slope sees them: a thread's share of its own gradient.
-FN float slope_gradient(const Pairs &ds, float far) {
+// A thread's share of the gradient of what its head has, from those of logits.
+FN float head_gradient(const Pairs &ds, const struct Where &where) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < QUERIES / 4; i++) {
         const float2 x = unpack(ds[i]);
-        sum -= x.x * distance_of(far, 2 * i) + x.y * distance_of(far, 2 * i + 1);
+        sum -= x.x * where.distance(2 * i) + x.y * where.distance(2 * i + 1);
     }
     return sum;
 }
 
 // dp = dout . v becomes ds = u (dp - delta), where delta is yet to be read if there is a `rest`.
-// Returns the thread's share of the slope's gradient.
+// Returns the thread's share of the head's own gradient.
 FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
-                      const float *rest, float far) {
-    float slope = 0.0f;
+                      const float *rest, const struct Attention &p, struct Where where) {
+    float share = 0.0f;
 #if WITH_ENTMAX
     const Pairs &slopes = kept.u;
 #else
@@ -1538,25 +1720,26 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
             const int at = 4 * i + 2 * r;
             const float a = dp[at] - base.x, b = dp[at + 1] - base.y;
             float2 u = unpack(slopes[2 * i + r]);
-#if WITH_SOFTCAP && !WITH_ALIBI && !WITH_ENTMAX
-            const float2 derivative = unpack(kept.derivative[2 * i + r]);
-            u.x *= derivative.x, u.y *= derivative.y;
+#if HAS_SLOPE && !HEAD_GRADIENT && !WITH_ENTMAX
+            const float2 slope = kept_slopes(kept.slopes, 2 * i + r);
+            u.x *= slope.x, u.y *= slope.y;
 #endif
             ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
         }
     }
-#if WITH_ALIBI
+#if HEAD_GRADIENT
     pin(ds);  // one after the other: registers are short
-    slope = slope_gradient(ds, anew_float(far));
-#if WITH_SOFTCAP
+    where.refresh(p);
+    share = head_gradient(ds, where);
+#if HAS_SLOPE
 #pragma unroll
     for (int i = 0; i < QUERIES / 4; i++) {
-        const float2 x = unpack(ds[i]), derivative = unpack(kept.derivative[i]);
-        ds[i] = pack(x.x * derivative.x, x.y * derivative.y);
+        const float2 x = unpack(ds[i]), slope = kept_slopes(kept.slopes, i);
+        ds[i] = pack(x.x * slope.x, x.y * slope.y);
     }
 #endif
 #endif
-    return slope;
+    return share;
 }
 
 // Products of a backward pass: their operands, and those of scores; SPLIT_KEYS tells of the others.
@@ -2105,7 +2288,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
             const int place = group * SHARE;
             float *const to = dq + (i64)row * TILE_FLOATS + place;
             const u32 from = shared_address(shared.dq + place);
-            const u32 bytes = 2048 * dq_pieces(group) + (WITH_ALIBI ? 4 * SLOPE_SUMS : 0);
+            const u32 bytes = 2048 * dq_pieces(group) + 4 * SLOPE_SUMS;
             if (DETERMINISTIC && rank_in(shared.dq_turn) == 0) put_floats(to, from, bytes);
             else add_floats(to, from, bytes);
             commit_stores();
@@ -2229,7 +2412,7 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
         if (first) *own = four;
         else atomicAdd(own, four);
     }
-    if (WITH_ALIBI) {
+    if (HEAD_GRADIENT) {
         float *const own = to + 512 * dq_pieces(share) + thread;
         if (first) *own = slope;
         else atomicAdd(own, slope);
@@ -2250,18 +2433,20 @@ FN i32 first_key(i32 tile, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return anew(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
 }
-// Position of the thread's first query minus that of its first key.
-FN float distance(const struct Step &step, const struct Attention &p, i32 tile, i32 group) {
+FN struct Where where_of(const struct Place &place, const struct Step &step,
+                         const struct Attention &p, i32 tile, i32 group) {
+    const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
-    return (float)(query + p.n_kv - p.n_q - first_key(tile, group));
+    const i32 position = query + p.n_kv - p.n_q, key = first_key(tile, group);
+    return {place, query, key, own, (float)(position - key)};
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.
 constexpr bool EARLY =
-    !WITH_SOFTCAP && (!(WITH_ALIBI || WITH_ENTMAX) || (QUERIES <= 64 && !CROWDED));
+    !LONG_LOGITS && (!(BENT || WITH_ENTMAX) || (QUERIES <= 64 && !CROWDED));
 // Numbers of the rows that are read are so before the products begin, behind whose operands they
 // would wait.
-constexpr bool LSE_EARLY = EARLY && !WITH_ALIBI && !SEEN_IS_LONG && !WITH_ENTMAX;
+constexpr bool LSE_EARLY = EARLY && !BENT && !SEEN_IS_LONG && !WITH_ENTMAX;
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
 
 #if FOLDED
@@ -2295,15 +2480,16 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
                        first_query(step.word, group));
     products_wait<EARLY ? 1 : 0>();
     pin(s);
-    const struct Logit logit = logit_of(p, place_of_row(p, step.row).head);
-    const float far = distance(step, p, tile, group);
-    make_logits(s, p, logit, far);
+    const struct Place place = place_of_row(p, step.row);
+    const struct Logit logit = logit_of(p);
+    const struct Where where = where_of(place, step, p, tile, group);
+    bend(s, kept.slopes, p, where);
     if (step.word & MASKED) hide_rest(s, seen, logit.hidden);
     if (!LSE_EARLY) {
         pin(s);
         read_rows(lse, lse_in(shared, stage.at(), group));
     }
-    to_weights(s, kept, lse, p, logit, far);
+    to_weights(s, kept, lse, p, logit, where);
 #if !SPLIT_KEYS
     store_pairs(shared_address(shared.weights[stage.at()]), kept.p, group);
 #endif
@@ -2420,9 +2606,10 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
-    const float far = distance(step, p, anew(column.tile), anew(group));
+    const struct Where where =
+        where_of(place_of_row(p, step.row), step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
-    const float slope = to_gradients(dp, s, kept, ds, delta, rest, far);
+    const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
 #if APART
     sync_both();  // nobody reads numbers of this step any more
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
@@ -2592,7 +2779,7 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
 }
 
 // As with softmax; see EARLY.
-constexpr bool MEAN_EARLY = !WITH_SOFTCAP && (!WITH_ALIBI || QUERIES <= 64);
+constexpr bool MEAN_EARLY = !LONG_LOGITS && (!BENT || QUERIES <= 64);
 
 // What a thread adds up for each of its queries.
 struct Mean {
@@ -2653,8 +2840,8 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     products_wait<MEAN_EARLY ? 1 : 0>();
     pin(s);
     if (leader) arrive(shared.k_free[at]);
-    const struct Logit logit = logit_of(p, place.head);
-    make_logits(s, p, logit, distance(step, p, tile, group));
+    const struct Logit logit = logit_of(p);
+    bend(s, p, where_of(place, step, p, tile, group));
     if (word & MASKED) hide_rest(s, seen, logit.hidden);
     pin(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));

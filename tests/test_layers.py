@@ -55,9 +55,12 @@ ALLOWED: dict[str, set[str]] = {
         "integrations", "transformers", "api", "driver",
     },
     "patterns": {"dsl"},
-    "evaluate": {"dsl", "integrations", "transformers", "api", "runtime", "verify"},
+    "evaluate": {
+        "dsl", "reference", "ir", "runtime", "integrations", "transformers", "api", "driver",
+    },
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
+ALLOWED["report"] = ALLOWED["viz"] | {"viz", "verify", "evaluate"}
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
 
@@ -74,6 +77,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     ),
     "transformers": ({"transformers", "distributed", "evaluate"}, False),
     "scipy": ({"evaluate"}, False),
+    "sklearn": ({"evaluate"}, False),
     "click": ({"cli"}, True),
     "rich": ({"cli"}, True),
     "matplotlib": ({"viz"}, False),

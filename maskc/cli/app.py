@@ -12,11 +12,13 @@ from maskc import __version__
 from maskc.cli.bench import bench
 from maskc.cli.compile import compile_command
 from maskc.cli.doctor import doctor
+from maskc.cli.evaluate import evaluate
 from maskc.cli.explain import explain
 from maskc.cli.explore import explore
 from maskc.cli.output import done
 from maskc.cli.patterns import init, patterns
 from maskc.cli.plan import plan
+from maskc.cli.report import report
 from maskc.cli.test import test
 from maskc.cli.verify import verify
 from maskc.cli.visualize import visualize
@@ -67,8 +69,8 @@ def main() -> None:
 
 
 for command in (
-    compile_command, visualize, explore, explain, verify, test, bench, plan, doctor, patterns,
-    init,
+    compile_command, visualize, explore, explain, verify, test, bench, evaluate, report, plan,
+    doctor, patterns, init,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -238,7 +238,7 @@ def write(result: Measured, swept: bool) -> None:
     lengths = ("N",) if swept else ()
     heads = (
         "mask", "direction", "implementation", *lengths, "ms", "tokens/s", "live TFLOP/s", "peak",
-        "x maskc", "error", "",
+        "relative", "error", "",
     )  # fmt: skip
     mine = {
         (r["case"], r["direction"], r["n_q"]): r["ms"]

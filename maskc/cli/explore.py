@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,7 @@ class Models:
             made = movable_mask(entry.mask, taken)
         else:
             made = movable(entry.pattern, entry.pattern.read(entry.settings), heads, taken)
-        source = entry.source.removeprefix("--expr ")
+        source = shlex.split(entry.source)[-1]  # a path, a name, or what follows --expr
         labels = {n: f"{x} of {entry.name}" if taken else x for n, x in made.labels.items()}
         return Shown(
             entry.name, made.mask, "" if entry.title == entry.name else entry.title, source,
@@ -189,4 +190,6 @@ def _one(text: str) -> Entry:
 
     if text in patterns.names():
         return entries(text, None, (), None)[0]
-    return replace(entries(None, text, (), None)[0], name="other", title="other", source=text)
+    return replace(
+        entries(None, text, (), None)[0], name="other", title="other", source=shlex.quote(text)
+    )

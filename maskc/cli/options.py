@@ -301,7 +301,7 @@ def data_options(fallback: int | None) -> Callable[[Command], Command]:
         @wraps(command)
         def wrapped(
             files: tuple[str, ...], seed: int, found: list[Entry], n: int | None,
-            n_kv: int | None, **rest: Any,
+            n_kv: int | None = None, **rest: Any,
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
@@ -28,7 +28,11 @@ def panel(classes: np.ndarray, share: np.ndarray, ratio: float) -> str:
     rows, columns = classes.shape
     ratio = min(max(ratio, 0.1), 10.0)
     width, height = (round(_SIDE * side) for side in (min(1, 1 / ratio), min(1, ratio)))
-    boxes = "".join(_runs(classes, np.round(share * 8) / 8))
+    boxes = "".join(
+        f'<rect x="{first}" y="{row}" width="{stop - first}" height="1" '
+        f'fill="{_color(kind, strength)}"/>'
+        for row, first, stop, kind, strength in runs(classes, np.round(share * 8) / 8)
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {max(columns, 1)} {max(rows, 1)}" preserveAspectRatio="none" '
@@ -57,19 +61,17 @@ def page(title: str, lines: Sequence[str], panels: Sequence[tuple[str, str]]) ->
     )
 
 
-def _runs(classes: np.ndarray, share: np.ndarray) -> list[str]:
-    """A rectangle for each run of equal cells in a row."""
-    boxes = []
+def runs(
+    classes: np.ndarray, share: np.ndarray
+) -> Iterator[tuple[int, int, int, int, float]]:  # fmt: skip
+    """(row, first, stop, class, share) of each run of equal cells in a row that are not empty."""
     for row in range(classes.shape[0]):
         looks = np.where(classes[row] == 1, share[row], classes[row] + 1.0)
         looks[classes[row] == 0] = -1.0
         ends = np.flatnonzero(np.diff(looks, prepend=np.nan, append=np.nan) != 0)
         for first, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
             if classes[row, first]:
-                color = _color(int(classes[row, first]), float(share[row, first]))
-                box = f'x="{first}" y="{row}" width="{stop - first}" height="1"'
-                boxes.append(f'<rect {box} fill="{color}"/>')
-    return boxes
+                yield row, first, stop, int(classes[row, first]), float(share[row, first])
 
 
 def _color(kind: int, share: float) -> str:

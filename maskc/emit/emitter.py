@@ -58,7 +58,6 @@ from maskc.emit.spec import (
     PredicateLine,
     Shape,
 )
-from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
@@ -201,16 +200,8 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
     for each in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
         for span in (each.keys, each.queries):
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
-    for data in filter(None, _data(plan)):
+    for data in filter(None, plan.of_data):
         yield from reach_of_data(data)
-
-
-def _data(plan: KernelPlan) -> tuple[DataIntervals | None, DataIntervals | None]:
-    """The keys of a query and the queries of a key where data tell, of kernels that use them."""
-    others = plan.thresholds or plan.documents or plan.distances or plan.chosen is not None
-    if others or plan.boxes is not None or plan.gathering is not None:
-        return None, None
-    return plan.by_query, plan.by_key
 
 
 def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
@@ -300,7 +291,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         if _formulas(mask) not in shapes:
             shapes[_formulas(mask)] = _shape(mask, plan, reads)
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
-    by_query, by_key = _data(plan)
+    by_query, by_key = plan.of_data
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
     score = plan.problem.score
     return KernelSpec(

@@ -87,6 +87,35 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskSide:
+    """How a pass looks at a mask, see templates/sm90a/lib/mask_sides.cuh."""
+
+    name: str
+    """Its type."""
+    row: str
+    columns: str
+    """What they are, for the reader."""
+    variable: str
+    """Of a row, in bounds of its columns."""
+    column: str
+    count: str
+    """Of a column, and of all columns, where data tell."""
+    bounds: str
+    spared: str
+    """Fields of `Shape`."""
+    data: str
+    """The field of `KernelSpec`."""
+
+
+BY_QUERY = MaskSide(
+    "ByQuery", "query", "keys", "ti", "k", "n_kv", "key_bounds", "spared_key_bounds", "by_query"
+)
+BY_KEY = MaskSide(
+    "ByKey", "key", "queries", "tj", "q", "n_q", "query_bounds", "spared_query_bounds", "by_key"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class DataEnds:
     """C expressions for an interval of columns, over the row (ti or tj), the first column of a run
     (`run`), n_q, n_kv, m."""
@@ -226,9 +255,56 @@ class KernelSpec:
         return max(most, *(len(shape.spared_key_bounds) for shape in self.shapes))
 
     @property
-    def spared_by_intervals(self) -> bool:
-        """Whether such pairs come as intervals, too."""
-        return self.intervals > 0
+    def spared_policy(self) -> str:
+        """What decides which pairs are kept whatever their scores:
+        templates/sm90a/lib/spared_*.cuh of that name (sm_90a)."""
+        if not self.spares:
+            return "nothing"
+        return "intervals" if self.intervals else "pairs"
+
+    @property
+    def data_sides(self) -> tuple[MaskSide, ...]:
+        """From where rows come as data tell."""
+        return tuple(s for s in self.mask_sides if getattr(self, s.data) is not None)
+
+    @property
+    def tested_sides(self) -> tuple[MaskSide, ...]:
+        """From where pairs are tested."""
+        return tuple(s for s in self.mask_sides if getattr(self, s.data) is None)
+
+    @property
+    def data_early(self) -> bool:
+        """Whether that takes registers where rows are queries: columns have conditions of their
+        own, or pairs may have to be tested."""
+        return self.tests_queries or self.by_query is None or bool(self.by_query.columns)
+
+    @property
+    def spared_sides(self) -> tuple[MaskSide, ...]:
+        """From where these come as intervals."""
+        return self.mask_sides if self.spared_policy == "intervals" else ()
+
+    @property
+    def mask_policy(self) -> str:
+        """What decides in partial tiles: templates/sm90a/lib/mask_*.cuh of that name (sm_90a)."""
+        if self.boxes is not None:
+            return "boxes"
+        if self.distances:
+            return "relative_bits"
+        if self.by_documents:
+            return "documents"
+        if self.by_query is not None or self.by_key is not None:
+            return "data_rows"
+        if not self.intervals:
+            return "pairs"
+        return "intervals" if self.cells is None else "chosen_blocks"
+
+    @property
+    def mask_sides(self) -> tuple[MaskSide, ...]:
+        """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
+        one and the other (sm_90a)."""
+        if not self.backward:
+            return (BY_QUERY,)
+        return (BY_KEY, BY_QUERY) if getattr(self.schedule, "row_bytes", 0) else (BY_KEY,)
 
     @property
     def tests_pairs(self) -> bool:

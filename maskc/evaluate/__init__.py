@@ -8,6 +8,14 @@
 Results are frozen values with `to_json` and `from_json`. Importing this loads no torch.
 """
 
+from maskc.evaluate.ablations import ablations as ablations
+from maskc.evaluate.ablations import permuted as permuted
+from maskc.evaluate.evaluating import Candidate as Candidate
+from maskc.evaluate.evaluating import Inputs as Inputs
+from maskc.evaluate.evaluating import evaluate as evaluate
+from maskc.evaluate.families import FAMILIES as FAMILIES
+from maskc.evaluate.families import Solved as Solved
+from maskc.evaluate.families import at_budget as at_budget
 from maskc.evaluate.information import information_loss as information_loss
 from maskc.evaluate.models import load as load
 from maskc.evaluate.models import losses as losses
@@ -24,3 +32,6 @@ from maskc.evaluate.tensors import Tensors as Tensors
 from maskc.evaluate.tensors import capture as capture
 from maskc.evaluate.tensors import read_npz as read_npz
 from maskc.evaluate.tensors import tensors as tensors
+from maskc.evaluate.training import Recipe as Recipe
+from maskc.evaluate.training import Task as Task
+from maskc.evaluate.training import train as train

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,16 +42,39 @@ def information_loss(
     Raises:
         MaskcError: as `Mask.dense`.
     """
-    sums = {name: _Sums(given) for name in masks}
-    kept = _Kept(masks, given.n, dict(data or {}))
-    for index, layer in enumerate(given.layers):
-        if progress:
-            progress(f"layer {layer.layer} ({index + 1} of {len(given.layers)})")
-        for b in range(given.sequences):
-            for found in _parts(layer, b):
-                for name, keep in kept.rows(layer, b, found.first, found.last, found.scores):
-                    sums[name].add(index, b, found, keep)
-    return {name: each.loss(given, resamples, seed) for name, each in sums.items()}
+    losses = Losses(masks, data)
+    losses.add(given, progress)
+    return losses.found(resamples, seed)
+
+
+class Losses:
+    """Information loss on sequences that come one lot after the other, of the same layers."""
+
+    def __init__(self, masks: Mapping[str, Mask], data: Mapping[str, object] | None = None) -> None:
+        self.masks, self.data = masks, dict(data or {})
+        self.lots: list[dict[str, _Sums]] = []
+        self.kept: _Kept | None = None
+
+    def add(self, given: Tensors, progress: Progress | None = None) -> None:
+        """Look at all sequences of a lot."""
+        if self.kept is None or self.kept.n != given.n:
+            self.kept = _Kept(self.masks, given.n, self.data)
+        sums = {name: _Sums(given) for name in self.masks}
+        for index, layer in enumerate(given.layers):
+            if progress:
+                progress(f"layer {layer.layer} ({index + 1} of {len(given.layers)})")
+            for b in range(given.sequences):
+                for found in _parts(layer, b):
+                    own = self.kept.rows(layer, b, found.first, found.last, found.scores)
+                    for name, keep in own:
+                        sums[name].add(index, b, found, keep)
+        self.lots.append(sums)
+
+    def found(self, resamples: int = 2000, seed: int = 0) -> dict[str, InformationLoss]:
+        """The loss by name."""
+        return {
+            name: _loss([lot[name] for lot in self.lots], resamples, seed) for name in self.masks
+        }
 
 
 class _Part:
@@ -162,9 +185,9 @@ class _Sums:
         layers, heads = len(given.layers), given.layers[0].q.shape[1]
         self.by_head = np.zeros((4, layers, heads))
         self.with_key = np.zeros((layers, heads))
-        self.by_query = np.zeros((2, given.sequences, given.n))
-        self.cosine = np.zeros((given.sequences, given.n))
-        self.floor = self.ceiling = self.kl = 0.0
+        self.by_query = np.zeros((3, given.sequences, given.n))
+        self.layers = [each.layer for each in given.layers]
+        self.floor = self.ceiling = 0.0
         self.rows = self.empty = 0
         self.bound = 0.0
 
@@ -188,9 +211,8 @@ class _Sums:
             self.by_head[row, layer] += values.sum(dim=-1).double().cpu().numpy()
         self.with_key[layer] += live.sum(dim=-1).cpu().numpy()
         here = slice(dense.first, dense.last)
-        for row, values in enumerate((kept, relative)):
+        for row, values in enumerate((kept, relative, cosine)):
             self.by_query[row, b, here] += values.double().sum(dim=0).cpu().numpy()
-        self.cosine[b, here] += cosine.double().sum(dim=0).cpu().numpy()
         allowed = dense.base.expand(dense.scores.shape).sum(dim=-1).clamp(min=1)
         self.floor += float((counts / allowed).double().sum())
         best = dense.best.gather(-1, (counts - 1).clamp(min=0)[..., None])[..., 0]
@@ -202,22 +224,29 @@ class _Sums:
         used = torch.where(kept < 1 - 1e-4, error / bound.clamp(min=tiny), 0.0)
         self.bound = max(self.bound, float(used.max()))
 
-    def loss(self, given: Tensors, resamples: int, seed: int) -> InformationLoss:
-        """The result, with intervals."""
-        layers, heads = self.with_key.shape
-        rows = given.sequences * given.n
-        means = self.by_head / rows
-        means[3] = self.by_head[3] / np.maximum(self.with_key, 1)
-        found = tuple(
-            LayerLoss(each.layer, *(tuple(map(float, means[row, index])) for row in range(4)))
-            for index, each in enumerate(given.layers)
-        )
-        intervals = [
-            bootstrap(list(values / (layers * heads)), resamples=resamples, seed=seed).interval()
-            for values in (*self.by_query, self.cosine)
-        ]
-        with_key = max(1, self.rows - self.empty)
-        return InformationLoss(
-            found, *intervals, float(self.by_head[3].sum() / with_key), self.floor / self.rows,
-            self.ceiling / self.rows, self.bound, self.rows, self.empty,
-        )  # fmt: skip
+
+def _loss(lots: Sequence[_Sums], resamples: int, seed: int) -> InformationLoss:
+    """The result of all lots, with intervals."""
+    layers, heads = lots[0].with_key.shape
+    numbers = lots[0].layers
+    total = sum(lot.by_query[0].size for lot in lots)
+    by_head = np.sum([lot.by_head for lot in lots], axis=0)
+    means = by_head / total
+    means[3] = by_head[3] / np.maximum(np.sum([lot.with_key for lot in lots], axis=0), 1)
+    found = tuple(
+        LayerLoss(number, *(tuple(map(float, means[row, index])) for row in range(4)))
+        for index, number in enumerate(numbers)
+    )
+    intervals = [
+        bootstrap(
+            [row / (layers * heads) for lot in lots for row in lot.by_query[kind]],
+            resamples=resamples, seed=seed,
+        ).interval()
+        for kind in range(3)
+    ]  # fmt: skip
+    rows, empty = (sum(getattr(lot, name) for lot in lots) for name in ("rows", "empty"))
+    floor, ceiling = (sum(getattr(lot, name) for lot in lots) for name in ("floor", "ceiling"))
+    return InformationLoss(
+        found, *intervals, float(by_head[3].sum() / max(1, rows - empty)), floor / rows,
+        ceiling / rows, max(lot.bound for lot in lots), rows, empty,
+    )  # fmt: skip

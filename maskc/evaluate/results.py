@@ -58,7 +58,8 @@ def _read(kind: Any, value: Any) -> Any:
         hints = get_type_hints(kind)
         names = {each.name for each in fields(kind)}
         own = {name: _read(hints[name], item) for name, item in value.items() if name in names}
-        return kind(**own)
+        make: Any = kind
+        return make(**own)
     if get_origin(kind) is tuple and isinstance(value, list):
         inner = get_args(kind)
         if inner[1:] == (...,):
@@ -104,7 +105,7 @@ class LayerLoss(Result):
 class InformationLoss(Result):
     """What a mask drops of dense attention, on given q, k and v; nothing is trained or sampled.
 
-    Intervals come from moving blocks of 64 queries, drawn inside of sequences that are drawn too.
+    Intervals come from blocks of 64 queries, drawn inside of sequences that are drawn too.
     """
 
     layers: tuple[LayerLoss, ...]
@@ -153,6 +154,8 @@ class Perplexity(Result):
     """Differences below this many nats count as none."""
     equivalent: bool
     """Whether the 90 % interval lies inside of +- margin (two one-sided tests at 5 %)."""
+    by_text: tuple[tuple[str, float], ...] = ()
+    """(text, mean difference in nats on its sequences)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,7 @@ class Evaluated(Result):
 
     name: str
     mask: str
-    """The mask as text."""
+    """The mask as text; of captured arrays it shows the names only."""
     role: str
     """"pattern", "ablation", "control" or "ceiling"."""
     of: str

@@ -75,9 +75,11 @@ def bootstrap(
 ) -> Bootstrap:
     """Resample the mean of values that depend on their neighbours and on their document.
 
-    A resample draws as many documents as there are, with replacement, and in each of them moving
-    blocks of `block` neighbouring values until it is full (Künsch 1989). A document that is no
-    longer than a block stays as it is.
+    A resample draws as many documents as there are, with replacement, and in each of them blocks of
+    `block` neighbouring values until it is full. Blocks begin anywhere and go on at the beginning
+    of the document (Politis and Romano 1992): blocks that stop at its ends (Künsch 1989) draw the
+    first values too seldom, and it is those where masks lose nothing. A document that is no longer
+    than a block stays as it is.
 
     Args:
         documents: float [tokens of the document] each; no document is empty.
@@ -95,7 +97,7 @@ def bootstrap(
     for index, values in enumerate(documents):
         times = (drawn == index).sum(axis=1)
         total = int(times.sum())
-        found, size = _moving_blocks(np.asarray(values, dtype=np.float64), total, block, rng)
+        found, size = _blocks(np.asarray(values, dtype=np.float64), total, block, rng)
         owner = np.repeat(np.arange(resamples), times)
         np.add.at(sums, owner, found)
         np.add.at(sizes, owner, float(size))
@@ -103,7 +105,7 @@ def bootstrap(
     return Bootstrap(float(everything.mean()), sums / sizes)
 
 
-def _moving_blocks(
+def _blocks(
     values: np.ndarray, times: int, block: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, int]:
     """(sums of `times` resamples of one document, how many values each has)."""
@@ -111,8 +113,8 @@ def _moving_blocks(
     if n <= block:
         return np.full(times, values.sum()), n
     count = -(-n // block)
-    upto = np.concatenate([[0.0], np.cumsum(values)])
-    starts = rng.integers(n - block + 1, size=(times, count))
+    upto = np.concatenate([[0.0], np.cumsum(np.concatenate([values, values[: block - 1]]))])
+    starts = rng.integers(n, size=(times, count))
     sums: np.ndarray = (upto[starts + block] - upto[starts]).sum(axis=1)
     return sums, count * block
 

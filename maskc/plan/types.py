@@ -152,6 +152,14 @@ class KernelPlan:
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""
 
+    @property
+    def of_data(self) -> tuple[DataIntervals | None, DataIntervals | None]:
+        """`by_query` and `by_key` where nothing else decides in partial tiles."""
+        others = self.thresholds or self.documents or self.distances or self.chosen is not None
+        if others or self.boxes is not None or self.gathering is not None:
+            return None, None
+        return self.by_query, self.by_key
+
 
 @dataclass(frozen=True, slots=True)
 class Formula:

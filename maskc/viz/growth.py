@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maskc.viz.canvas import FULL, INK, LINE, QUIET, Page, format_of, style
+from maskc.viz.words import scaled
 
 COLORS = {
     "maskc": FULL, "dense": "#f0a830", "sdpa_masked": "#8a8f98", "flex": "#3f9e8f",
@@ -20,7 +21,7 @@ MARKERS = {
 """Shapes, for those who see no colours."""
 _LEFT, _TOP, _WIDE, _HIGH = 0.75, 0.75, 3.1, 2.3
 _ACROSS, _DOWN = 0.8, 0.95
-_MEASURES = (("ms", "ms"), ("peak_bytes", "peak bytes"))
+_MEASURES = (("ms", "ms"), ("peak_bytes", "peak memory"))
 
 
 def growth_plot(rows: Sequence[dict[str, Any]], path: str | Path, *, title: str) -> None:
@@ -59,7 +60,7 @@ def growth_plot(rows: Sequence[dict[str, Any]], path: str | Path, *, title: str)
 
 
 def _panel(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     lengths = sorted({row["n_q"] for row in rows})
     axes.set_xscale("log", base=2)
@@ -76,7 +77,8 @@ def _panel(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
     axes.set_xticks(lengths, [_short(n) for n in lengths])
     axes.xaxis.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    say = (lambda y, _: scaled(y, "B")) if name == "peak_bytes" else (lambda y, _: f"{y:g}")
+    axes.yaxis.set_major_formatter(FuncFormatter(say))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

@@ -18,7 +18,8 @@ from maskc.reference.attention import attention
 from maskc.testing.strategies import masks
 from tests.support.thorough import examples
 
-pytestmark = pytest.mark.shipped_flags
+shipped = pytest.mark.shipped_flags
+"""Masks drawn at random, whose compilation takes longest, have these flags in a thorough run."""
 HEADS = 4
 
 
@@ -47,6 +48,7 @@ def test_random_masks_forward_and_backward(seed, parts):
     assert testing.check(mask, examples=4, seed=seed, **options) > 0
 
 
+@shipped
 @pytest.mark.parametrize(("n_q", "n_kv"), [(0, 0), (0, 5), (5, 0)])
 def test_no_queries_or_no_keys(n_q, n_kv):
     attn = mc.causal().compile(head_dim=20, dtype="float32", target="cpu")
@@ -58,6 +60,7 @@ def test_no_queries_or_no_keys(n_q, n_kv):
     assert not any(x.any() for x in attn.backward(q, k, v, out, lse, np.ones_like(q)))
 
 
+@shipped
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_probe_reads_the_mask_back(dtype):
     """Zero q makes every live key weigh the same: one-hot v shows exactly which those are."""
@@ -73,6 +76,7 @@ def test_probe_reads_the_mask_back(dtype):
     assert ((out > 0) == mask.dense(n)).all()
 
 
+@shipped
 def test_nan_reaches_only_who_sees_it():
     mask, n = mc.causal() & mc.window(30), 150
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
@@ -90,6 +94,7 @@ def test_nan_reaches_only_who_sees_it():
         poisoned[0, 0, 70] = kept
 
 
+@shipped
 def test_bits_do_not_depend_on_the_batch():
     mask = mc.causal() & mc.window(40)
     attn = mask.compile(head_dim=32, dtype="float32", target="cpu")
@@ -100,6 +105,7 @@ def test_bits_do_not_depend_on_the_batch():
     assert (whole[1:2] == alone).all()
 
 
+@shipped
 def test_a_parameter_changes_without_compiling():
     mask = mc.window(mc.param("w", 10))
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")

@@ -15,7 +15,8 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGS = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
 
-# Colours of what is on the map, pixel by pixel below and right of the axes, as one number each.
+# Colours of what is on the map, pixel by pixel below and right of the axes, as one number each, and
+# what they are: whole colours would be most of what the browser and the tests have to do.
 READ = """() => {
   const { map } = maskcExplorer;
   const shown = map.pairCanvas.style.visibility === "visible" ? map.pairCanvas : map.cellCanvas;
@@ -25,12 +26,22 @@ READ = """() => {
   context.drawImage(shown, 0, 0);
   const left = 62, top = 30, width = copy.width - left, height = copy.height - top;
   const { data } = context.getImageData(left, top, width, height);
-  const bytes = new Uint8Array(3 * width * height);
-  for (let i = 0; i < width * height; i++) bytes.set(data.subarray(4 * i, 4 * i + 3), 3 * i);
+  const words = new Uint32Array(data.buffer), bytes = new Uint8Array(words.length);
+  const numbers = new Map();
+  for (let i = 0, last, number; i < words.length; i++) {
+    if (words[i] !== last) {
+      last = words[i];
+      if (!numbers.has(last)) numbers.set(last, numbers.size);
+      number = numbers.get(last);
+    }
+    bytes[i] = number;
+  }
+  if (numbers.size > 256) throw new Error(`${numbers.size} colours`);
   const part = (i) => String.fromCharCode(...bytes.subarray(i, i + 8192));
   let text = "";
   for (let i = 0; i < bytes.length; i += 8192) text += part(i);
-  return { width, height, data: btoa(text), shader: shown === map.pairCanvas };
+  const palette = [...numbers.keys()].map((x) => [x & 255, x >> 8 & 255, x >> 16 & 255]);
+  return { width, height, palette, data: btoa(text), shader: shown === map.pairCanvas };
 }"""
 VIEW = """([q, k, scale]) => {
   const { map } = maskcExplorer;
@@ -76,7 +87,8 @@ def pixels(page: Any, q: int, k: int, scale: float) -> tuple[np.ndarray, bool]:
 
     assert page.evaluate(VIEW, [q, k, scale]), "the map was not finished"
     found = page.evaluate(READ)
-    raw = np.frombuffer(b64decode(found["data"]), dtype=np.uint8)
+    numbers = np.frombuffer(b64decode(found["data"]), dtype=np.uint8)
+    raw = np.array(found["palette"], dtype=np.uint8)[numbers]
     return raw.reshape(found["height"], found["width"], 3), found["shader"]
 
 

@@ -1,7 +1,8 @@
 """Which pairs Hopper's kernels hide, without a GPU: their bits, from the same text on the CPU.
 
 The functions that turn a tile into a thread's bits are plain C but for a few intrinsics, for which
-the shims below stand. Every lane's bits are put back where the lane's scores lie.
+the shims below stand. Every lane's bits are put back where the lane's scores lie. Lanes run one
+after another, so a warp is run again for each vote that its lanes take, when all have voted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from maskc.testing.emulator.built import library
 
 _SHIMS = """
 #include <stdint.h>
-#define FN static inline
+#include <setjmp.h>
+#define FN inline
 typedef uint32_t u32;
 typedef uint64_t u64;
 struct { unsigned x; } threadIdx;
@@ -37,6 +39,28 @@ FN u32 __brev(u32 x) {
     for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);
     return y;
 }
+FN int __popc(u32 x) { return __builtin_popcount(x); }
+FN int __ffs(u32 x) { return __builtin_ffs(x); }
+static u32 votes[64], voting;
+static unsigned voted, taken;
+static jmp_buf out;
+FN u32 __ballot_sync(u32, bool own) {
+    if (taken < voted) return votes[taken++];
+    voting |= (u32)own << threadIdx.x;
+    longjmp(out, 1);
+}
+template <class Lane> FN void run_warp(Lane lane) {
+    voted = 0;
+    for (volatile bool again = true; again;) {
+        again = false, voting = 0;
+        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+            taken = 0;
+            if (setjmp(out) == 0) lane(threadIdx.x);
+            else again = true;
+        }
+        if (again) votes[voted++] = voting;
+    }
+}
 """
 _CLAMPED = """
 FN u32 bits_from(i32 first) { return first >= 32 ? 0u : ~0u << max_i32(first, 0); }
@@ -45,31 +69,34 @@ FN u32 bits_before(i32 end) { return end <= 0 ? 0u : ~0u >> max_i32(32 - end, 0)
 _FORWARD = """
 extern "C" void tile(const Attention *p, int head, int row, int index, unsigned char *live) {
     for (int warp = 0; warp < TILE_Q / 16; warp++)
-        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
-            const int lane = threadIdx.x, q = 16 * warp + lane / 4;
-            OUTSIDE
-            const Seen seen = LOOK(*p, 0, head, row * TILE_Q + q, index * KEY_STEP);
+        run_warp([&](int lane) {
+            const int q = 16 * warp + lane / 4;
+            const int place = row * TILE_Q + q, first = index * KEY_STEP;
+            MaskRow kept;
+            const Visible early = prefetch_mask<ByQuery>(*p, {0, head}, place, first);
+            const Visible seen = visible<ByQuery>(*p, {0, head}, place, first, kept, early);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < OWN; i++)
                     live[(q + 8 * r) * TILE_K + i / 2 * 8 + lane % 4 * 2 + i % 2] =
                         word_of(seen, r, i / 32) >> i % 32 & 1;
-        }
+        });
 }
 """
 _BACKWARD = """
 extern "C" void tile(const Attention *p, int head, int row, int column, unsigned char *live) {
     for (int part = 0; part < TILE_Q / QUERIES; part++)
         for (int warp = 0; warp < TILE_K / 16; warp++)
-            for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
-                const int lane = threadIdx.x, k = 16 * warp + lane / 4;
-                const Seen seen = seen_by(*p, {0, head}, column * TILE_K + k,
-                                          row * TILE_Q + part * QUERIES);
+            run_warp([&](int lane) {
+                const int k = 16 * warp + lane / 4;
+                MaskRow kept;
+                const Visible seen = visible<ByKey>(*p, {0, head}, column * TILE_K + k,
+                                                    row * TILE_Q + part * QUERIES, kept, {});
                 for (int r = 0; r < 2; r++)
                     for (int i = 0; i < OWN; i++) {
                         const int q = part * QUERIES + i / 2 * 8 + lane % 4 * 2 + i % 2;
-                        live[q * TILE_K + k + 8 * r] = seen.word[r] >> i & 1;
+                        live[q * TILE_K + k + 8 * r] = word_of(seen, r, 0) >> i & 1;
                     }
-            }
+            });
 }
 """
 
@@ -82,8 +109,7 @@ def _between(text: str, first: str, last: str) -> str:
 def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
     text, backward = unit.text, Direction.backward in unit.directions
     own = queries // 4 if backward else unit.tile.k // 4
-    start = "FN u32 bits_from" if backward else "// The query at a row"
-    seen = _between(text, start, "FN void hide_rest")
+    seen = _between(text, "// The query at a row", "FN void apply_mask")
     seen = re.sub(r"FN u32 bits_(from|before)\(.*?\n}\n", "", seen, flags=re.DOTALL)
     mask = _between(text, "FN i32 min_i32", "FN i32 keep(")
     keep = _between(text, "FN i32 keep(", "\n}\n") + "\n}\n"
@@ -95,10 +121,6 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own};\nstruct Place {{ i32 batch, head; }};\n",
         mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
-        "#define LOOK(...) seen_by(__VA_ARGS__",
-        ", blocks_by(__VA_ARGS__))\n" if "FN struct Seen blocks_by" in seen
-        else ", outside)\n" if "struct Outside {" in seen else ")\n",
-        f"#define OUTSIDE {'Outside outside;' if 'struct Outside {' in seen else ''}\n",
         _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
 

@@ -11,6 +11,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+PRELOAD = (
+    "torch", "torch.distributed", "torch.distributed.tensor.parallel", "maskc.distributed",
+    "maskc.analysis.heads", "maskc.plan.choose", "maskc.emit.emitter", "tests.support.shared_cases",
+    "transformers.models.auto.modeling_auto", "transformers.modeling_utils",
+    "maskc.integrations.transformers", "tests.support.shared_models",
+)  # fmt: skip
+"""What ranks need: to import it takes longer than most of them work. What is not installed is left
+out."""
+
 
 def run(
     job: Callable[..., Any], size: int, *args: Any, seconds: float = 600,
@@ -18,7 +27,7 @@ def run(
 ) -> list[Any]:  # fmt: skip
     """Run `job(rank, size, *args)` in `size` processes with a gloo group.
 
-    Processes are forks of one that has imported torch and maskc, so that starting many is cheap.
+    Processes are forks of one that has imported `PRELOAD`, so that starting many is cheap.
 
     Args:
         seconds: after which gloo gives up.
@@ -28,7 +37,7 @@ def run(
         What each rank returned; a rank that failed gives the text of its error, after "failed:".
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "maskc", "maskc.distributed"])
+    context.set_forkserver_preload(list(PRELOAD))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,6 +78,10 @@ def _main(
         import torch
         import torch.distributed as dist
 
+        from maskc.build import hostcc
+        from tests.support.thorough import soon
+
+        hostcc.FLAGS = soon(hostcc.FLAGS)
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,

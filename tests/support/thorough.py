@@ -7,6 +7,8 @@ that the package gives its compiler.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -14,10 +16,15 @@ import pytest
 VARIABLE = "MASKC_THOROUGH"
 """The environment variable that `--thorough` sets, before tests are imported."""
 THOROUGH = VARIABLE in os.environ
-OPTIMISED = "-O3" if THOROUGH else "-O1"
-"""How C kernels are compiled: by -O3, the package's own, in three times as long. Their text and
+OPTIMISED = "-O3" if THOROUGH else "-Og"
+"""How C kernels are compiled: by -O3, the package's own, in six times as long. Their text and
 all other flags are the same. Tests marked `shipped_flags`, and those that start a process of their
-own, compile with -O3 always."""
+own, compile with -O3 always; ranks of a group do not."""
+
+
+def soon(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The compiler's flags with as much optimisation as `OPTIMISED` says."""
+    return tuple(OPTIMISED if flag == "-O3" else flag for flag in flags)
 
 
 def examples(count: int) -> int:
@@ -29,3 +36,20 @@ def more(*values: Any) -> Any:
     """A parameter that only `make matrix` tries: others reach every branch of the text that it
     runs, which differs from theirs in constants."""
     return pytest.param(*values, marks=pytest.mark.matrix)
+
+
+def pairwise(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of the axes' values, as parameters.
+
+    CI tries enough of them that any value of one axis meets any of another; `make matrix` tries
+    the rest. So what goes wrong for two values together shows in CI, and what takes three there.
+    """
+    every = list(product(*map(range, map(len, axes))))
+    met = {place: set(combinations(enumerate(place), 2)) for place in every}
+    missing, tried = set().union(*met.values()), set()
+    while missing:
+        best = max(every, key=lambda place: len(met[place] & missing))
+        tried.add(best)
+        missing -= met[best]
+    values = {place: [axis[i] for axis, i in zip(axes, place, strict=True)] for place in every}
+    return [pytest.param(*values[x]) if x in tried else more(*values[x]) for x in every]

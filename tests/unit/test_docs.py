@@ -22,8 +22,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
-SLOW = ("bench", "explore")
-"""Commands that pages show and this test leaves out: they time things, or serve until Ctrl-C."""
+SLOW = ("bench", "evaluate", "explore", "report")
+"""Commands that pages show and this test leaves out: they time things, load models, or serve."""
 
 
 class Block(NamedTuple):

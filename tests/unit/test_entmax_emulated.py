@@ -3,6 +3,8 @@ full of NaN."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 import maskc as mc
@@ -14,7 +16,7 @@ torch = pytest.importorskip("torch")
 from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
 from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+from tests.support.thorough import more, pairwise  # noqa: E402
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -51,9 +53,11 @@ def test_lengths(lengths, target):
     check_mask(CAUSAL, *lengths, target=target, **SMALL)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("alpha", [1.0001, more(1.001), more(1.05), 1.25, 1.5, 1.75, 2.0])
-@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize(
+    ("alpha", "spread", "target"),
+    [*pairwise([1.0001, 1.25, 1.5, 1.75, 2.0], [0.0, 1.0, 4.0], TARGETS),
+     *(more(*each) for each in product([1.001, 1.05], [0.0, 1.0, 4.0], TARGETS))],
+)  # fmt: skip
 def test_alphas(alpha, spread, target):
     """Scores that are alike, so that all keys have a weight, and scores far apart."""
     made = {"dtype": HALF, "target": target, **SMALL}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from base64 import b64decode
 from hashlib import sha256
@@ -216,12 +219,56 @@ def test_the_command_writes_one_file(tmp_path):
     place = tmp_path / "mask.html"
     words = ("--n", 300, "--with", "causal()", "--target", "cpu", "-o", place)
     assert maskc("explore", "--expr", "causal() & window(9)", *words).stdout == f"{place}\n"
-    shown = json.loads(re.search('id="model">(.*?)</script>', place.read_text())[1])
+    shown = written(place)
     assert shown["mask"]["n_q"] == 300
     assert [param["label"] for param in shown["mask"]["params"]] == ["window"]
     assert "subset" in shown["verdict"]["said"]
-    assert [file["name"] for file in shown["source"]["files"]] == ["IR", "C"]
+    files = shown["source"]["files"]
+    assert [file["name"] for file in files] == ["pattern", "IR", "C"]
+    assert files[0]["text"].strip() == "causal() & window(9)"
+    assert files[0]["links"] == [[1, 1]]
     assert not shown["served"]
+
+
+def written(place):
+    """The model in a page."""
+    return json.loads(re.search('id="model">(.*?)</script>', place.read_text())[1])
+
+
+def test_the_command_takes_the_callers_arrays(tmp_path):
+    """What is shown is their mask, not one of arrays that were made up."""
+    ids, place = np.sort(np.random.default_rng(1).integers(0, 9, 300)), tmp_path / "mask.html"
+    np.save(tmp_path / "ids.npy", ids.astype(np.int32))
+    words = ("--n", 300, "--target", "cpu", "--data", f"doc={tmp_path / 'ids.npy'}", "-o", place)
+    maskc("explore", "documents", *words)
+    (only,) = written(place)["mask"]["sets"]
+    assert only["live"] == mc.load(FOLDER / "documents.py")["documents"]().dense(300, doc=ids).sum()
+    (array,) = written(place)["mask"]["arrays"].values()
+    assert np.frombuffer(b64decode(array["data"]), dtype=np.int8).tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("(window(40) | sinks(4)) & causal()", "Proved: both are the same set at all lengths."),
+        ("causal()", "Proved: mask is a subset of other at all lengths, and not equal."),
+        ("causal() & sinks(2)", "Proved: other is a subset of mask at all lengths, and not equal."),
+        ("prefix(8)", "Neither is a subset of the other."),
+    ],
+)
+def test_what_is_proved_of_two_masks(tmp_path, other, said):
+    """Masks that differ come with a pair that tells them apart."""
+    place = tmp_path / "mask.html"
+    words = ("--n", 64, "--target", "cpu", "--with", other, "-o", place)
+    maskc("explore", "--expr", str(MASK), *words)
+    verdict = written(place)["verdict"]
+    assert verdict["said"].replace("--expr", "mask") == said
+    found = verdict["witness"]
+    assert (found is None) == ("same" in said)
+    if found is not None:
+        n_q, n_kv, q, k = (found[name] for name in ("n_q", "n_kv", "q", "k"))
+        second = mc.parse(other)
+        assert MASK.dense(n_q, n_kv)[q, k] != second.dense(n_q, n_kv)[q, k]
 
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path):
@@ -278,6 +325,26 @@ def test_the_server_answers_its_own_page_alone(server):
     assert status == 400
     assert text.startswith("MC")
     assert urlsplit(server.url).hostname == "127.0.0.1"
+
+
+def test_ctrl_c_stops_the_command():
+    """It prints one address, serves it, and ends as asked."""
+    words = ("explore", "--expr", "causal()", "--no-browser", "--target", "cpu")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "maskc", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        place = urlsplit(run.stdout.readline().strip())
+        assert place.hostname == HOST
+        connection = HTTPConnection(HOST, place.port, timeout=60)
+        connection.request("GET", place.path)
+        assert connection.getresponse().status == 200
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert (run.returncode, said) == (0, "Ctrl-C stops\nstopped\n")
 
 
 def test_tokens_differ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from maskc.cli.entries import entries
 from maskc.cli.explore import Models
 from maskc.cli.given import Arrays
 from maskc.cli.options import Asked, written_heads
+from maskc.core.boxes import tokens_of
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
@@ -172,6 +173,9 @@ def test_counts_at_a_million(opened):
     page.evaluate("for (let i = 20; i--; maskcExplorer.map.draw()) maskcExplorer.map.pan(9, 7)")
     frames = page.evaluate("maskcExplorer.map.frames")
     print(f"milliseconds of frames at {n}: {[round(x, 1) for x in frames]}")
+    again = opened(model_of(STREAMING, n), "#theme=dark")
+    first = again.evaluate("maskcExplorer.map.firstAt")
+    print(f"milliseconds from opening the file to its first whole picture at {n}: {first:.0f}")
     natten = mc.load(FOLDER / "natten_2d.py")["natten_2d"]()
     page.evaluate(B.SHOW, {"name": "natten", "mask": mask_model(natten, n)})
     assert page.evaluate(LIVE) == 49 * n
@@ -238,6 +242,43 @@ def test_keys_and_text_twin(opened):
     assert page.evaluate("document.querySelector('dialog').open")
 
 
+def test_sources_by_keys(opened, tmp_path):
+    """From linked line to linked line, and from generated code to the pattern."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import maskc as mc\n\n@mc.pattern\ndef own(*, n: int = 9):\n"
+        "    return mc.causal() & (\n        mc.window(n) | mc.sinks(4)\n    )\n"
+    )
+    page = opened(model_of(mc.load(file)["own"](), 300))
+    names = page.evaluate("maskcExplorer.model.source.files.map(({ name }) => name)")
+    assert names == ["pattern", "IR", "C", "CUDA sm_90a"]
+    page.focus("button[role=tab]:nth-child(2)")
+    page.keyboard.press("Enter")
+    page.focus(".code")
+    page.keyboard.press("n")
+    marked = page.evaluate("maskcExplorer.source.marked")
+    assert page.locator(".code .marked").count() >= 1
+    page.keyboard.press("n")
+    page.keyboard.press("p")
+    assert page.evaluate("maskcExplorer.source.marked") == marked
+    page.keyboard.press("Enter")
+    assert page.evaluate("maskcExplorer.source.shown") == 0
+    lines = file.read_text().split("\n")
+    assert lines[marked - 1].strip() in page.inner_text(".code .marked")
+
+
+def test_a_lost_graphics_context_costs_no_pixel(opened):
+    """A browser grants a page few of them; a notebook may hold many maps."""
+    page = opened(model_of(STREAMING, 100))
+    check_pairs(page, STREAMING.dense(100), 0, 0, 2)
+    page.evaluate("maskcExplorer.shader.gl.getExtension('WEBGL_lose_context').loseContext()")
+    B.settled(page, "!!maskcExplorer.noShader")
+    found, by_shader = B.pixels(page, 0, 0, 2)
+    assert not by_shader
+    known, dense = B.colors(page), STREAMING.dense(100).repeat(2, 0).repeat(2, 1)
+    assert (found[:200, :200] == np.where(dense[..., None], known["full"], known["empty"])).all()
+
+
 def test_why_says_each_term_and_the_proof(opened):
     page = opened(model_of(STREAMING, 300))
     page.evaluate("maskcExplorer.map.flyTo(200, 190, 20)")
@@ -265,6 +306,12 @@ def test_permalink_restores_everything(opened):
         "JSON.stringify([maskcExplorer.state, maskcExplorer.map.view, maskcExplorer.map.cursor])"
     )
     assert again.evaluate(state) == page.evaluate(state)
+    assert again.inner_text(".alarm") == ""
+    other = opened(model, "#mask=prefix(3)&set.stride=2&with=full()&text=1")
+    B.shown_text(
+        other, "the address is of mask prefix(3), stride = 2, with full(), which this page"
+    )
+    assert other.is_visible(".twin")
     wrong = opened(model, "#n=-3&view=a,b,c&set=99&show=<b>&p.window=1e99")
     assert wrong.evaluate("maskcExplorer.state.n_q") == 300
 
@@ -276,6 +323,11 @@ def test_compare_flies_to_the_witness(opened):
     parts = page.evaluate("maskcExplorer.differences()")
     assert parts["first"] == (STREAMING - other).count(300)
     assert parts["second"] == 0
+    page.evaluate("maskcExplorer.setMode('difference'); maskcExplorer.map.fit()")
+    twin = page.evaluate("maskcExplorer.text()").splitlines()
+    assert twin[2] == f"a only in mask: {parts['first']:,} pairs"
+    assert twin[3:5] == ["b only in other: 0 pairs", f"= in both: {parts['both']:,} pairs"]
+    assert {sign for line in twin[7:] for sign in line} == {"a", "=", "."}
     page.evaluate("maskcExplorer.flyToWitness()")
     cursor = page.evaluate("maskcExplorer.map.cursor")
     difference = mc.diff(STREAMING, other, n=300)
@@ -288,6 +340,12 @@ def test_compare_flies_to_the_witness(opened):
     assert (found[:300, :300] == expected).all()
 
 
+STRIP = """(i => {
+  const canvas = document.querySelectorAll(".strip canvas")[i];
+  return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data];
+})"""
+
+
 def test_heads_have_their_own_sets(opened):
     mask = mc.per_head([mc.causal(), mc.causal(), mc.window(9)])
     page = opened(model_of(mask, 100))
@@ -295,13 +353,29 @@ def test_heads_have_their_own_sets(opened):
     page.focus(".map")
     page.keyboard.press("h")
     check_pairs(page, mask.dense(100)[2], 0, 0, 2)
+    assert page.locator(".strip button").all_inner_texts() == ["heads 0-1", "head 2"]
+    B.settled(page, f"{STRIP}(1).length && {STRIP}(1)[3] === 255")
+    known, side = B.colors(page), 40
+    for i, head in enumerate((0, 2)):
+        picture = np.array(page.evaluate(f"{STRIP}({i})")).reshape(side, side, 4)[..., :3]
+        edges = 100 * np.arange(side + 1) // side
+        dense = np.add.reduceat(mask.dense(100)[head].astype(int), edges[:-1], 0)
+        live = np.add.reduceat(dense, edges[:-1], 1)
+        share = (live / np.outer(np.diff(edges), np.diff(edges)))[..., None]
+        partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
+        expected = np.where(
+            share == 0, known["empty"], np.where(share == 1, known["full"], partial)
+        )
+        assert np.abs(picture - expected).max() <= 1
+    page.click(".strip button:first-child")
+    assert page.evaluate("maskcExplorer.state.set") == 0
 
 
 def test_ranks_show_which_keys_travel(opened):
     """Tokens are held in stretches; a pair whose query and key lie apart needs the key sent."""
     edges, owner = [0, 100, 180, 300], [0, 1, 0]
     model = model_of(STREAMING, 300)
-    model["ranks"] = {"n": 300, "ranks": 2, "edges": edges, "owner": owner, "halo": [0, 0]}
+    model["ranks"] = {"n": 300, "ranks": 2, "edges": edges, "owner": owner, "halo": [80, 40]}
     page = opened(model, "#show=ranks")
     holder = np.repeat(owner, np.diff(edges))
     together = holder[:, None] == holder[None, :]
@@ -312,6 +386,152 @@ def test_ranks_show_which_keys_travel(opened):
     expected = np.where((dense & together)[..., None], known["full"], known["empty"])
     expected = np.where((dense & ~together)[..., None], known["waste"], expected)
     assert (found[:300, :300] == expected).all()
+    page.evaluate("maskcExplorer.map.point(190, 170)")
+    B.shown_text(
+        page, "Rank 0 runs the query, to which the key travels from rank 1. 80 keys travel"
+    )
+    read = 'maskcExplorer.map.overCanvas.getContext("2d").getImageData(59, {}, 1, 1).data'
+    owners = [page.evaluate(f"[...{read.format(30 + token)}]") for token in (50, 150, 250)]
+    assert owners[0] == owners[2] != owners[1]
+
+
+# ------------------------------------------------------------------ other tiles
+
+
+def run_by_boxes(dense, form):
+    """Which pairs lie in a box of queries times a box of keys with a live pair; their numbers."""
+    grid = (len(dense) // int(np.prod(form["extents"])), *form["extents"])
+    run, full, partial = np.zeros_like(dense), 0, 0
+    for q in tokens_of(grid, tuple(form["q"])):
+        rows = q[q >= 0]
+        for k in tokens_of(grid, tuple(form["k"])):
+            pair = np.ix_(rows, k[k >= 0])
+            full, partial = full + dense[pair].all(), partial + (0 < dense[pair].mean() < 1)
+            run[pair] = dense[pair].any()
+    return run, int(full), int(partial)
+
+
+def runs_by_classes(owners, form):
+    """The same for tiles of residue classes, part by part: queries and keys a stride apart."""
+    n_q, n_kv = owners[0].shape
+    runs, numbers = [], [0, 0]
+    for part, own in zip(form["parts"], owners, strict=True):
+        run, stride, (height, width) = np.zeros_like(own), part["stride"], part["tile"]
+        alone = part["keys"] is not None
+        for c in range(1 if alone else stride):
+            position = np.arange(n_q) + n_kv - n_q
+            rows = np.arange(n_q) if alone else np.flatnonzero(position % stride == c)
+            columns = np.arange(part["keys"] if alone else c, n_kv, stride)
+            for i in range(0, len(rows), height):
+                for j in range(0, len(columns), width):
+                    pair = np.ix_(rows[i : i + height], columns[j : j + width])
+                    run[pair] = own[pair].any()
+                    numbers[0] += own[pair].all()
+                    numbers[1] += 0 < own[pair].mean() < 1
+        runs.append(run)
+    return runs, *map(int, numbers)
+
+
+def parts_of(dense, form, window):
+    """The pairs of each part: of a window beside a dilated one, or of blocks beside summaries."""
+    n_q, n_kv = dense.shape
+    p, k = np.arange(n_q)[:, None] + n_kv - n_q, np.arange(n_kv)[None, :]
+    if form["parts"][-1]["keys"] is None:
+        last = dense & ((p - k) % form["parts"][-1]["stride"] == 0) & (p - k > window)
+        return [dense & ~last, last]
+    lanes = [dense & (k % 32 == part["keys"]) & (k < 32 * (p // 32)) for part in form["parts"][1:]]
+    return [dense & ~np.any(lanes, axis=0), *lanes]
+
+
+def check_form(page, dense, runs, layers, size):
+    """Cells of size x size pairs: live pairs in their parts' colours, then what runs in vain."""
+    found, by_shader = B.pixels(page, 0, 0, 1 / size)
+    assert not by_shader
+    known = B.colors(page)
+    n_q, n_kv = dense.shape
+    rows, columns = -(-n_q // size), -(-n_kv // size)
+    cell = np.broadcast_arrays(np.arange(n_q)[:, None] // size, np.arange(n_kv)[None, :] // size)
+
+    def share(pairs):
+        total, area = np.zeros((rows, columns)), np.zeros((rows, columns))
+        np.add.at(total, tuple(cell), pairs)
+        np.add.at(area, tuple(cell), 1)
+        return (total / area)[..., None]
+
+    live = [share(each) for each, _ in layers]
+    run = sum(share(each) for each in runs)
+    vain = np.maximum(0, np.minimum(run - sum(live), 1 - sum(live)))
+    mixed = known["empty"] + vain * (known["waste"] - known["empty"])
+    for own, (_, color) in zip(live, layers, strict=True):
+        mixed = mixed + own * (color - known["empty"])
+    rows, columns = min(rows, found.shape[0]), min(columns, found.shape[1])
+    difference = np.abs(found[:rows, :columns] - np.floor(mixed + 0.5)[:rows, :columns])
+    assert difference.max() <= 1  # sums of shares in another order
+    assert difference.mean() < 0.01
+
+
+def test_boxes_of_a_grid_on_the_map(opened):
+    """Swin's tiles are boxes: every pixel says which pairs they run."""
+    mask = mc.load(FOLDER / "swin.py")["swin"]()
+    n = 64 * 9  # the last boxes reach beyond the grid
+    model = model_of(mask, n)
+    (form,) = model["forms"]
+    dense = mask.dense(n)
+    run, full, partial = run_by_boxes(dense, form)
+    page = opened(model, "#show=boxes")
+    for size in (1, 8):
+        check_form(page, dense, [run], [(dense, B.colors(page)["full"])], size)
+    totals = page.evaluate("maskcExplorer.formTotals()[0].totals")
+    assert totals == {
+        "full": full, "partial": partial, "tiles": totals["tiles"], "area": int(run.sum())
+    }  # fmt: skip
+    twin = page.evaluate("maskcExplorer.map.fit(), maskcExplorer.text()")
+    assert f"x run, but not live: {int(run.sum() - dense.sum()):,} pairs" in twin
+    assert f": {full} full, {partial} partial; they run" in twin
+    page.evaluate("maskcExplorer.map.point(70, 5)")
+    runs = ", ".join(f"{64 * row} to {64 * row + 31}" for row in (0, 1))
+    B.shown_text(page, f"The tile of queries {runs}, ... 192 to 223")
+    page.evaluate("maskcExplorer.setLengths(600, 600)")  # no whole rows of the grid
+    B.shown_text(page, "none at these lengths")
+    check_cells(page, mask.dense(600), 4)
+
+
+CLASSES = {
+    "strided": (mc.window(9) | mc.dilated(200, stride=7), 500, 533),  # no stride divides these
+    "fixed": (
+        mc.load(FOLDER / "sparse_transformer_fixed.py")["sparse_transformer_fixed"](
+            length=32, summary=2
+        ), 500, 512,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_tiles_of_residue_classes_on_the_map(opened, name):
+    """Parts in their own colours; where they have parameters, sliders move them."""
+    mask, n_q, n_kv = CLASSES[name]
+    model = model_of(mask, n_q, n_kv)
+    (form,) = model["forms"]
+    page = opened(model, "#show=classes")
+    assert form["as_built"] is False
+
+    def check(dense, window):
+        owners = parts_of(dense, form, window)
+        runs, full, partial = runs_by_classes(owners, form)
+        colors = page.evaluate("maskcExplorer.painted().map(([color]) => color)")
+        layers = [(own, np.array(color)) for own, color in zip(owners, colors, strict=False)]
+        for size in (1, 4):
+            check_form(page, dense, runs, layers, size)
+        totals = page.evaluate("maskcExplorer.formTotals()[0].totals")
+        assert (totals["full"], totals["partial"]) == (full, partial)
+        assert totals["area"] == sum(int(run.sum()) for run in runs)
+
+    check(mask.dense(n_q, n_kv), 9)
+    if name == "strided":
+        page.evaluate("maskcExplorer.setParam('window', 30)")
+        check((mc.window(30) | mc.dilated(200, stride=7)).dense(n_q, n_kv), 30)
+        page.evaluate("maskcExplorer.map.point(450, 60)")
+        B.shown_text(page, "classes modulo 7: the tile of queries")
 
 
 # ------------------------------------------------------------------ text is text
@@ -339,6 +559,9 @@ def test_hostile_text_is_shown_as_text(opened, tmp_path):
     assert HOSTILE in page.inner_text(".code")
     assert page.evaluate("window.stolen") is None
     assert page.evaluate("document.querySelectorAll('img').length") == 0
+    page = opened(model, f"#{urlencode({'mask': f'another {HOSTILE}'})}")
+    assert HOSTILE in page.inner_text(".alarm")
+    assert page.evaluate("window.stolen") is None
 
 
 def test_served_page_gets_the_rest_and_other_settings(chromium):
@@ -365,6 +588,16 @@ def test_served_page_gets_the_rest_and_other_settings(chromium):
         check_cells(page, wider.dense(400), 4)
         page.evaluate("maskcExplorer.compareWith('causal()')")
         B.settled(page, "maskcExplorer.state.mode === 'difference'")
+        page.evaluate("maskcExplorer.setParam('window', 100)")
+        link = page.evaluate("maskcExplorer.permalink()")
+        assert parse_qs(link)["set.dilation"] == ["3"]
+        assert parse_qs(link)["with"] == ["causal()"]
+        state = "JSON.stringify([maskcExplorer.state, maskcExplorer.model.settings])"
+        was = page.evaluate(state)
+        page.goto("about:blank")
+        page.goto(f"{server.url}#{link}")  # the first model knows nothing of all this
+        B.settled(page, "window.maskcExplorer?.model.other?.expression === 'causal()'")
+        assert page.evaluate(state) == was
         refusal = "maskcExplorer.compareWith('import os').catch(({ message }) => message)"
         refused = page.evaluate(refusal)
         assert refused.startswith("MC")

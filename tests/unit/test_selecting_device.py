@@ -25,6 +25,7 @@ from tests.support.selected import (  # noqa: E402
     integers,
     work_faults,
 )
+from tests.support.thorough import more  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
 
@@ -243,27 +244,36 @@ MIXED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize(("form", "source"), [("pairs", 0), ("pairs", -1), ("all", 0)])
-def test_lists(capture, monkeypatch, name, form, source):
+LENGTHS = ((200, 300), (5, 130), (300, 77))
+LISTED = [
+    *(("pairs", 0, n, name) for n in LENGTHS for name in MIXED),
+    *(("pairs", -1, LENGTHS[0], name) for name in MIXED),
+    *(("all", 0, LENGTHS[0], name) for name in ("without", "two")),
+    *(more("pairs", -1, n, name) for n in LENGTHS[1:] for name in MIXED),
+    *(more("all", 0, n, name) for n in LENGTHS[1:] for name in ("without", "two")),
+]  # fmt: skip
+"""All lengths in large tiles; in small ones, and with scores of every head, what the lengths do is
+the same text."""
+
+
+@pytest.mark.parametrize(("form", "source", "lengths", "name"), LISTED)
+def test_lists(capture, monkeypatch, name, form, source, lengths):
     """Of both passes, with a work list and without one, in large tiles and in small ones."""
     monkeypatch.setattr(Foreseen, "unit", lambda self, units, *_: units[source])
     mask = MIXED[name]
-    if form == "all" and name not in ("without", "two"):
-        pytest.skip("nothing is given")
     attn = compiled(mask, 64, heads=4)
-    for n_q, n_kv in ((200, 300), (5, 130), (300, 77)):
-        tensors = made(n_q, n_kv)
-        data = given(form, n_q, n_kv) if name in ("without", "two") else {}
-        live = dense(mask, *tensors[:2], data)
-        for deterministic in (False, True):
-            run(attn, tensors, data, True, deterministic)
-            forward, backward = capture.found[-2:]
-            assert not faults(forward, live) | faults(backward, live)
-            assert not work_faults(forward, False)
-            assert set(backward.lines) == ({"row", "col"} if deterministic else {"col"})
-            if not deterministic:
-                assert not work_faults(backward, True)
+    n_q, n_kv = lengths
+    tensors = made(n_q, n_kv)
+    data = given(form, n_q, n_kv) if name in ("without", "two") else {}
+    live = dense(mask, *tensors[:2], data)
+    for deterministic in (False, True):
+        run(attn, tensors, data, True, deterministic)
+        forward, backward = capture.found[-2:]
+        assert not faults(forward, live) | faults(backward, live)
+        assert not work_faults(forward, False)
+        assert set(backward.lines) == ({"row", "col"} if deterministic else {"col"})
+        if not deterministic:
+            assert not work_faults(backward, True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

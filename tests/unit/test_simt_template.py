@@ -4,6 +4,7 @@ that the page which explains them shows their code."""
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ LIMIT = 48 * 1024
 ALL = frozenset(Feature) - {Feature.entmax, Feature.nan_safe}
 
 
+@cache
 def units(dim: int, dim_v: int, dtype: str, mask: mc.Mask = MASK) -> tuple[SourceUnit, ...]:
     plan = driver.plan_kernel(mask, driver.problem(dim, dim_v, None, dtype), SIMT)
     return driver.emit_bundle(plan).units

@@ -97,6 +97,77 @@ def test_bits_are_the_mask(name, dim, direction):
         np.testing.assert_array_equal(bits.live(n_q, n_kv, HEADS, **data), want, str((n_q, n_kv)))
 
 
+def flags(rng, n_q, n_kv):
+    return rng.random(n_kv) < 0.5
+
+
+def ends(rng, n_q, n_kv):
+    """One padding for all queries."""
+    return np.full(n_q, rng.integers(0, n_kv // 2 + 1)), np.full(n_q, rng.integers(n_kv + 1))
+
+
+def spans(rng, n_q, n_kv):
+    low = rng.integers(-9, n_kv, n_q)
+    return low, low + rng.integers(-3, 90, n_q)
+
+
+def packed_ids(mean):
+    def made(rng, n_q, n_kv):
+        cuts = rng.integers(1, 2 * mean, max(n_q, n_kv))
+        ids = np.repeat(np.arange(len(cuts)), cuts)
+        return ids[:n_q].astype("i4"), ids[:n_kv].astype("i4")
+
+    return made
+
+
+def any_ids(rng, n_q, n_kv):
+    return rng.integers(0, 3, n_q).astype("i4"), rng.integers(0, 3, n_kv).astype("i4")
+
+
+CAUSAL = mc.causal()
+OF_DATA = {
+    "padding, flags": (mc.flags("x") & CAUSAL, {"x": flags}),
+    "padding, intervals": (mc.intervals("x") & CAUSAL, {"x": ends}),
+    "prefix": (mc.intervals("x") | CAUSAL, {"x": ends}),
+    "images in a window": (
+        mc.window(100) | mc.intervals("x") & mc.window(100, 100), {"x": spans},
+    ),
+    "long documents, flags and a window": (
+        mc.documents("d") & mc.flags("x") & mc.window(90, 20), {"d": packed_ids(90), "x": flags},
+    ),
+    "short documents": (mc.documents("d") & CAUSAL, {"d": packed_ids(9)}),
+    "documents in any order": (mc.documents("d") & mc.flags("x"), {"d": any_ids, "x": flags}),
+    "documents or flags": (
+        mc.documents("d") & CAUSAL | mc.flags("x") & mc.window(50),
+        {"d": packed_ids(60), "x": flags},
+    ),
+    "two rulers": (
+        mc.documents("d") & mc.documents("e") & CAUSAL,
+        {"d": packed_ids(200), "e": packed_ids(70)},
+    ),
+}  # fmt: skip
+"""Masks of batches, with long runs of columns that have the same data, short ones and none."""
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("dim", [64, 192, more(128)])
+@pytest.mark.parametrize("name", OF_DATA)
+def test_bits_of_data_are_the_mask(name, dim, direction):
+    mask, makers = OF_DATA[name]
+    bundle = bundle_of(mask, dim)
+    units = {u.key: u for u in bundle.units}
+    unit = units["sm_90a" + ("_backward" if direction is Direction.backward else "")]
+    queries = backward_schedule(driver.problem(dim, None, HEADS, "bfloat16")).score_queries
+    if not unit.by_documents:
+        assert "see_data" in unit.text
+    bits = HostBits(bundle, unit, queries)
+    for n_q, n_kv in SIZES:
+        rng = np.random.default_rng(n_q)
+        data = {key: make(rng, n_q, n_kv) for key, make in makers.items()}
+        want = np.broadcast_to(mask.dense(n_q, n_kv, **data), (HEADS, n_q, n_kv))
+        np.testing.assert_array_equal(bits.live(n_q, n_kv, HEADS, **data), want, str((n_q, n_kv)))
+
+
 @pytest.mark.parametrize("heads", [2, 3, 8])
 @pytest.mark.parametrize("name", ["dilated", "blocks of queries", "intervals", "pairs"])
 def test_packed_heads_have_the_same_rows(name, heads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def streaming(n_sinks: int, size: int) -> mc.Mask:
     return mc.causal() & (mc.sinks(n_sinks) | mc.window.hf(size))
 
 
+@cache
 def planned(mask: mc.Mask, dim: int):
     return driver.plan_kernel(mask, driver.problem(dim, None, 4, "bfloat16"), SM_90A)
 

@@ -52,6 +52,7 @@ LONG = BLOCKS & (
 """Of a long formula."""
 
 
+@cache
 def planned(mask: mc.Mask, dim: int = 64, dtype: str = "bfloat16"):
     return driver.plan_kernel(mask, driver.problem(dim, None, 4, dtype), SM_90A)
 

@@ -15,11 +15,13 @@ from tests.support.exact_attention import live_pairs, tensors
 from tests.support.hopper import check, compiled, half
 
 TIMES = np.array([-2_000_000_000, 5, 1_900_000_000, 2_000_000_000] * 50)
+IN_RUNS = np.repeat(TIMES[:8], 30)[:200]
 IDS = list(range(3, 200, 7))
 WIDE = {
     "closed form": mc.where(lambda q, k: q * 100_000_000 >= k * 99_999_999),
     "pairs": mc.where(lambda q, k: (q * 655_370_001 + k * 405_030_001) // 7 % 5 < 3),
     "times": mc.causal() & mc.where(lambda q, k: TIMES[q] - TIMES[k] <= 10**9),
+    "times in runs": mc.causal() & mc.where(lambda q, k: IN_RUNS[q] - IN_RUNS[k] <= 10**9),
     "intervals": mc.window(20) | mc.where(lambda q, k: k * 50_000_001 <= q * 10_000_000),
 }
 NARROW = {

@@ -4,7 +4,8 @@ A class holds a message template and a hint; the base formats them. Raise as
 `NegativeWidth("left", -3, at=loc)`: positional arguments fill the template in order.
 Codes: MC1xx the mask language, MC2xx pattern files, MC3xx lengths and data at call time,
 MC4xx tensors and options of a call, MC5xx targets and builds, MC6xx command line and models
-of other libraries, MC64x caches for decoding, MC72x the explorer, MC73x evaluations.
+of other libraries, MC64x caches for decoding, MC72x the explorer, MC73x evaluations,
+MC75x reports.
 """
 
 from maskc.core.errors.base import MaskcError as MaskcError
@@ -113,6 +114,7 @@ from maskc.core.errors.models import ModelArgument as ModelArgument
 from maskc.core.errors.models import ModelMask as ModelMask
 from maskc.core.errors.models import ModelNotServed as ModelNotServed
 from maskc.core.errors.models import PackingLost as PackingLost
+from maskc.core.errors.report import BadEvaluation as BadEvaluation
 from maskc.core.errors.scale import LayerUnknown as LayerUnknown
 from maskc.core.errors.scale import NetworkUnknown as NetworkUnknown
 from maskc.core.errors.scale import NotShared as NotShared

@@ -120,13 +120,13 @@ class Memory:
     """Arguments of one launch: `struct Attention`, behind it tensor maps, both aligned."""
 
     def __init__(self, maps: int, template: bytes) -> None:
-        room = max(_MAPS, len(template))  # sources with a formula of the score take no maps
+        room = max(_MAPS, -(-len(template) // _LINE) * _LINE)  # more with a formula of the score
         held = ctypes.create_string_buffer(room + maps + _LINE)
         base = -(-ctypes.addressof(held) // _LINE) * _LINE
         first = base - ctypes.addressof(held)
         self.view = memoryview(held).cast("B")[first : first + room + maps]
         self._pointers = (ctypes.c_void_p * 2)(base, base + room)
-        self._sizes = len(template), maps
+        self._sizes, self._maps = (len(template), maps), room
         self.address = ctypes.addressof(self._pointers)
         """Of the array of addresses that a launch takes."""
         self.view[: len(template)] = template
@@ -138,7 +138,7 @@ class Memory:
             NotAddressable: a tensor is not where a map can start.
         """
         if maps is not None:
-            self.view[_MAPS:] = maps.at(pointers)
+            self.view[self._maps :] = maps.at(pointers)
         fill_pointers(self.view, pointers)
 
     def arguments(self) -> tuple[bytes, ...]:

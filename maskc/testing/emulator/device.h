@@ -49,7 +49,10 @@ int new_variable();
 void block_sync();
 bool block_any(bool mine);
 void warp_sync(u32 mask);
-u64 *warp_slots(u32 mask);  // one number of every lane, to be filled before warp_sync
+// One number of every lane, to be filled before warp_sync; then what the lanes' numbers give, and
+// whether that is there.
+constexpr int WARP_SLOTS = 34, RESULT = 32, MADE = 33;
+u64 *warp_slots(u32 mask);
 void named_sync(int name, int threads);
 void named_arrive(int name, int threads);
 
@@ -112,6 +115,7 @@ auto exchange(u32 mask, T mine, const Read &read) {
     static_assert(sizeof(T) <= 8, "a number");
     u64 *const slots = warp_slots(mask);
     memcpy(slots + lane(), &mine, sizeof mine);
+    slots[MADE] = false;
     warp_sync(mask);
     return read([slots](u32 from) {
         T x;
@@ -119,13 +123,29 @@ auto exchange(u32 mask, T mine, const Read &read) {
         return x;
     });
 }
+// What is the same for all lanes is made by the first that goes on.
+template <class T, class Make>
+auto agree(u32 mask, T mine, const Make &make) {
+    u64 *const slots = warp_slots(mask);
+    return exchange(mask, mine, [&](const auto &of) {
+        decltype(make(of)) made;
+        static_assert(sizeof made <= 8, "a number");
+        if (slots[MADE]) {
+            memcpy(&made, slots + RESULT, sizeof made);
+        } else {
+            made = make(of);
+            memcpy(slots + RESULT, &made, sizeof made);
+            slots[MADE] = true;
+        }
+        return made;
+    });
+}
 template <class T, class Join>
 T reduce(u32 mask, T mine, const Join &join) {
-    return exchange(mask, mine, [&](const auto &of) {
-        bool first = true;
-        T all = mine;
-        for (u32 i = 0; i < 32; i++)
-            if (mask >> i & 1) all = first ? of(i) : join(all, of(i)), first = false;
+    return agree(mask, mine, [&](const auto &of) {
+        T all = of(__builtin_ctz(mask));
+        for (u32 rest = mask & (mask - 1); rest; rest &= rest - 1)
+            all = join(all, of(__builtin_ctz(rest)));
         return all;
     });
 }
@@ -193,7 +213,7 @@ static inline T __shfl_down_sync(unsigned mask, T x, int by) {
     return emu::exchange(mask, x, [&](const auto &of) { return from > 31 ? x : of(from); });
 }
 static inline unsigned __ballot_sync(unsigned mask, int x) {
-    return emu::exchange(mask, x, [&](const auto &of) {
+    return emu::agree(mask, x, [&](const auto &of) {
         unsigned bits = 0;
         for (unsigned i = 0; i < 32; i++)
             if (mask >> i & 1 && of(i)) bits |= 1u << i;

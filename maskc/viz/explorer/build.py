@@ -12,6 +12,7 @@ from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.questions import diff, equals, subset_of
+from maskc.viz.explorer.forms import forms, taken
 from maskc.viz.explorer.model import Plain, mask_model
 from maskc.viz.explorer.prices import prices
 from maskc.viz.explorer.sources import pattern_text, sources
@@ -115,9 +116,14 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
             why = refusal.finding
     planned = next((plan for plan in plans if plan.target == target), None)
     price = _no_price(problem, why) if planned is None else prices(planned)
-    text = pattern_text(shown.written)
+    text = pattern_text(shown.written, shown.expression)
     files = sources(shown.written, written, plans, shown.name, text)
-    return {"source": {"files": files}, "price": price}
+    if planned is None:
+        return {"source": {"files": files}, "price": price}
+    return {
+        "source": {"files": files}, "price": price, "forms": forms(planned, heads),
+        "taken": taken(planned, mask["n_q"], mask["n_kv"]),
+    }  # fmt: skip
 
 
 def _reads(keep: Any) -> set[str]:

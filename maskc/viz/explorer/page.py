@@ -16,8 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 MODULES = (
-    "formula.js", "counting.js", "shader.js", "cells.js", "words.js", "map.js", "panes.js",
-    "app.js",
+    "formula.js", "counting.js", "shader.js", "cells.js", "forms.js", "words.js", "map.js",
+    "panes.js", "app.js",
 )  # fmt: skip
 """In an order in which each only uses earlier ones."""
 

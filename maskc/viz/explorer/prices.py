@@ -33,7 +33,7 @@ def prices(plan: KernelPlan) -> Plain:
         "tile": [plan.tile.q, plan.tile.k], "dims": problem.head_dim + problem.head_dim_v,
         "itemsize": problem.dtype.itemsize, "target": target.name,
         "heads": problem.n_heads or _HEADS, "card": None, "curve": [],
-        "why": "the compiler predicts no times here", "note": _note(plan),
+        "why": "the compiler predicts no times here",
     }  # fmt: skip
     card = card_of(target.name)
     if card is None:
@@ -44,18 +44,6 @@ def prices(plan: KernelPlan) -> Plain:
         found["card"] = {"name": card.name, "tflops": tflops, "gbytes": gbytes}
     found["curve"] = list(_curve(plan, _dense(problem, target)))
     return found
-
-
-def _note(plan: KernelPlan) -> str:
-    """Says where a call may run other tiles than those that the page counts."""
-    other = []
-    if any(each.boxes is not None for each in plan.also):
-        other.append("tiles that are boxes of a grid")
-    if plan.parts:
-        other.append("dense tiles of residue classes")
-    if not other:
-        return ""
-    return f"A call may run {' or '.join(other)} instead: `maskc explain` says at which lengths."
 
 
 def _curve(plan: KernelPlan, dense: KernelPlan) -> Iterator[Plain]:

@@ -19,6 +19,8 @@ from maskc.plan.types import KernelPlan
 from maskc.viz import words
 
 _FROM_LINE = re.compile(r"// line (\d+):")
+_PARSED = "--expr"
+"""The file that the parser names in places."""
 _LONGEST = 400_000
 """Characters of a file; longer ones are cut, and say so."""
 
@@ -48,15 +50,21 @@ def sources(
     return files
 
 
-def pattern_text(mask: Mask) -> str | None:
+def pattern_text(mask: Mask, expression: str) -> str | None:
     """The file in which a mask was written; None where it cannot be read, or there are several.
 
-    A cell of a notebook is no file on disk: Python remembers its lines for tracebacks.
+    A cell of a notebook is no file on disk: Python remembers its lines for tracebacks. Of a parsed
+    text it remembers the last one only.
+
+    Args:
+        expression: the text, where the mask was parsed from one.
     """
     found = {loc.file for loc in _places(mask)}
     if len(found) != 1:
         return None
     file = found.pop()
+    if file == _PARSED:
+        return expression or None
     try:
         return Path(file).read_text("utf-8")
     except (OSError, ValueError):

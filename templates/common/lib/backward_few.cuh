@@ -6,6 +6,8 @@
 #include "common/lib/settled_delta.cuh"
 
 #if SETTLES_DELTA
+#include "common/lib/plain_logit.cuh"
+
 // The rows of a tensor's head, in pieces of eight numbers.
 FN const uint4 *pieces_of(const void *tensor, const i64 (&stride)[3], struct Place at, i32 token) {
     return (const uint4 *)tensor + row_offset(stride, at, token) / 8;
@@ -22,14 +24,7 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
         score += dot(__ldg(of_q + i), __ldg(of_k + i));
         dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     }
-    score *= p.scale;
-#if WITH_SOFTCAP
-    score = p.softcap * (1.0f - 2.0f / (fast_exp2(score / p.softcap * (2.0f * LOG2E)) + 1.0f));
-#endif
-#if WITH_ALIBI
-    score -= p.alibi_slopes[at.head] * p.spacing * fabsf((float)(q + (p.n_kv - p.n_q) - k));
-#endif
-    return fast_exp2((score - lse) * LOG2E) * dp;
+    return fast_exp2((plain_logit(p, score, at.head, q, k) - lse) * LOG2E) * dp;
 }
 #endif
 

@@ -125,15 +125,17 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
-    struct Seen seen;
+    struct Visible seen;
+    struct MaskRow mask_rows;
     if (word & MASKED)
-        seen = seen_by(p, place, first_key(tile, group), first_query(step.word, group));
+        seen = visible<ByKey>(p, place, first_key(tile, group), first_query(step.word, group),
+                              mask_rows, {});
     products_wait<MEAN_EARLY ? 1 : 0>();
     pin(s);
     if (leader) arrive(shared.k_free[at]);
     const struct Logit logit = logit_of(p);
     bend(s, p, where_of(place, step, p, tile, group));
-    if (word & MASKED) hide_rest(s, seen, logit.hidden);
+    if (word & MASKED) apply_mask(s, seen, logit.hidden);
     pin(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));
     if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);

@@ -6,6 +6,7 @@ struct Rows {
     struct Row row;
     i32 query, group, tiles, decisions;
     float unit, a;
+    struct MaskRow kept;
     struct Query q;
     Ring<STAGES> k_stage, v_stage;
     struct Search x;
@@ -14,7 +15,7 @@ struct Rows {
 // A tile whose scores are being computed.
 struct Tile {
     i32 word, query;
-    struct Seen seen;
+    struct Visible seen;
 };
 // TURNS: whether warpgroups take turns at products. Lists keep them busy for unequal times, and a
 // warpgroup that is through with its own does not wait for others.
@@ -26,7 +27,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
     struct Tile tile;
     tile.word = uniform(shared.next[w.k_stage.at]);
     tile.query = anew(w.query);
-    tile.seen = look_early(p, w.row, tile.query, tile.word);
+    tile.seen = look_early(p, w.row, tile.query, tile.word, w.kept);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
     if (TURNS) take_turn(w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
@@ -38,7 +39,7 @@ FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
     pin(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
     w.k_stage.next();
-    finish_scores(s, p, w.row, tile.query, tile.word, tile.seen);
+    finish_scores(s, p, w.row, tile.query, tile.word, w.kept, tile.seen);
 }
 // Returns the thread's first key.
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
@@ -204,6 +205,7 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
         if (w.tiles == 0) break;
         w.row = row_in(shared, 0);
         w.query = query_of(w.row, anew(group));
+        begin_row(w.kept);
         take_q(w.q, shared, 0, group);
 #pragma unroll
         for (int r = 0; r < 2; r++)  // past the end there are no weights to look for

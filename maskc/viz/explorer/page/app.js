@@ -2,15 +2,17 @@
 
 import { MOST, arrayOf, condition, reached } from "./formula.js";
 import { Counter } from "./counting.js";
-import { blended, layersPainter, maskPainter, tilePainter } from "./cells.js";
+import { blended, layersPainter, maskPainter, shareColor, tilePainter } from "./cells.js";
+import { BoxTiles, ClassTiles, formPainter } from "./forms.js";
 import { PairShader, fits } from "./shader.js";
-import { MaskMap } from "./map.js";
+import { MaskMap, css } from "./map.js";
 import { Compare, Price, Source, Why, proofOf } from "./panes.js";
 import { count, heads, make, percent } from "./words.js";
 
 const KINDS = { int8: Int8Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array };
 const PIECES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 const TWIN = { rows: 32, columns: 72 };
+const STRIP = 40;  // cells along the side of a head's small picture
 const NEAR = 5;  // CSS pixels of a pair from which on a single one is meant
 
 export class Explorer {
@@ -23,7 +25,11 @@ export class Explorer {
     this.compareWith = ask && ((expression) => this.#replaced(this.settings, expression));
     this.settings = model.settings ?? {};
     this.#start();
-    if (ask && model.pending) this.#replaced(this.settings).catch((error) => { this.alarm.textContent = error.message; });
+    const { linked } = this, wanted = linked && (linked.other || Object.keys(linked.settings).length);
+    if (ask && (model.pending || wanted)) {
+      const other = linked?.other || (model.other?.expression ?? model.with);
+      this.#replaced({ ...this.settings, ...linked?.settings }, other).catch((error) => { this.alarm.textContent = error.message; });
+    }
   }
 
   #start() {
@@ -57,8 +63,8 @@ export class Explorer {
     return mask.sets.find(({ heads: own }) => own.includes(head)) ?? mask.sets[0];
   }
 
-  env(which = 0) {
-    const { n_q, n_kv, params } = this.state, { arrays } = this.set(which);
+  env(which = 0, set = this.set(which)) {
+    const { n_q, n_kv, params } = this.state, { arrays } = set;
     return { n_q, n_kv, params, arrays: Object.fromEntries(Object.entries(arrays).map(([name, key]) => [name, this.pools[which][key]])) };
   }
 
@@ -112,8 +118,42 @@ export class Explorer {
     const modes = [["mask", "Mask"], ["tiles", "Tiles"], ["waste", "Waste"]];
     if (this.pieces().length > 1) modes.push(["parts", "Parts"]);
     if (this.model.other) modes.push(["difference", "Difference"]);
+    for (const { mode, label } of this.model.forms ?? []) modes.push([mode, label]);
     if (this.model.ranks) modes.push(["ranks", "Ranks"]);
     return modes;
+  }
+
+  /** The form of tiles that a view shows, where these lengths and parameters have it. */
+  form(mode = this.state.mode) {
+    const form = this.model.forms?.find((each) => each.mode === mode), { n_q, n_kv } = this.state;
+    if (!form || !this.drawable) return null;
+    if (mode === "boxes") {
+      const period = form.extents.reduce((a, b) => a * b, 1);
+      if (n_q !== n_kv || n_q % period || Math.max(n_q / period, ...form.extents) > form.most || !n_q) return null;
+      return this.once("form boxes", () => ({ ...form, tiled: [new BoxTiles(form, this.counter(), n_q)], names: ["live"] }));
+    }
+    const divides = form.divides.every((stride) => (n_kv - n_q) % stride === 0);
+    const small = form.parts.every(({ bound }) => reached(bound, { ...this.magnitudes(), [form.of_all]: n_kv }) <= MOST);
+    if (!divides || !small || (form.as_built && !this.#asBuilt())) return null;
+    return this.once("form classes", () => ({ ...form, tiled: form.parts.map((part) => new ClassTiles(part, this.env(), form.of_all)), names: form.parts.map(({ name }) => name) }));
+  }
+
+  /** Numbers of all forms' tiles, beside those of ordinary ones. */
+  formTotals() {
+    return this.once("form totals", () => (this.model.forms ?? []).map((form) => {
+      const found = this.form(form.mode);
+      if (!found) return { ...form, totals: null };
+      const totals = found.tiled.map((each) => each.totals());
+      const sum = (name) => totals.reduce((all, each) => all + each[name], 0);
+      return { ...form, totals: { full: sum("full"), partial: sum("partial"), tiles: sum("tiles"), area: sum("area") } };
+    }));
+  }
+
+  /** The tiles of the shown form that hold the pair under the pointer: { name, kind, q, k }. */
+  formTiles() {
+    const { cursor } = this.map, form = cursor && this.form();
+    if (!form) return [];
+    return form.tiled.map((each, i) => ({ ...each.tileAt(cursor.q, cursor.k), name: form.names[i] })).filter(({ q }) => q);
   }
 
   pieces() { return this.set().pieces ?? []; }
@@ -122,7 +162,7 @@ export class Explorer {
 
   colors() {
     return this.once("colors", () => {
-      const style = getComputedStyle(this.shell), names = ["full", "partial", "empty", "outside", "waste", "only-a", "only-b", "both"];
+      const style = getComputedStyle(this.shell), names = ["full", "partial", "empty", "outside", "waste", "second", "only-a", "only-b", "both"];
       const found = Object.fromEntries(names.map((name) => [name, channels(style.getPropertyValue(`--${name}`).trim())]));
       const ink = Object.fromEntries(["ink", "quiet", "line", "paper"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
       return { ...found, unknown: [128, 128, 128], ink };
@@ -131,10 +171,13 @@ export class Explorer {
 
   scene() {
     const { n_q, n_kv } = this.state, { ranks } = this.model;
-    const planned = this.state.mode !== "ranks" || (n_q === ranks.n && n_kv === ranks.n);
+    const shaped = this.model.forms?.some((form) => form.mode === this.state.mode);
+    const planned = shaped ? this.form() !== null : this.state.mode !== "ranks" || (n_q === ranks.n && n_kv === ranks.n);
     const mode = planned ? this.state.mode : "mask", colors = this.colors();
     const scene = { n_q, n_kv, colors, ink: colors.ink, tile: ["tiles", "waste"].includes(mode) ? this.tile : null, name: `${this.epoch} ${this.state.set} ${mode}` };
     if (!this.drawable) return scene;
+    if (mode === "ranks") scene.strips = { edges: ranks.edges, colors: ranks.owner.map((rank) => PIECES[rank % PIECES.length]) };
+    if (shaped && planned) scene.runs = this.formTiles().filter(({ kind }) => kind);
     scene.painter = this.once(`painter ${mode}`, () => this.#painter(mode, colors));
     if (mode === "mask" || mode === "difference") scene.pairs = (view) => this.#pairs(mode, view, colors);
     return scene;
@@ -149,6 +192,10 @@ export class Explorer {
         const layers = counters.map((_, i) => channels(PIECES[i % PIECES.length]));
         return layersPainter(counters, env, colors, (shares) => blended(shares, layers, colors.empty));
       }
+      case "boxes": case "classes": {
+        const { tiled } = this.form();
+        return formPainter(tiled, env, colors, this.#layers(tiled.length, colors), blended);
+      }
       case "ranks": {
         const layers = [colors.full, colors.waste];
         return layersPainter(this.held(), env, colors, (shares) => blended(shares, layers, colors.empty));
@@ -162,12 +209,21 @@ export class Explorer {
     return maskPainter(this.counter(), env, colors);
   }
 
+  /** Colours of the parts of a form; the first has that of live pairs. */
+  #layers(number, colors) {
+    const first = [colors.full, colors.second];
+    return Array.from({ length: number }, (_, i) => first[i] ?? channels(PIECES[[2, 3, 6, 7][i % 4]]));
+  }
+
   #pairs(mode, view, colors) {
     const which = mode === "difference" ? [0, 1] : [0];
     const exact = which.every((i) => fits(this.set(i), this.magnitudes(i)));
     if (!exact || this.noShader) return false;
     try {
-      this.shader ??= new PairShader(this.map.pairCanvas);
+      this.shader ??= new PairShader(this.map.pairCanvas, () => {
+        this.noShader = "the browser took the graphics context away";  // other pages, or cells, need it
+        this.map.redraw();
+      });
       const share = (color) => color.map((c) => c / 255);
       const { n_q, n_kv } = this.state;
       this.shader.draw(which.map((i) => ({ set: this.set(i), env: this.env(i) })), { ...view, n_q, n_kv }, {
@@ -217,11 +273,28 @@ export class Explorer {
   tileWords() {
     const { cursor } = this.map, [height, width] = this.tile, { n_q, n_kv } = this.state;
     if (!cursor) return "";
+    if (this.state.mode === "ranks") return this.#rankWords();
+    const shaped = this.model.forms?.find(({ mode }) => mode === this.state.mode);
+    if (shaped) {
+      if (!this.form()) return `Lengths or parameters have no ${shaped.label.toLowerCase()}: ${shaped.only}.`;
+      const found = this.formTiles(), kinds = ["empty: no kernel loads it", "partial: the kernel tests its pairs", "full: the kernel tests no pair in it"];
+      if (!found.length) return "No tile of any part holds this pair.";
+      return found.map(({ name, kind, q, k }) => `${name === "live" ? "The" : `${name}: the`} tile of queries ${runs(q)} and keys ${runs(k)} is ${kinds[kind]}.`).join(" ");
+    }
     const i = Math.floor(cursor.q / height), j = Math.floor(cursor.k / width);
     const box = [i * height, Math.min((i + 1) * height, n_q), j * width, Math.min((j + 1) * width, n_kv)];
     const live = this.counter().pairs(...box), area = (box[1] - box[0]) * (box[3] - box[2]);
     const kind = live === area ? "full: the kernel tests no pair in it" : live ? "partial: the kernel tests its pairs" : "empty: the kernel never loads it";
-    return `The kernel's tile (${i}, ${j}) of ${height} x ${width}: ${count(live)} live, ${kind}.`;
+    const row = this.counter().tiles(box[0], box[1], 0, n_kv, height, width), wide = Math.ceil(n_kv / width);
+    return `The kernel's tile (${i}, ${j}) of ${height} x ${width}: ${count(live)} live, ${kind}. In its row, ${count(row.full + row.partial)} of ${count(wide)} tiles run.`;
+  }
+
+  #rankWords() {
+    const { cursor } = this.map, { n, edges, owner, halo } = this.model.ranks;
+    if (this.state.n_q !== n || this.state.n_kv !== n) return `The plan of ranks is for ${count(n)} tokens.`;
+    const [query, key] = [cursor.q, cursor.k].map((token) => owner[edges.findLastIndex((edge) => edge <= token)]);
+    const travels = query === key ? "which holds the key, too" : this.counter().holds.at(cursor.q, cursor.k) ? `to which the key travels from rank ${key}` : `rank ${key} holds the key`;
+    return `Rank ${query} runs the query, ${travels}. ${count(halo[query])} keys travel to rank ${query}.`;
   }
 
   price() {
@@ -233,7 +306,7 @@ export class Explorer {
       const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
       const found = {
         live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
-        note: price?.note ?? "",
+        forms: this.formTotals(), ranks: this.model.ranks, taken: this.model.taken?.n_q === n_q && this.model.taken.n_kv === n_kv && this.#asBuilt() ? this.model.taken.said : "",
         empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
       };
       if (price?.card) {
@@ -347,7 +420,7 @@ export class Explorer {
 
   #shown() {
     for (const [name, button] of this.modeButtons) button.setAttribute("aria-pressed", String(name === this.state.mode));
-    if (this.headSelect) this.headSelect.value = String(this.state.set);
+    this.headButtons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === this.state.set)));
     this.#legend();
     this.map.redraw();
     this.#later();
@@ -361,6 +434,7 @@ export class Explorer {
       this.waiting = false;
       for (const each of [this.why, this.pricing, this.comparing]) each.update();
       this.#place();
+      this.#drawStrip();
       this.#twin();
       this.#writePermalink();
     }));
@@ -368,7 +442,6 @@ export class Explorer {
 
   pointed() { this.#later(); }
   moved() { this.#later(); }
-  drawn() {}
 
   /** Another model in the place of this one; what was moved stays where it is. */
   async #replaced(settings, other = this.model.other?.expression ?? this.model.with) {
@@ -390,9 +463,10 @@ export class Explorer {
     this.legendBox = make("div", { class: "legend" });
     this.modeButtons = this.modes.map(([name, label]) => [name, make("button", { onclick: () => this.setMode(name) }, label)]);
     const { sets } = this.masks[0];
-    this.headSelect = sets.length > 1
-      ? make("select", { "aria-label": "heads", onchange: (event) => this.setHead(Number(event.target.value)) }, ...sets.map((set, i) => make("option", { value: i }, heads(set.heads))))
-      : null;
+    this.headButtons = sets.length > 1
+      ? sets.map((set, i) => make("button", { onclick: () => this.setHead(i), title: heads(set.heads) }, make("canvas", { width: STRIP, height: STRIP, "aria-hidden": "true" }), heads(set.heads)))
+      : [];
+    const strip = this.headButtons.length ? make("div", { class: "strip", role: "group", "aria-label": "heads" }, ...this.headButtons) : null;
     this.twinBox = make("pre", { class: "twin", hidden: true, tabindex: "0", "aria-label": "the map as text" });
     this.placeBox = make("span", { class: "place-now", "aria-live": "polite" });
     this.alarm = make("span", { class: "alarm" });
@@ -412,10 +486,10 @@ export class Explorer {
           make("button", { onclick: () => this.dialog.showModal() }, "Keys"))),
       make("main", {},
         make("div", { class: "left" },
-          make("div", { class: "bar" }, ...this.modeButtons.map(([, button]) => button), this.headSelect,
+          make("div", { class: "bar" }, ...this.modeButtons.map(([, button]) => button),
             make("button", { onclick: () => this.map.zoom(2), "aria-label": "closer" }, "+"), make("button", { onclick: () => this.map.zoom(0.5), "aria-label": "farther" }, "−"),
             make("button", { onclick: () => this.map.fit() }, "Whole"), this.legendBox),
-          this.canvasBox, this.twinBox),
+          strip, this.canvasBox, this.twinBox),
         make("div", { class: "panes" }, ...[this.why, this.pricing, this.source, this.comparing].map(({ section }) => section))),
       make("footer", {}, this.placeBox, this.alarm, make("span", {}, model.title ?? ""), make("span", {}, notes), make("span", { class: "help" }, "? for keys")),
       this.dialog,
@@ -433,12 +507,46 @@ export class Explorer {
       waste: [["full", "live"], ["waste", "run, but not live"], ["empty", "not run"]],
       ranks: [["full", "one rank holds query and key"], ["waste", "the key travels to the query's rank"], ["empty", "not live"]],
       difference: [["only-a", `only in ${model.name}`], ["only-b", `only in ${model.other?.name}`], ["both", "in both"], ["empty", "in none"]],
-    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
+    }[mode]?.map(([name, label]) => [colors[name], label]) ?? this.#formLegend(colors) ?? this.pieces().map((piece, i) => [channels(PIECES[i % PIECES.length]), piece.kind, piece.text]);
     this.legendBox.replaceChildren(...entries.map(([color, label, title]) => {
       const square = make("i");
       square.style.background = `rgb(${color.join(",")})`;
       return make("span", { title }, square, label);
     }));
+  }
+
+  /** [colour, label] of everything on the map. */
+  painted() { return this.#formLegend(this.colors()) ?? []; }
+
+  #formLegend(colors) {
+    const shaped = this.model.forms?.find((form) => form.mode === this.state.mode), form = this.form();
+    if (!shaped) return null;
+    if (!form) return [[colors.full, `no ${shaped.label.toLowerCase()} at these lengths`, shaped.only]];
+    const layers = this.#layers(form.names.length, colors);
+    return [...form.names.map((name, i) => [layers[i], name]), [colors.waste, "run, but not live"], [colors.empty, "not run"]];
+  }
+
+  /** Small pictures of all heads, one after another behind the large one. */
+  #drawStrip() {
+    if (!this.headButtons.length || this.striped === this.epoch || !this.drawable) return;
+    this.striped = this.epoch;
+    const { epoch } = this, { n_q, n_kv } = this.state, colors = this.colors();
+    const draw = (i) => {
+      const button = this.headButtons[i];
+      if (epoch !== this.epoch || !button?.isConnected) return;
+      const set = this.masks[0].sets[i], counter = new Counter(condition(set.keep, this.env(0, set)), 2e4);
+      const context = button.firstChild.getContext("2d"), edge = (length, at) => Math.floor((length * at) / STRIP);
+      for (let y = 0; y < STRIP; y++) {
+        for (let x = 0; x < STRIP; x++) {
+          const box = [edge(n_q, y), Math.max(edge(n_q, y) + 1, edge(n_q, y + 1)), edge(n_kv, x), Math.max(edge(n_kv, x) + 1, edge(n_kv, x + 1))];
+          const share = counter.pairs(...box) / ((box[1] - box[0]) * (box[3] - box[2]));
+          context.fillStyle = css(shareColor(share, colors));
+          context.fillRect(x, y, 1, 1);
+        }
+      }
+      setTimeout(() => draw(i + 1));
+    };
+    if (n_q && n_kv) setTimeout(() => draw(0));
   }
 
   #place() {
@@ -448,6 +556,7 @@ export class Explorer {
     if (cursor && this.drawable) seen = `query ${cursor.q} ${this.counter().holds.at(cursor.q, cursor.k) ? "sees" : "does not see"} key ${cursor.k} · `;
     this.placeBox.textContent = `${seen}${count(n_q)} x ${count(n_kv)} · ${scale}`;
     this.alarm.textContent = this.drawable ? "" : "numbers of this formula leave 53 bits: the page does not draw what it cannot compute exactly";
+    if (this.drawable && this.foreign) this.alarm.textContent = this.foreign;
     this.#legend();
   }
 
@@ -460,7 +569,13 @@ export class Explorer {
     this.#twin();
   }
 
-  #twin() { if (this.state.twin) this.twinBox.textContent = this.text(); }
+  #twin() {
+    if (!this.state.twin) return;
+    const { q, k, scale } = this.map.view, { width, height } = this.map;
+    const shown = [this.epoch, this.state.set, this.state.mode, q, k, scale, width, height].join(" ");
+    if (shown !== this.twinShown) this.twinBox.textContent = this.text();
+    this.twinShown = shown;
+  }
 
   /** The map as it is on the screen, in characters, with exact numbers. */
   text({ rows, columns } = TWIN) {
@@ -469,21 +584,62 @@ export class Explorer {
     const [q0, q1] = ends(q, this.map.height, n_q), [k0, k1] = ends(k, this.map.width, n_kv);
     if (!this.drawable || q0 >= q1 || k0 >= k1) return "nothing of the mask is in view";
     const down = Math.max(1, Math.ceil((q1 - q0) / rows)), right = Math.max(1, Math.ceil((k1 - k0) / columns));
-    const counter = this.counter(), live = counter.pairs(q0, q1, k0, k1);
-    const lines = [
-      `queries ${q0} to ${q1 - 1} down, keys ${k0} to ${k1 - 1} right; a character is ${down} x ${right} pairs`,
-      `${count(live)} of ${count((q1 - q0) * (k1 - k0))} pairs are live (${percent(live / ((q1 - q0) * (k1 - k0)))}); # all, + some, . none`, "",
-    ];
+    const area = (q1 - q0) * (k1 - k0), live = this.counter().pairs(q0, q1, k0, k1), layers = this.#twinLayers();
+    const sums = layers.map(() => 0), lines = [];
     for (let i = q0; i < q1; i += down) {
       let line = "";
       for (let j = k0; j < k1; j += right) {
         const box = [i, Math.min(i + down, q1), j, Math.min(j + right, k1)];
-        const found = counter.pairs(...box);
-        line += Number.isNaN(found) ? "?" : found === 0 ? "." : found === (box[1] - box[0]) * (box[3] - box[2]) ? "#" : "+";
+        const found = layers.map(({ pairs }) => pairs(...box));
+        found.forEach((value, n) => { sums[n] += value; });
+        line += this.#sign(layers, found, (box[1] - box[0]) * (box[3] - box[2]));
       }
       lines.push(line);
     }
-    return lines.join("\n");
+    const said = [
+      `queries ${q0} to ${q1 - 1} down, keys ${k0} to ${k1 - 1} right; a character is ${down} x ${right} pairs`,
+      `${count(live)} of ${count(area)} pairs are live (${percent(live / area)})${layers.length > 1 ? "" : "; # all, + some, . none"}`,
+      ...(layers.length > 1 ? layers.map(({ sign, label }, n) => `${sign} ${label}: ${count(sums[n])} pairs`) : []),
+      ...(layers.length > 1 ? ["a character names what most of its pairs are; . nothing of these"] : []),
+      ...this.#tileNumbers(), "", ...lines,
+    ];
+    return said.join("\n");
+  }
+
+  /** What the shown view colours, as signs: { sign, label, pairs(q0, q1, k0, k1) }. */
+  #twinLayers() {
+    const { mode } = this.state, { model } = this;
+    const of = (counter) => (...box) => counter.pairs(...box);
+    if (mode === "parts") return this.pieces().map((piece, i) => ({ sign: "123456789"[i] ?? "*", label: `${piece.kind}: ${piece.text}`, pairs: of(this.once(`piece ${i}`, () => new Counter(condition(piece.keep, this.env())))) }));
+    if (mode === "difference") {
+      const { first, second, both } = this.compared();
+      return [["a", `only in ${model.name}`, first], ["b", `only in ${model.other.name}`, second], ["=", "in both", both]].map(([sign, label, counter]) => ({ sign, label, pairs: of(counter) }));
+    }
+    if (mode === "ranks" && this.state.n_q === model.ranks.n && this.state.n_kv === model.ranks.n) {
+      const [held, sent] = this.held();
+      return [{ sign: "#", label: "one rank holds query and key", pairs: of(held) }, { sign: ">", label: "the key travels", pairs: of(sent) }];
+    }
+    const form = this.form();
+    if (form) {
+      const sum = (name) => (...box) => form.tiled.reduce((all, each) => all + each.region(...box)[name], 0);
+      const parts = form.tiled.map((each, i) => ({ sign: "#23456789"[i] ?? "*", label: form.names[i], pairs: (...box) => each.region(...box).live }));
+      return [...parts, { sign: "x", label: "run, but not live", pairs: (...box) => sum("run")(...box) - sum("live")(...box) }];
+    }
+    return [{ pairs: of(this.counter()) }];
+  }
+
+  #sign(layers, found, area) {
+    if (found.some(Number.isNaN)) return "?";
+    if (layers.length === 1) return found[0] === 0 ? "." : found[0] === area ? "#" : "+";
+    const most = Math.max(...found);
+    return most > 0 ? layers[found.indexOf(most)].sign : ".";
+  }
+
+  /** Numbers of tiles, where tiles are shown. */
+  #tileNumbers() {
+    const price = this.price(), said = ({ full, partial, area }, name) => `${name}: ${count(full)} full, ${count(partial)} partial; they run ${(area / Math.max(1, price.live)).toFixed(2)} x the live pairs`;
+    if (["tiles", "waste"].includes(this.state.mode)) return [said(price, `tiles of ${price.tile.join(" x ")} of the whole mask`)];
+    return price.forms.filter(({ mode, totals }) => mode === this.state.mode && totals).map((form) => said(form.totals, form.said));
   }
 
   // ---------------------------------------------------------------- keys
@@ -533,15 +689,20 @@ export class Explorer {
   /** Everything that the page was set to; the mask is said in words, as the link may be sent alone. */
   permalink() {
     const { n_q, n_kv, set, mode, params, theme } = this.state, { q, k, scale } = this.map.view, { cursor } = this.map;
-    const said = new URLSearchParams({ mask: this.model.expression ?? this.model.name, n: n_q, m: n_kv });
+    const said = new URLSearchParams({ mask: this.#named(), n: n_q, m: n_kv });
+    for (const [name, value] of Object.entries(this.settings)) said.set(`set.${name}`, value);
+    if (this.model.other?.expression || this.model.with) said.set("with", this.model.other?.expression ?? this.model.with);
     for (const [name, value] of Object.entries(params)) said.set(`p.${name}`, value);
     if (set) said.set("set", set);
     if (mode !== "mask") said.set("show", mode);
     if (theme) said.set("theme", theme);
+    if (this.state.twin) said.set("text", 1);
     said.set("view", [q, k, scale].map((x) => Number(x.toPrecision(12))).join(","));
     if (cursor) said.set("at", `${cursor.q},${cursor.k}`);
     return said.toString();
   }
+
+  #named() { return this.model.expression || this.model.name; }
 
   #writePermalink() {
     if (this.model.embedded) return;
@@ -555,8 +716,10 @@ export class Explorer {
   #restored() {
     const { state, view, cursor, pinned } = this.before;
     Object.assign(this.state, { set: Math.min(state.set, this.masks[0].sets.length - 1), twin: state.twin, theme: state.theme });
-    if (this.modes.some(([name]) => name === state.mode)) this.state.mode = state.mode;
-    for (const { name } of this.parameters) this.state.params[name] = state.params[name] ?? this.state.params[name];
+    const shown = [this.linked?.mode, state.mode].find((mode) => this.modes.some(([name]) => name === mode));
+    this.state.mode = shown ?? this.state.mode;
+    for (const { name } of this.parameters) this.state.params[name] = state.params[name] ?? this.linked?.param(name) ?? this.state.params[name];
+    if (this.linked && !this.model.pending) this.linked = null;  // from here on, what one moves counts
     if (state.theme) this.shell.dataset.theme = state.theme;
     this.twinBox.hidden = !state.twin;
     Object.assign(this, { wantedView: view, wantedCursor: cursor });
@@ -570,6 +733,13 @@ export class Explorer {
       return said.get(name) !== null && Number.isInteger(value) && value >= 0 && value <= most ? value : null;
     };
     if (!said.size) return;
+    const settings = Object.fromEntries([...said].filter(([name, value]) => name.startsWith("set.") && this.settings[name.slice(4)] !== value).map(([name, value]) => [name.slice(4), value]));
+    const beside = this.model.other?.expression ?? this.model.with, other = said.get("with") === beside ? null : said.get("with");
+    this.linked = { settings, other, mode: said.get("show"), param: (name) => whole(`p.${name}`, 2 ** 30) };
+    const another = said.get("mask") !== null && said.get("mask") !== this.#named() ? [`mask ${said.get("mask")}`] : [];
+    if (!this.ask) another.push(...Object.entries(settings).map(([name, value]) => `${name} = ${value}`), ...(other ? [`with ${other}`] : []));
+    this.foreign = another.length ? `the address is of ${another.join(", ")}, which this page does not have` : "";
+    if (said.get("text") === "1") { this.state.twin = true; this.twinBox.hidden = false; }
     if (!this.masks.some(({ fixed }) => fixed)) {
       this.state.n_q = whole("n", 2 ** 30) ?? this.state.n_q;
       this.state.n_kv = whole("m", 2 ** 30) ?? this.state.n_kv;
@@ -621,11 +791,19 @@ function firstPair(counter, q0, q1, k0, k1) {
   return { q: q0, k: k0 };
 }
 
+/** "0 to 31, 64 to 95, ... (4 runs)": stretches of tokens for people. */
+function runs(found) {
+  const said = found.slice(0, 2).map(([from, end]) => (end - from === 1 ? `${from}` : `${from} to ${end - 1}`)).join(", ");
+  if (found.length <= 2) return said;
+  const [from, end] = found[found.length - 1];
+  return `${said}, ... ${end - from === 1 ? from : `${from} to ${end - 1}`}`;
+}
+
 function help() {
   const keys = [
     ["← ↑ → ↓", "move, with Shift faster"], ["+ −", "closer, farther"], ["0", "the whole mask"], ["w a s d", "move the cursor by a pair or a cell"],
-    ["Enter", "close to the cursor"], ["m", "next view: mask, tiles, waste, parts, difference"], ["h H", "next and previous set of heads"],
-    ["f", "fly to a pair that tells both masks apart"], ["t", "the map as text"], ["l", "light or dark"], ["1 to 5", "map, why, price, source, compare"], ["Esc", "let the cursor go"],
+    ["Enter", "close to the cursor"], ["m", "next view: mask, tiles, waste, and what else there is"], ["h H", "next and previous set of heads"],
+    ["f", "fly to a pair that tells both masks apart"], ["t", "the map as text"], ["l", "light or dark"], ["1 to 5", "map, why, price, source, compare"], ["n p", "in a source: next and previous line that came from the pattern"], ["Enter", "in a source: where that line came from"], ["Esc", "let the cursor go"],
   ];
   const dialog = make("dialog", { "aria-label": "keys" }, make("h2", {}, "Keys"),
     make("table", {}, make("tbody", {}, ...keys.map(([key, text]) => make("tr", {}, make("td", {}, make("kbd", {}, key)), make("td", {}, text))))),

@@ -87,11 +87,15 @@ function boxOf(z, i0, i1, j0, j1, { n_q, n_kv }) {
 
 /** The mask: full, partial by its share, empty. */
 export function maskPainter(counter, env, colors) {
-  return layersPainter([counter], env, colors, ([share]) => {
-    if (share === 0) return colors.empty;
-    if (share === 1) return colors.full;
-    return mixed(colors.empty, colors.partial, FAINTEST + (1 - FAINTEST) * share);
-  });
+  return layersPainter([counter], env, colors, ([share]) => shareColor(share, colors));
+}
+
+/** The colour of a cell from the share of its pairs that are live. */
+export function shareColor(share, colors) {
+  if (Number.isNaN(share)) return colors.unknown;
+  if (share === 0) return colors.empty;
+  if (share === 1) return colors.full;
+  return mixed(colors.empty, colors.partial, FAINTEST + (1 - FAINTEST) * share);
 }
 
 /** Disjoint sets: every one adds its colour by its share. */

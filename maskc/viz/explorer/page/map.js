@@ -4,7 +4,9 @@ import { CellPictures, SIDE } from "./cells.js";
 
 const LEFT = 62, TOP = 30;   // CSS pixels of the axes
 const NEAREST = 64;          // CSS pixels of a pair, at most
-const FRAME = 9;             // milliseconds of a frame for new pictures
+const FRAME = 9;             // milliseconds of a frame for new pictures, while one moves
+const STILL = 60;            // the same while nothing moves
+const SETTLED = 200;         // milliseconds after which nothing moves
 
 export class MaskMap {
   /**
@@ -18,6 +20,7 @@ export class MaskMap {
     this.cells = new CellPictures();
     this.cursor = null;
     this.frames = [];
+    this.movedAt = 0;
     this.pairCanvas = document.createElement("canvas");
     this.cellCanvas = document.createElement("canvas");
     this.overCanvas = document.createElement("canvas");
@@ -33,12 +36,13 @@ export class MaskMap {
   resized() {
     const ratio = window.devicePixelRatio || 1;
     this.ratio = ratio;
-    for (const canvas of [this.pairCanvas, this.cellCanvas, this.overCanvas]) {
-      canvas.width = Math.max(1, Math.round(this.element.clientWidth * ratio));
-      canvas.height = Math.max(1, Math.round(this.element.clientHeight * ratio));
-    }
+    const width = Math.max(1, Math.round(this.element.clientWidth * ratio));
+    const height = Math.max(1, Math.round(this.element.clientHeight * ratio));
+    const changed = this.cellCanvas.width !== width || this.cellCanvas.height !== height;
+    if (changed) for (const canvas of [this.pairCanvas, this.cellCanvas, this.overCanvas]) Object.assign(canvas, { width, height });
     if (this.fitted) this.fit();
-    this.redraw();
+    if (changed) this.draw();  // at once: another size has emptied them, and they are shown so
+    else this.redraw();
   }
 
   // ---------------------------------------------------------------- the view
@@ -60,6 +64,7 @@ export class MaskMap {
     };
     this.view.q = inside(q, n_q, this.height);
     this.view.k = inside(k, n_kv, this.width);
+    this.movedAt = performance.now();
     this.redraw();
     this.owner.moved();
   }
@@ -121,12 +126,12 @@ export class MaskMap {
     const byShader = this.level === 0 && scene.pairs && scene.pairs(this.#device());
     this.pairCanvas.style.visibility = byShader ? "visible" : "hidden";
     this.cellCanvas.style.visibility = byShader ? "hidden" : "visible";
-    this.complete = byShader || this.#drawCells(scene, begun + FRAME);
+    this.complete = byShader || this.#drawCells(scene, begun + (begun - this.movedAt > SETTLED ? STILL : FRAME));
     this.#drawOver(scene);
     this.frames.push(performance.now() - begun);
     if (this.frames.length > 240) this.frames.shift();
     if (!this.complete) this.redraw();
-    else this.owner.drawn();
+    else this.firstAt ??= performance.now();  // since the page was asked for
   }
 
   /** The view in device pixels, for the shader; its canvas includes the axes. */
@@ -199,6 +204,7 @@ export class MaskMap {
       context.lineWidth = 1;
       lines(scene.tile[1], scene.ink.ink, 0.55); rows(scene.tile[0], scene.ink.ink, 0.55);
     }
+    if (scene.runs) this.#drawRuns(context, scene);
     if (this.cursor) {
       const side = Math.max(scale, 7), middle = (at, start, from) => from + (at + 0.5 - start) * scale;
       const x = middle(this.cursor.k, k, LEFT), y = middle(this.cursor.q, q, TOP);
@@ -212,6 +218,7 @@ export class MaskMap {
     context.strokeStyle = scene.ink.line;
     context.lineWidth = 1;
     context.strokeRect(LEFT - 0.5, TOP - 0.5, width, height);
+    if (scene.strips) this.#drawStrips(context, scene.strips);
     context.fillStyle = scene.ink.quiet;
     context.font = "11px system-ui, sans-serif";
     context.textAlign = "center"; context.textBaseline = "alphabetic";
@@ -223,12 +230,40 @@ export class MaskMap {
     context.textAlign = "right"; context.textBaseline = "middle";
     for (const at of ticks(q, Math.min(scene.n_q, q + this.height / scale), this.height / 40)) {
       const y = TOP + (at - q + (scale > 16 ? 0.5 : 0)) * scale;
-      context.fillText(shortened(at), LEFT - 9, y);
+      context.fillText(shortened(at), LEFT - 9, Math.max(y, TOP + 6));  // below the axes' names
       context.fillRect(LEFT - 5, y, 4, 1);
     }
     context.textAlign = "left"; context.textBaseline = "alphabetic";
     context.fillText("keys →", 4, 12);
     context.fillText("↓ queries", 4, 25);
+  }
+
+  /** Beside both axes: who runs the queries, and who holds the keys. */
+  #drawStrips(context, { edges, colors }) {
+    const { q, k, scale } = this.view;
+    colors.forEach((color, i) => {
+      const span = (from, start, most) => [start + Math.max(0, (edges[i] - from) * scale), start + Math.min(most, (edges[i + 1] - from) * scale)];
+      const [top, bottom] = span(q, TOP, this.height), [left, right] = span(k, LEFT, this.width);
+      context.fillStyle = color;
+      if (bottom > top) context.fillRect(LEFT - 5, top, 4, bottom - top);
+      if (right > left) context.fillRect(left, TOP - 5, right - left, 4);
+    });
+  }
+
+  /** Outlines of the tile under the pointer, all its stretches; where they are fine, their hull. */
+  #drawRuns(context, scene) {
+    const { q, k, scale } = this.view, MOST_LINES = 4096;
+    context.strokeStyle = scene.ink.ink;
+    context.lineWidth = 1.5;
+    for (const { q: down, k: right } of scene.runs) {
+      const fine = scale * Math.min(down[0][1] - down[0][0], right[0][1] - right[0][0]) < 3 || down.length * right.length > MOST_LINES;
+      const hull = (runs) => (fine ? [[runs[0][0], runs[runs.length - 1][1]]] : runs);
+      for (const [top, bottom] of hull(down)) {
+        for (const [left, end] of hull(right)) {
+          context.strokeRect(LEFT + (left - k) * scale, TOP + (top - q) * scale, (end - left) * scale, (bottom - top) * scale);
+        }
+      }
+    }
   }
 
   // ---------------------------------------------------------------- pointer

@@ -35,7 +35,7 @@ export class Why {
       text.style.paddingLeft = `${term.depth * 14}px`;
       return make("tr", {},
         make("td", { class: `verdict ${kind}` }, single ? mark.replace(" all", " yes").replace(" none", " no") : mark), text,
-        make("td", { class: "place" }, place ? make("button", { onclick: () => explorer.source.mark(term.place.line), title: "show in the source" }, place) : ""));
+        make("td", { class: "place" }, place ? make("button", { onclick: () => explorer.source.mark(term.place.line), title: `${place}: show in the source` }, make("bdi", { dir: "ltr" }, place)) : ""));
     });
     const proof = explorer.proof(box);
     body.replaceChildren(
@@ -115,13 +115,17 @@ export class Price {
       ["live pairs", `${count(price.live)} of ${count(price.pairs)}`, percent(price.live / price.pairs)],
       [`tiles of ${price.tile.join(" x ")}`, `${count(price.full)} full, ${count(price.partial)} partial`, `${count(price.empty)} empty`],
       ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
+      ...price.forms.map(({ label, said, only, totals }) => (totals
+        ? [label.toLowerCase(), `${count(totals.full)} full, ${count(totals.partial)} partial; ${said}`, price.live ? `${(totals.area / price.live).toFixed(2)} x` : ""]
+        : [label.toLowerCase(), `none at these lengths: ${only}`, ""])),
+      ...(price.ranks ? [["ranks", `${price.ranks.ranks}, for ${count(price.ranks.n)} tokens; at most this many keys travel to one`, count(Math.max(...price.ranks.halo))]] : []),
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ];
     if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
     this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
       make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
-    make("p", { class: "aside" }, price.checked), price.note ? make("p", { class: "aside" }, price.note) : "");
+    make("p", { class: "aside" }, price.checked, price.taken ? ` By the cost model, ${price.taken}.` : ""));
     this.curve.replaceChildren(...curve(explorer));
   }
 }
@@ -201,7 +205,7 @@ export class Source {
     const files = explorer.model.source?.files ?? [];
     this.files = files;
     this.tabs = files.map((file, i) => make("button", { role: "tab", "aria-selected": "false", onclick: () => this.show(i) }, file.name));
-    this.code = make("div", { class: "code", tabindex: "0", role: "tabpanel" });
+    this.code = make("div", { class: "code", tabindex: "0", role: "tabpanel", "aria-label": "source; n and p go from linked line to linked line", onkeydown: (event) => this.#key(event) });
     this.body.append(make("div", { class: "tools", role: "tablist" }, ...this.tabs), this.code);
     if (files.length) this.show(0);
     else this.body.replaceChildren(make("p", { class: "aside" }, "no source of this mask"));
@@ -211,6 +215,7 @@ export class Source {
   show(index) {
     const file = this.files[index];
     this.shown = index;
+    this.place = null;
     this.tabs.forEach((tab, i) => { tab.setAttribute("aria-selected", String(i === index)); tab.setAttribute("aria-pressed", String(i === index)); });
     const meant = new Map(file.links);
     this.lines = file.text.split("\n").map((text, i) => {
@@ -232,6 +237,25 @@ export class Source {
     if (follow && this.files[this.shown].kind !== "pattern") this.show(0);
     else if (follow) this.remark.textContent = `line ${line} is marked in the other files, too`;
     this.#paint();
+  }
+
+  /** From one linked line to the next, and with Enter to where it came from. */
+  #key(event) {
+    const { links, kind } = this.files[this.shown], step = { n: 1, p: -1 }[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey || !links.length) return;
+    if (step) {
+      this.place = ((this.place ?? (step > 0 ? -1 : 0)) + step + links.length) % links.length;
+      this.mark(links[this.place][1]);
+      const line = this.lines[links[this.place][0] - 1];
+      this.code.scrollTop = line.offsetTop - this.code.offsetTop - 60;
+    } else if (event.key === "Enter" && this.marked && kind !== "pattern") {
+      this.mark(this.marked, true);
+      this.code.focus();
+    } else {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
   }
 
   #paint() {

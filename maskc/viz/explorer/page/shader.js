@@ -15,10 +15,11 @@ export function fits(set, values) {
 
 /** Draws pairs that are at least a pixel wide. */
 export class PairShader {
-  /** Throws where the browser has no WebGL 2. */
-  constructor(canvas) {
+  /** Throws where the browser has no WebGL 2; `lost` is told when it is taken away. */
+  constructor(canvas, lost) {
     this.gl = canvas.getContext("webgl2", { antialias: false, alpha: false, preserveDrawingBuffer: true });
     if (!this.gl) throw new Error("no WebGL 2");
+    canvas.addEventListener("webglcontextlost", lost);
     this.programs = new Map();
     this.textures = new Map();
   }

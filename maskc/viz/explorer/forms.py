@@ -1,0 +1,116 @@
+"""Tiles that are no rectangles of the map: boxes of a grid, and tiles of residue classes.
+
+A call may run them in place of the plan's ordinary tiles. The page draws which pairs they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from maskc.analysis.heads import Heads
+from maskc.core import expr as E
+from maskc.core.boxes import MOST_ALONG
+from maskc.core.bundle import N_KV_OF_ALL
+from maskc.core.expr import Expr
+from maskc.core.expr_text import to_people
+from maskc.core.widths import largest, reach
+from maskc.plan.cost import choice, title
+from maskc.plan.predict import part_times
+from maskc.plan.types import KernelPlan, PlannedPart
+from maskc.viz.explorer.trees import tree
+
+_LONGEST = 60
+"""Characters of a part's formula."""
+_CHOSEN = 1 << 15
+"""Tokens up to which the page says what a call would choose: all tiles are counted for that."""
+
+Plain = dict[str, Any]
+
+
+def forms(plan: KernelPlan, moved: Heads) -> list[Plain]:
+    """What a call may run instead of `plan.tile`, as the page's forms.js reads it.
+
+    Args:
+        plan: of the mask as it was written.
+        moved: the same mask, in which parameters stand for its numbers.
+    """
+    return [*_boxes(plan), *_classes(plan, moved)]
+
+
+def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
+    """Which form a call of these lengths takes; None where that is not known here."""
+    if max(n_q, n_kv) > _CHOSEN or any(mask.ir.data for mask in plan.masks):
+        return None
+    times = part_times(plan, n_q, n_kv)
+    if times is not None and times[0] < times[1]:
+        form, name = "classes", "residue classes"
+    else:
+        chosen = choice(plan, n_q, n_kv)
+        own = plan if chosen is None else chosen[0]
+        form, name = ("boxes" if own.boxes else "tiles"), title(own)
+    return {"n_q": n_q, "n_kv": n_kv, "form": form, "said": f"a call of these lengths runs {name}"}
+
+
+def _boxes(plan: KernelPlan) -> Iterator[Plain]:
+    """At most one: the forward pass of a plan whose tiles are boxes of a grid."""
+    for each in (plan, *plan.also):
+        if each.boxes is None or each.direction is not plan.direction:
+            continue
+        found = each.boxes
+        along = " x ".join(map(str, found.extents))
+        yield {
+            "mode": "boxes", "label": "Boxes", "extents": list(found.extents),
+            "q": list(found.q), "k": list(found.k), "most": MOST_ALONG,
+            "said": f"boxes of {_by(found.q)} queries and {_by(found.k)} keys, in a grid of rows "
+            f"of {along} tokens",
+            "only": f"square, whole rows of {found.period} tokens, at most {MOST_ALONG} of them",
+        }  # fmt: skip
+        return
+
+
+def _by(box: tuple[int, ...]) -> str:
+    return " x ".join(map(str, box))
+
+
+def _classes(plan: KernelPlan, moved: Heads) -> Iterator[Plain]:
+    """At most one: a plan in parts, of which some run over residue classes."""
+    if not plan.parts or any(part.listed is not None for part in plan.parts):
+        return  # the rows of listed tokens are copied: they have no place on the map
+    if any(part.plan.masks[0].ir.data for part in plan.parts):
+        return
+    alike = [(part.stride, part.keys) for part in plan.parts]
+    movable = alike == [(part.stride, part.keys) for part in moved.parts]
+    keeps = [
+        moved.parts[i].heads.masks[0].keep if movable else part.plan.masks[0].ir.keep
+        for i, part in enumerate(plan.parts)
+    ]
+    yield {
+        "mode": "classes", "label": "Classes", "of_all": N_KV_OF_ALL, "as_built": not movable,
+        "divides": [part.stride for part in plan.parts if part.aligned],
+        "said": "tiles of residue classes, in which tokens that lie a stride apart are neighbours",
+        "only": _only(plan.parts, movable),
+        "parts": [_part(part, keep) for part, keep in zip(plan.parts, keeps, strict=True)],
+    }  # fmt: skip
+
+
+def _only(parts: tuple[PlannedPart, ...], movable: bool) -> str:
+    """What lengths and parameters must be, for people."""
+    strides = [str(part.stride) for part in parts if part.aligned]
+    said = [f"{' and '.join(strides)} must divide n_kv - n_q"] if strides else []
+    return "; ".join([*said, *([] if movable else ["parameters must stay as they are"])])
+
+
+def _part(part: PlannedPart, keep: Expr) -> Plain:
+    """A part: its formula speaks of the coordinates in a class, and of the class's lengths."""
+    if part.keys is not None:
+        name = f"keys {part.keys}, {part.keys + part.stride}, ..."
+    else:
+        name = "tokens as they are" if part.stride == 1 else f"classes modulo {part.stride}"
+    text = to_people(keep)
+    tile = part.plan.tile
+    return {
+        "stride": part.stride, "keys": part.keys, "tile": [tile.q, tile.k], "name": name,
+        "text": text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...",
+        "keep": tree(keep), "bound": tree(largest([*reach(keep), E.N_Q, E.N_KV])),
+    }  # fmt: skip

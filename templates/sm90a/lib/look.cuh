@@ -1,0 +1,22 @@
+// When a forward pass looks at the mask of a tile.
+// Needs: Row and words of the includer; a mask policy.
+
+// What is known before the product begins: all of it, or what is fetched for it.
+FN struct Visible look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                             struct MaskRow &kept) {
+    struct Visible seen;
+    if ((MASK_EARLY || MASK_FETCHED) && word & MASKED) {
+        const struct Place at = {row.batch, row.head};
+        const i32 first_k = (word & INDEX) * KEY_STEP;
+        if (MASK_FETCHED) seen = prefetch_mask<ByQuery>(p, at, query, first_k);
+        if (MASK_EARLY) seen = visible<ByQuery>(p, at, query, first_k, kept, seen);
+    }
+    return seen;
+}
+// All of it, behind the product.
+FN struct Visible look_late(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                            struct MaskRow &kept, const struct Visible &seen) {
+    if (MASK_EARLY) return seen;
+    const i32 first_k = (word & INDEX) * KEY_STEP;
+    return visible<ByQuery>(p, {row.batch, row.head}, query, first_k, kept, seen);
+}

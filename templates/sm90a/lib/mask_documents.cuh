@@ -1,0 +1,41 @@
+// Mask policy: tiles of keys begin with documents. Where all keys are of one, rows of that document
+// see intervals, and others nothing; else the mask's formula decides. See mask_sides.cuh.
+// Needs: pairs.cuh, intervals.cuh or no_intervals.cuh; ENDS, query_documents, key_documents of the
+// mask.
+
+constexpr bool MASK_EARLY = true;
+constexpr bool MASK_HEAVY = true;
+constexpr bool MASK_FETCHED = false;
+struct MaskRow {};
+FN void begin_row(struct MaskRow &) {}
+
+// Where the document ends that a tile begins with, as the next one has tiles of its own; or minus
+// the number of all keys, where tiles hold several. ENDS: its place among the data arrays.
+FN i32 document_end(const struct Attention &p, i32 batch, i32 first_k) {
+    return __ldg(p.array[ENDS] + batch * p.array_batch[ENDS] + first_k);
+}
+
+template <class Side>
+FN struct Visible prefetch_mask(const struct Attention &, struct Place, i32, i32) { return {}; }
+
+template <class Side>
+FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
+                          struct MaskRow &, const struct Visible &) {
+    static_assert(!Side::KEY_ROWS, "tiles of keys begin with documents, those of queries do not");
+    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
+    const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+    const i32 end = document_end(p, at.batch, first);
+    if (INTERVALS > 0 && end >= 0) {
+        const i32 document = key_documents(mask)[first];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (query_documents(mask)[rows[r]] != document) continue;
+            add_intervals<Side>(seen.word[r], mask, rows[r], column, end, n_q, n_kv);
+        }
+        return seen;
+    }
+    add_pairs<Side>(seen, mask, rows, column, end < 0 ? -end : end, n_q, n_kv);
+    return seen;
+}

@@ -1,0 +1,38 @@
+// The two sides from which kernels look at a mask, and the interface of a mask policy.
+// Needs: mask_row, the query at a row of the tiles.
+//
+// Every mask_*.cuh is a policy and gives, with a Side that is ByQuery or ByKey:
+//   MaskRow, begin_row(kept)         what a thread keeps of its two rows from tile to tile; a new
+//                                    one has begun a row
+//   prefetch_mask<Side>(p, at, row, first)                  what visible needs from memory early;
+//                                    nothing unless MASK_FETCHED
+//   visible<Side>(p, at, row, first, kept, prefetched)      what rows `row` and `row` + 8 see of
+//                                    the tile that begins with column `first`; `at`: which head
+//   MASK_EARLY                       forward passes look before a product begins, while scores
+//                                    need no registers; else the product runs meanwhile
+//   MASK_HEAVY                       looking takes the registers in which other numbers could wait
+// Visible is the answer, and apply_mask, of apply_mask.cuh, hides the rest.
+
+// Rows are queries, columns are keys. Keys past the last one are never visible.
+struct ByQuery {
+    static constexpr bool KEY_ROWS = false;
+    FN static i32 queries(const struct Attention &p) { return p.queries; }
+    FN static i32 row(const struct Attention &p, i32 place) { return mask_row(p, place); }
+    FN static i32 inside(i32 row, i32) { return row; }
+    FN static i32 last_column(i32, i32 n_kv) { return n_kv - 1; }
+    FN static i32 query(i32 row, i32) { return row; }
+    FN static i32 key(i32, i32 column) { return column; }
+    FN static i32 column_end(i32 end, i32 n_kv) { return min_i32(end, n_kv); }
+};
+// Rows are keys, columns are queries. Keys past the last one see nothing; of queries past the last
+// one anything is true, as their lse is infinite.
+struct ByKey {
+    static constexpr bool KEY_ROWS = true;
+    FN static i32 queries(const struct Attention &p) { return p.n_q; }
+    FN static i32 row(const struct Attention &, i32 place) { return place; }
+    FN static i32 inside(i32 row, i32 n_kv) { return min_i32(row, n_kv - 1); }
+    FN static i32 last_column(i32 n_q, i32) { return n_q - 1; }
+    FN static i32 query(i32, i32 column) { return column; }
+    FN static i32 key(i32 row, i32) { return row; }
+    FN static i32 column_end(i32 end, i32) { return end; }
+};
