@@ -339,7 +339,7 @@ class ScoredMask(CompiledMask):
         self, q: Any, k: Any, tables: Mapping[str, Table], gradients: Mapping[str, _Gradient]
     ) -> bytes:
         block = SCORE()
-        shapes = []
+        shapes: list[tuple[int, ...]] = []
         for number, (name, slot) in enumerate(self._slots.items()):
             view = tables[name].view
             if view is None:
