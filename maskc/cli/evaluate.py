@@ -147,7 +147,8 @@ def _candidates(
     for entry in found:
         own: list[tuple[str, Any, float]] = []
         for share in shares if solve else ():
-            solved = at_budget(_family(entry, str(solve)), share, n, n_heads=heads, name=str(solve))
+            family = _family(entry, str(solve))
+            solved = at_budget(family, share, n, n_heads=heads, low=1, name=str(solve))
             own.append((f"{entry.name} {share:.4g}", solved.mask, share))
         if not own:
             share = pairs_of(entry.mask, n, causal(), heads) / dense

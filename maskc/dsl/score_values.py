@@ -96,6 +96,8 @@ Node = S.Real | S.Test | Expr
 def lift(value: Any) -> Node:
     """The formula of anything that may stand in one."""
     if type(value) is Parameter:
+        if _registry.get() is None:
+            value.outside()
         _collected().parameter(value)
         return value.node
     if type(value) is Value:
@@ -553,6 +555,16 @@ class Parameter(Value):
     def __init__(self, name: str, default: float) -> None:
         super().__init__(S.Read(name, ()))
         self.name, self.default = name, default
+
+    def outside(self) -> NoReturn:
+        """Refuse it where there is no formula of the score, as in a mask."""
+        found = f"{self.name!r} is a real number, and masks compute with integers"
+        refuse(found, f"write mc.param({self.name!r}, 2), or use it inside of mc.score")
+
+    def __index__(self) -> int:
+        if _registry.get() is None:
+            self.outside()
+        return super().__index__()
 
 
 class WatchedTable(np.ndarray):

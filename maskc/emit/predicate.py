@@ -93,7 +93,7 @@ def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> Data
     """C text of intervals whose ends data tell; `column` is the name of a column, k or q."""
     printer = c_printer(arrays, counts=frozenset({"run", "before"}))
     columns = data.columns
-    before = {E.Sym(column): E.Sym("before")}
+    before: dict[Expr, Expr] = {E.Sym(column): E.Sym("before")}
     return DataRows(
         tuple(
             DataEnds(

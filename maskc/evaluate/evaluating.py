@@ -144,7 +144,7 @@ def evaluate(
         heads = heads_of(inputs)
         pairs = pairs_of(one.mask, inputs.n, base, heads)
         found = Evaluated(
-            one.name, str(one.mask), one.role, one.of, pairs,
+            one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / pairs_of(base, inputs.n, base, heads), one.budget, information.get(one.name),
         )  # fmt: skip
         if has_model:

@@ -212,7 +212,7 @@ class Evaluated(Result):
 
     name: str
     mask: str
-    """The mask as text."""
+    """The mask as text; of captured arrays it shows the names only."""
     role: str
     """"pattern", "ablation", "control" or "ceiling"."""
     of: str

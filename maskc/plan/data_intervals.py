@@ -143,7 +143,9 @@ def _solved(parts: list[Expr], along: int) -> TileRange | None:
     term = E.conj(*parts)
     taken = [int(name[1:]) for name in E.symbols(term) if name[0] == "c"]
     loads = sorted(set(_loads(term)), key=lambda load: load.key)
-    names = {load: E.Sym(f"c{max(taken, default=-1) + 1 + i}") for i, load in enumerate(loads)}
+    names: dict[Expr, E.Sym] = {
+        load: E.Sym(f"c{max(taken, default=-1) + 1 + i}") for i, load in enumerate(loads)
+    }
     known = one_range(E.transform(term, names.get), _PAIR, along)
     if known is None:
         return None

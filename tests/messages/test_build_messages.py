@@ -174,8 +174,7 @@ TEXTS = {
         lambda: refuse("an operator", "score", False),
         "MC419 score  no kernel runs this formula of the score: it is no operator, which "
         "torch.compile, dispatch modes and the meta device need\n"
-        "    hint: call it outside of these; torch.compile without fullgraph=True does so by "
-        "itself",
+        "    hint: call it outside of these, in a function under torch.compiler.disable",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

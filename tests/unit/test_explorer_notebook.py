@@ -95,8 +95,8 @@ def test_a_widget_in_jupyterlab(lab, tmp_path):
             "void jupyterapp.commands.execute('notebook:run-all-cells').then(() => window.ran = 1)"
         )
         page.evaluate(run)
-        B.settled(page, SHOWN, 60)
-        B.settled(page, "!!window.ran", 60)  # it takes the focus at its end
+        B.settled(page, SHOWN, 120)
+        B.settled(page, "!!window.ran", 120)  # it takes the focus at its end
         found, by_shader = B.pixels(page, 0, 0, 1)
         assert by_shader
         known, dense = B.colors(page), MASK.dense(300)

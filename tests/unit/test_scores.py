@@ -172,6 +172,15 @@ def test_parameters():
     both_passes(score, {"decay": np.array(0.4, np.float32)})
 
 
+def test_real_parameters_are_not_for_masks():
+    for make in (
+        lambda: mc.window(mc.param("rate", 2.5)),
+        lambda: mc.where(lambda q, k: q - k < mc.param("rate", 2.5)),
+    ):
+        with pytest.raises(mc.MaskcError, match="masks compute with integers"):
+            make()
+
+
 def test_integer_tables_and_parameters():
     """Tables of integers choose entries of others; integer parameters move them."""
     relative = np.random.default_rng(4).integers(0, 9, (70, 70))

@@ -65,7 +65,7 @@ def check_dimensions(of_q: int, of_v: int) -> None:
 
 _AN_OPERATOR = (
     "it is no operator, which torch.compile, dispatch modes and the meta device need",
-    "call it outside of these; torch.compile without fullgraph=True does so by itself",
+    "call it outside of these, in a function under torch.compiler.disable",
 )
 _REFUSED: dict[str, Callable[..., MaskcError]] = {
     "nested": NestedTensor,

@@ -1,5 +1,5 @@
 // What scores become: logits in powers of two, and minus infinity.
-// Needs: logit.cuh, mma16_rows.cuh; keep of the mask.
+// Needs: logit_tanh.cuh, mma16_rows.cuh; keep of the mask.
 
 // Which pairs a lane's scores of a tile are of, element e of eight keys n being number 4 n + e; see
 // logit.cuh.

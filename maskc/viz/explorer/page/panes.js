@@ -35,7 +35,7 @@ export class Why {
       text.style.paddingLeft = `${term.depth * 14}px`;
       return make("tr", {},
         make("td", { class: `verdict ${kind}` }, single ? mark.replace(" all", " yes").replace(" none", " no") : mark), text,
-        make("td", { class: "place" }, place ? make("button", { onclick: () => explorer.source.mark(term.place.line), title: "show in the source" }, place) : ""));
+        make("td", { class: "place" }, place ? make("button", { onclick: () => explorer.source.mark(term.place.line), title: `${place}: show in the source` }, make("bdi", { dir: "ltr" }, place)) : ""));
     });
     const proof = explorer.proof(box);
     body.replaceChildren(

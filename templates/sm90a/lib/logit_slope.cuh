@@ -1,0 +1,66 @@
+// Derivatives of logits by scores, for backward passes.
+// Needs: logit.cuh, unpack.cuh. Gives: bend, Slopes, take_slopes, kept_slopes; Halfway, halfway_of,
+// halfway, logit_from, slope_from.
+
+// The derivatives of N logits by scale * score, in storage precision.
+template <int N>
+struct Slopes {
+#if HAS_SLOPE
+    u32 pair[N / 2];
+#endif
+};
+// Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
+// from logits, they are found here.
+template <int N, typename Where>
+FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const Where &where) {
+    bend(s, p, where);
+}
+#if HAS_SLOPE
+// The derivative at the logit of element i; 0 where it is minus infinity.
+template <typename Where>
+FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
+    if (WITH_ALIBI) logit += where.head_logit(i).slope * where.distance(i);
+    logit *= fast_reciprocal(p.softcap);
+    return fmaxf(1.0f - logit * logit, 0.0f);
+}
+// The derivatives at the logits x and y of elements 2 i and 2 i + 1; `slopes` has them from now on.
+template <int N, typename Where>
+FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
+                      const struct Attention &p, const Where &where) {
+    const float a = slope_at(x, p, where, 2 * i), b = slope_at(y, p, where, 2 * i + 1);
+    slopes.pair[i] = pack(a, b);
+    return make_float2(a, b);
+}
+template <int N>
+FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
+    return unpack(slopes.pair[i]);
+}
+#endif
+
+// Half the way to logits, from where both they and their derivatives can be told.
+struct Halfway {
+    float unit, steep;
+};
+FN struct Halfway halfway_of(const struct Attention &p) {
+    return {WITH_SOFTCAP ? 1.0f : p.scale, WITH_SOFTCAP ? fast_reciprocal(p.softcap) : 0.0f};
+}
+template <int N>
+FN void halfway(float (&s)[N], const struct Attention &p) {
+#if WITH_SOFTCAP
+    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
+#pragma unroll
+    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
+#endif
+}
+template <typename Where>
+FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
+                    int i) {
+    const float logit = half * way.unit;
+    return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
+}
+template <typename Where>
+FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
+                    int) {
+    const float part = half * way.steep;
+    return fmaf(-part, part, 1.0f);
+}

@@ -1,0 +1,66 @@
+// Logits and their derivatives by the tanh itself, for kernels whose unit holds the cap.
+// Needs: logit.cuh. Gives: Log2Logit, log2_logit_of, log2_logit, log2_slope; sharpness_of,
+// tanh_halfway, tanh_logit, tanh_slope.
+
+// Of a call and a head, for logits in powers of two.
+struct Log2Logit {
+    float unit;       // of a score, or of what is made of it
+    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
+    float slope;      // see HeadLogit
+};
+FN float sharpness_of(const struct Attention &p) {
+    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
+}
+FN float tanh_of(float score, float sharpness) {
+    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
+}
+FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
+    struct Log2Logit x;
+#if WITH_SCORE
+    x.unit = LOG2E;
+#else
+    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
+#endif
+    x.sharpness = sharpness_of(p);
+    x.slope = head_logit_of(p, head).slope * LOG2E;
+    return x;
+}
+// The logit of a score, in powers of two.
+template <typename Where>
+FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
+                    const Where &where, int i) {
+    float x = score;
+#if WITH_SCORE
+    x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.head(i), where.batch(),
+                    p);
+#endif
+#if WITH_SOFTCAP
+    x = tanh_of(x, l.sharpness);
+#endif
+    x *= l.unit;
+#if WITH_ALIBI
+    x -= l.slope * where.distance(i);
+#endif
+    return x;
+}
+// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
+template <typename Where>
+FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
+                    const Where &, int) {
+    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
+    return 1.0f - bend * bend;
+}
+
+// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
+// yet to be multiplied by left_scale.
+FN float tanh_halfway(float score, float sharpness) {
+    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
+}
+template <typename Where>
+FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
+    return WITH_SOFTCAP ? p.softcap * half : half;
+}
+template <typename Where>
+FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
+    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
+}
