@@ -155,7 +155,7 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
 
 
 def _definition(subject: Subject) -> Iterator[Block]:
-    text = pattern_text(subject.mask)
+    text = pattern_text(subject.mask, str(subject.mask))
     doc = _docstring(text)
     if doc:
         yield Code(doc, "What its file says")
@@ -163,7 +163,7 @@ def _definition(subject: Subject) -> Iterator[Block]:
         yield Table(("parameter", "type", "value"), subject.parameters)
     yield Code(str(subject.mask), "The mask as an expression")
     yield Code("\n".join(_formulas(subject)), "As conditions on q, k and the lengths n_q and n_kv")
-    if text is not None and len(text) <= _LONGEST_FILE:
+    if text is not None and text != str(subject.mask) and len(text) <= _LONGEST_FILE:
         yield Code(_without_docstring(text), "The file")
     yield Command(f"maskc compile {subject.words} --emit ir")
 
